@@ -1,0 +1,1 @@
+"""Policies and agents: vLLM, scripted. Nothing heavy is imported here."""

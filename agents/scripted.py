@@ -1,0 +1,66 @@
+"""Scripted agents and policies: real ones that need no model. They serve as experts, baselines and test doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agents.rendering import Renderer
+from forge_env.episode import Turn
+from forge_env.protocols import Conversation
+from forge_env.types import Action, Completion, Message, Sampling, ToolCall, ToolSpec
+
+Script = Callable[[list[Message]], Message]
+"""Reads a whole conversation and returns the next assistant message."""
+
+
+class ScriptedAgent:
+    """Answers with what a function says. With a model folder its turns hold tokens, and may enter SFT.
+
+    The calls of a scripted message are OpenAI-shaped with `arguments` as an object.
+    """
+
+    def __init__(self, script: Script, *, model: str = "") -> None:
+        self._script = script
+        self._renderer = Renderer(model) if model else None
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        message = self._script(conversation.messages)
+        calls = tuple(
+            ToolCall(id=f"call_{i}", name=c["function"]["name"], arguments=c["function"]["arguments"])
+            for i, c in enumerate(message.get("tool_calls", []))
+        )
+        action = Action(message=message, tool_calls=calls)
+        if self._renderer is None:
+            return Turn(kind="text", observation=conversation.observation, message=message, tool_calls=calls), action
+        prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
+        turn = Turn(
+            kind="tokens",
+            observation=conversation.observation,
+            message=message,
+            tool_calls=calls,
+            prompt_ids=tuple(prompt[old:]),
+            token_ids=tuple(self._renderer.write(message)),
+            starts_row=starts_row,
+        )
+        return turn, action
+
+
+class ScriptedPolicy:
+    """A policy whose tokens come from a function of the prompt; every logprob is 0, every version is `version`."""
+
+    def __init__(self, script: Callable[[Sequence[int]], Sequence[int]], *, version: int = 0) -> None:
+        self._script = script
+        self.version = version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        token_ids = tuple(self._script(prompt_ids))[: sampling.max_tokens]
+        stopped = token_ids[-1] in sampling.stop_token_ids
+        return Completion(
+            prompt_ids=tuple(prompt_ids),
+            token_ids=token_ids,
+            logprobs=(0.0,) * len(token_ids),
+            versions=((self.version, len(token_ids)),),
+            finish_reason="stop" if stopped else "length",
+        )

@@ -1,0 +1,74 @@
+"""TokenAgent: a renderer plus a policy. What it leaves behind is token-exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.rendering import Renderer
+from forge_env.episode import Turn, digest
+from forge_env.protocols import ContextFull, Conversation, Policy
+from forge_env.types import Action, Completion, Sampling, ToolSpec
+
+
+class TokenAgent:
+    """An agent that samples its turns from a policy.
+
+    Args:
+        model: Hugging Face folder whose tokenizer and family the policy uses.
+        policy: where tokens come from.
+        temperature: sampling temperature; 0 is greedy.
+    """
+
+    def __init__(self, model: str, policy: Policy, *, temperature: float = 1.0) -> None:
+        self.renderer = Renderer(model)
+        self._policy = policy
+        self._temperature = temperature
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        """Sample one turn.
+
+        Raises:
+            ContextFull: when the prompt leaves no room to answer.
+            PolicyError: when the policy did not answer.
+        """
+        prompt, old, starts_row = self.renderer.next_prompt(conversation, tools)
+        room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
+        if room < 1:
+            raise ContextFull
+        completion = await self._policy.generate(
+            prompt,
+            Sampling(
+                temperature=self._temperature,
+                max_tokens=room,
+                seed=None if conversation.seed is None else _turn_seed(conversation.seed, len(conversation.turns)),
+                stop_token_ids=self.renderer.stop_token_ids,
+            ),
+            request_id=f"{conversation.request_id}/{len(conversation.turns)}",
+            session=conversation.request_id,
+        )
+        action = self.renderer.read(prompt, completion.token_ids, completion.finish_reason)
+        return sampled_turn(conversation, completion, action, prompt[old:], starts_row), action
+
+
+def sampled_turn(
+    conversation: Conversation, completion: Completion, action: Action, new_prompt: Sequence[int], starts_row: bool
+) -> Turn:
+    """Record a completion as a turn; the digest is of the prompt that the engine reports."""
+    return Turn(
+        kind="sampled",
+        observation=conversation.observation,
+        message=action.message,
+        tool_calls=action.tool_calls,
+        prompt_ids=tuple(new_prompt),
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        versions=completion.versions,
+        starts_row=starts_row,
+        context_digest=digest(completion.prompt_ids),
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _turn_seed(seed: int, turn: int) -> int:
+    """A seed per request: the same episode seed gives the same turns, and no two turns share one."""
+    return (seed * 1_000_003 + turn * 7_919) % 2**31

@@ -1,0 +1,55 @@
+"""A thin tokenizer over Hugging Face `tokenizers`: what renderers need, without transformers' wrapper around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from forge_env.errors import UserError
+
+
+class FastTokenizer:
+    """Reads `tokenizer.json` of a Hugging Face folder.
+
+    Raises:
+        UserError: when the folder holds no tokenizer.
+    """
+
+    unk_token_id = None
+
+    def __init__(self, folder: str | Path) -> None:
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(
+                f"the model folder {folder} holds no tokenizer.json: save its tokenizer there in Hugging Face format"
+            )
+        self.name_or_path = str(folder)
+        self._tokenizer = Tokenizer.from_file(str(path))
+        config = Path(folder) / "tokenizer_config.json"
+        eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        self.eos_token_id = self._tokenizer.token_to_id(eos) if eos else None
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        if isinstance(ids, int):
+            return self._tokenizer.id_to_token(ids)
+        return [self._tokenizer.id_to_token(i) for i in ids]
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size()

@@ -1,0 +1,263 @@
+"""A live vLLM engine: token ids in, token ids with logprobs and weight versions out, weights swapped between steps.
+
+One thread owns the engine and drives it; requests join and leave while it runs. `LLMEngine` in the actor's own process
+rather than AsyncLLM: no second process to watch, no serialisation between the two, and the swap happens exactly between
+two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge_env.errors import PolicyError
+from forge_env.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+_STOP = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the engine is started."""
+
+    max_model_len: int = 1024
+    """Tokens of prompt and answer together."""
+    max_requests: int = 128
+    """Requests in flight in the engine; further ones wait in its queue."""
+    dtype: str = "float32"
+    kv_cache_gib: int = 1
+    """On CPU."""
+    gpu_memory_fraction: float = 0.45
+    """On GPU."""
+    enforce_eager: bool = True
+    threads: int = 0
+    """CPU threads of the engine; 0 leaves it to torch."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    prompt_ids: Sequence[int]
+    future: asyncio.Future[Completion]
+
+
+@dataclass(slots=True)
+class _Command:
+    run: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    future: asyncio.Future[Completion] = field(compare=False)
+
+
+class VLLMEngine:
+    """Drives one `LLMEngine`. Made, used and closed on one event loop.
+
+    Raises:
+        PolicyError: from `generate`, when the engine refuses a request or breaks.
+    """
+
+    def __init__(self, model: str, settings: EngineSettings) -> None:
+        self._model = model
+        self._settings = settings
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pending: dict[str, _Pending] = {}
+        self._engine: Any = None
+        self._broken: BaseException | None = None
+        self._closed = False
+        self.version = 0
+
+    async def start(self) -> None:
+        """Load the model; takes seconds to minutes."""
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._main, args=(ready,), name="vllm-engine", daemon=True)
+        self._thread.start()
+        await ready
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+        """Sample one completion. Cancelling the call aborts the request."""
+        if self._broken or self._closed:
+            raise PolicyError(f"the engine is not running: {self._broken or 'it was closed'}")
+        future: asyncio.Future[Completion] = self._loop.create_future()
+        self._inbox.put(_Request(request_id, list(prompt_ids), sampling, future))
+        return await future
+
+    async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
+        """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
+
+        def swap() -> None:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state_dict.items())})
+            self._engine.set_weight_version(str(version))
+            # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
+            if not self._engine.has_unfinished_requests():
+                self._engine.reset_prefix_cache()
+            self.version = version
+
+        await self._command(swap)
+
+    async def close(self) -> None:
+        """Stop the engine and free its memory."""
+        if not self._closed:
+            self._closed = True
+            self._inbox.put(_STOP)
+            await asyncio.to_thread(self._thread.join, 10.0)
+
+    async def _command(self, run: Callable[[], Any]) -> Any:
+        if self._broken or self._closed:
+            raise PolicyError(f"the engine is not running: {self._broken or 'it was closed'}")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._inbox.put(_Command(run, future))
+        return await future
+
+    # ---- everything below runs in the engine's thread ----
+
+    def _main(self, ready: asyncio.Future[None]) -> None:
+        try:
+            self._engine = _load(self._model, self._settings)
+            self._engine.set_weight_version(str(self.version))
+        except BaseException as error:
+            self._broken = error
+            self._tell(ready, error=error)
+            return
+        self._tell(ready, None)
+        try:
+            self._drive()
+        except BaseException as error:
+            logger.exception("the engine broke")
+            self._broken = error
+            self._fail_all(PolicyError(f"the engine broke: {type(error).__name__}: {error}"))
+
+    def _drive(self) -> None:
+        while True:
+            idle = not self._engine.has_unfinished_requests()
+            if not self._take_in(wait=idle):
+                self._fail_all(PolicyError("the engine was closed"))
+                return
+            if self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    if output.finished:
+                        self._finish(output)
+
+    def _take_in(self, *, wait: bool) -> bool:
+        """Handle everything in the inbox; returns False when told to stop."""
+        while True:
+            try:
+                item = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if item is _STOP:
+                return False
+            if isinstance(item, _Command):
+                self._run(item)
+            elif not item.future.cancelled():
+                self._admit(item)
+
+    def _run(self, command: _Command) -> None:
+        try:
+            self._tell(command.future, command.run())
+        except Exception as error:
+            self._tell(command.future, error=error)
+
+    def _admit(self, request: _Request) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # the renderer's stop tokens are the only ones
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        # The salt keeps the prefix cache of one weight version from being hit under another.
+        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
+        try:
+            self._engine.add_request(request.request_id, prompt, params)
+        except Exception as error:
+            self._tell(request.future, error=PolicyError(f"the engine refused a request: {error}"))
+            return
+        self._pending[request.request_id] = _Pending(request.prompt_ids, request.future)
+
+    def _finish(self, output: Any) -> None:
+        pending = self._pending.pop(output.request_id)
+        answer = output.outputs[0]
+        token_ids = tuple(answer.token_ids)
+        spans = answer.weight_versions or ()
+        self._tell(
+            pending.future,
+            Completion(
+                prompt_ids=tuple(output.prompt_token_ids),
+                token_ids=token_ids,
+                logprobs=tuple(step[token].logprob for step, token in zip(answer.logprobs, token_ids, strict=True)),
+                versions=tuple((int(span.version), span.end - span.start) for span in spans),
+                finish_reason=answer.finish_reason,
+            ),
+        )
+
+    def _fail_all(self, error: Exception) -> None:
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            self._tell(request.future, error=error)
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if item is not _STOP:
+                self._tell(item.future, error=error)
+
+    def _tell(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
+        def deliver() -> None:
+            if not future.done():
+                future.set_result(value) if error is None else future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(deliver)
+
+
+def _load(model: str, settings: EngineSettings) -> Any:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    import torch
+    from vllm import EngineArgs, LLMEngine
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=model,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_requests,
+            gpu_memory_utilization=settings.gpu_memory_fraction,
+            enforce_eager=settings.enforce_eager,
+            seed=settings.seed,
+            enable_prefix_caching=True,
+            # A prompt in pieces breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
+            enable_chunked_prefill=torch.cuda.is_available(),
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            # Logprobs at the sampling temperature: the trainer computes its own at the same one.
+            logprobs_mode="processed_logprobs",
+        )
+    )

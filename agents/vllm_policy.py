@@ -1,0 +1,65 @@
+"""PolicyActor: a vLLM engine in a process of its own, and the policy through which others reach it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agents.vllm_engine import EngineSettings, VLLMEngine
+from forge_env.runtime import weights
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.torchstore_compat import import_torchstore
+from forge_env.types import Completion, Sampling
+
+
+class PolicyActor(ForgeActor):
+    """Generates from the newest weights that it was told to pull."""
+
+    def __init__(self, *, model: str, settings: EngineSettings, **base: Any) -> None:
+        super().__init__(**base)
+        self._engine = VLLMEngine(model, settings)
+
+    async def on_start(self) -> None:
+        await self._engine.start()
+        import_torchstore()
+        # The first requests are slow; let them be nobody's.
+        await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
+
+    async def on_finish(self) -> None:
+        await self._engine.close()
+
+    @concurrent_endpoint
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+        """Sample one completion; raises PolicyError when the engine cannot."""
+        return await self._engine.generate(prompt_ids, sampling, request_id)
+
+    @concurrent_endpoint
+    async def pull(self, version: int) -> dict[str, float]:
+        """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
+        started = time.perf_counter()
+        state_dict = await weights.fetch(version)
+        fetched = time.perf_counter()
+        await self._engine.update_weights(version, state_dict)
+        return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
+
+
+class ActorPolicy:
+    """The Policy that speaks to a PolicyActor. Small, and travels in messages.
+
+    Args:
+        actor: the actor's handle.
+        seconds: deadline of one completion.
+    """
+
+    def __init__(self, actor: Any, *, seconds: float = 300.0) -> None:
+        self._actor = actor
+        self._seconds = seconds
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        from forge_env.runtime.launcher import within
+
+        call = self._actor.generate.call_one(tuple(prompt_ids), sampling, request_id)
+        return await within(self._seconds, call, "the policy")

@@ -1,0 +1,1 @@
+"""The environments that ship. Nothing heavy is imported here."""

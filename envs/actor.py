@@ -1,0 +1,54 @@
+"""EnvActor: runs groups of episodes on its own event loop, in its own process, tokenising and parsing there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from forge_env.env import EnvFactory
+from forge_env.episode import Group
+from forge_env.protocols import Agent
+from forge_env.registry import env_class, load
+from forge_env.rollout import run_group
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.types import EpisodeLimits, Task
+
+AgentSpec = tuple[str, Mapping[str, Any]]
+"""("module:Class", arguments): environments import nothing of agents."""
+
+
+class EnvActor(ForgeActor):
+    """Runs episodes of one environment with any of the agents that it was given by name."""
+
+    def __init__(self, *, env: str, agents: Mapping[str, AgentSpec], limits: EpisodeLimits, **base: Any) -> None:
+        super().__init__(**base)
+        self._env = env
+        self._specs = agents
+        self._limits = limits
+        self._agents: dict[str, Agent] = {}
+        self._stack = AsyncExitStack()
+
+    async def on_start(self) -> None:
+        self._factory = await self._stack.enter_async_context(EnvFactory(env_class(self._env)))
+        self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
+
+    async def on_finish(self) -> None:
+        await self._stack.aclose()
+
+    @concurrent_endpoint
+    async def run_group(
+        self, task: Task, *, agent: str, count: int, seed: int, group_id: str, env_options: Mapping[str, Any]
+    ) -> Group:
+        """Run `count` sibling episodes of a task; many calls run at once."""
+        return await run_group(
+            self._factory,
+            self._agents[agent],
+            task,
+            count=count,
+            seed=seed,
+            group_id=group_id,
+            limits=self._limits,
+            env_name=self._env,
+            env_options=env_options,
+        )

@@ -1,0 +1,117 @@
+"""Config: one tree of typed dataclasses, dotted command-line overrides, YAML files.
+
+`--training.steps 50` sets `config.training.steps`. An unknown name is an error that offers the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forge_env.errors import UserError, nearest
+
+C = TypeVar("C")
+
+
+def parse(config_class: type[C], arguments: Sequence[str], short: Mapping[str, str]) -> C:
+    """Build a config from command-line arguments.
+
+    Args:
+        config_class: a dataclass of dataclasses, all with defaults.
+        arguments: `--name value` or `--name=value` pairs; `--config FILE` reads YAML first.
+        short: short option -> dotted name, for example {"steps": "training.steps"}.
+
+    Raises:
+        UserError: for an unknown option, a missing or a malformed value.
+    """
+    config = config_class()
+    pairs = _pairs(arguments)
+    for _, path in (pair for pair in pairs if pair[0] == "config"):
+        for name, value in _flatten(_read_yaml(path)):
+            set_value(config, name, value, short, source=path)
+    for name, value in pairs:
+        if name != "config":
+            set_value(config, name, value, short, source="the command line")
+    return config
+
+
+def set_value(config: Any, name: str, value: Any, short: Mapping[str, str], *, source: str) -> None:
+    """Set one dotted name, converting the value to the field's type."""
+    names = dict(leaves(config))
+    dotted = short.get(name, name)
+    if dotted not in names:
+        raise UserError(f"{source}: there is no option --{name}. {nearest(name, [*short, *names])}")
+    *path, field = dotted.split(".")
+    section = config
+    for part in path:
+        section = getattr(section, part)
+    setattr(section, field, _convert(value, names[dotted], f"{source}: --{name}"))
+
+
+def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """List every dotted name with its type."""
+    hints = typing.get_type_hints(type(config))
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found += leaves(value, f"{prefix}{field.name}.")
+        else:
+            found.append((f"{prefix}{field.name}", hints[field.name]))
+    return found
+
+
+def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    rest = list(arguments)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            raise UserError(f"{option!r} is not an option: write --name value, for example --steps 50")
+        name, equals, value = option[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise UserError(f"--{name} needs a value")
+            value = rest.pop(0)
+        pairs.append((name, value))
+    return pairs
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    import yaml
+
+    if not Path(path).is_file():
+        raise UserError(f"there is no config file {path}")
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
+    return data
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            found += _flatten(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    try:
+        if kind is bool:
+            return _BOOLEANS[str(value).lower()]
+        return kind(value)
+    except (ValueError, TypeError, KeyError):
+        allowed = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "a text")
+        raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

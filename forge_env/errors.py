@@ -1,0 +1,65 @@
+"""The exceptions of forge_env, named by the boundary that was crossed.
+
+ForgeError
+├── UserError                a mistake that a person can mend: one sentence, exit code 2, never a stack trace
+├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
+├── InfraError               something underneath an episode broke       -> Outcome.INFRA_FAULT
+│   ├── SandboxError         the sandbox failed, not the code in it
+│   ├── SandboxUnavailable   no sandbox can be had on this machine
+│   ├── PolicyError          the policy did not answer
+│   └── ServiceError         an actor or service died, or missed its deadline
+└── InvariantError           our own data is wrong: a bug, so it always raises
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForgeError(Exception):
+    """Root of every exception that forge_env raises on purpose."""
+
+
+class UserError(ForgeError):
+    """A user's mistake. The message says what is wrong, the value, what is allowed and what to do."""
+
+
+class EnvError(ForgeError):
+    """The environment's own code raised; the episode gets no reward."""
+
+
+class InfraError(ForgeError):
+    """Something underneath an episode failed; the episode gets no reward and is never scored zero."""
+
+
+class SandboxError(InfraError):
+    """The sandbox itself failed; says nothing about the code that ran in it."""
+
+
+class SandboxUnavailable(UserError, InfraError):
+    """No usable sandbox: names what was tried, what is missing and how to get it."""
+
+
+class PolicyError(InfraError):
+    """The policy did not answer a request."""
+
+
+class ServiceError(InfraError):
+    """An actor or service died or missed its deadline."""
+
+
+class InvariantError(ForgeError):
+    """An Episode or Group that breaks its own rules: always a bug, never data."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return a sentence that offers the nearest of `choices` and lists them all.
+
+    >>> nearest("code_exce", ["math", "code_exec"])
+    'Did you mean code_exec? Available: code_exec, math.'
+    """
+    known = sorted(choices)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"{hint}Available: {', '.join(known) or 'none'}."

@@ -1,0 +1,53 @@
+"""The two seams where environments, agents and policies meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forge_env.episode import Turn
+from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What an agent is shown: the turns so far and the messages that came since."""
+
+    request_id: str
+    """Unique per episode; a policy may route all turns of one to the same replica."""
+    seed: int | None = None
+    max_turn_tokens: int = 512
+    max_tokens: int = 4096
+    turns: list[Turn] = field(default_factory=list)
+    observation: tuple[Message, ...] = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        history = [m for turn in self.turns for m in (*turn.observation, turn.message)]
+        return history + list(self.observation)
+
+
+class ContextFull(Exception):
+    """An agent's word that the next prompt leaves no room to answer: the episode is truncated, which is no fault."""
+
+
+class Agent(Protocol):
+    """Message level: reads a conversation and answers it."""
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        """Answer. The turn is the token-exact record, the action is what the environment is given.
+
+        Raises:
+            ContextFull: when the prompt leaves no room to answer.
+            InfraError: when the policy did not answer.
+        """
+        ...
+
+
+class Policy(Protocol):
+    """Token level: does not know what a message is, nor where generation runs."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion: ...

@@ -1,0 +1,68 @@
+"""ForgeActor: what every actor of a run has in common. Actors import `concurrent_endpoint` from here: see __init__."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+
+from monarch.actor import Actor, concurrent_endpoint
+
+__all__ = ["ForgeActor", "concurrent_endpoint"]
+
+
+class ForgeActor(Actor):
+    """Base of the actors: its process writes to a log file of its own, and never outlives the controller.
+
+    The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
+    """
+
+    def __init__(self, *, controller_pid: int, log_path: str) -> None:
+        _die_with(controller_pid)
+        _redirect_output(log_path)
+
+    @concurrent_endpoint
+    async def start(self) -> int:
+        """Make the actor ready for calls; returns its process id."""
+        await self.on_start()
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def finish(self) -> None:
+        """Free everything that the actor holds; it answers no further call."""
+        await self.on_finish()
+
+    async def on_start(self) -> None:
+        """Load what the actor needs."""
+
+    async def on_finish(self) -> None:
+        """Free what the actor holds."""
+
+
+def _die_with(pid: int) -> None:
+    """End this process when the controller ends, however it ends: a thread waits for the kernel to say so."""
+    try:
+        controller = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def wait() -> None:
+        select.select([controller], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="die-with-controller", daemon=True).start()
+
+
+def _redirect_output(path: str) -> None:
+    """Send stdout and stderr of this process, native code included, to a file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

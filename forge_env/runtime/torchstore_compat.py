@@ -1,0 +1,47 @@
+"""Makes torchstore 0.1.2 run on torchmonarch 0.7.0. Drop this file when a torchstore release does it itself.
+
+That torchstore's actors mix sync and async endpoints, which this Monarch refuses. Its sync ones do no waiting, so they
+are turned into async ones before the classes are used for the first time, in every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+_KNOWN = "0.1.2"
+_done = False
+
+
+def import_torchstore() -> Any:
+    """Import torchstore, mended where it is the version that needs it."""
+    global _done
+    import torchstore
+    from torchstore.controller import Controller
+    from torchstore.storage_volume import StorageVolume
+
+    if not _done and importlib.metadata.version("torchstore") == _KNOWN:
+        for actor_class in (Controller, StorageVolume):
+            _make_endpoints_async(actor_class)
+        _done = True
+    return torchstore
+
+
+def _make_endpoints_async(actor_class: type) -> None:
+    from monarch._src.actor.endpoint import EndpointProperty
+    from monarch.actor import endpoint
+
+    for name, value in list(vars(actor_class).items()):
+        if isinstance(value, EndpointProperty) and not inspect.iscoroutinefunction(value._method):
+            setattr(actor_class, name, endpoint(_as_coroutine(value._method)))
+
+
+def _as_coroutine(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call

@@ -1,0 +1,144 @@
+"""The small words of forge_env: messages, tools, tasks, completions, outcomes.
+
+Messages and tool specs are OpenAI chat shapes (plain dictionaries), which is what every tool of the ecosystem reads.
+Everything else is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NotRequired, Required, TypedDict
+
+
+class Message(TypedDict, total=False):
+    """One chat message, in OpenAI's shape."""
+
+    role: Required[Literal["system", "user", "assistant", "tool"]]
+    content: Required[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+class FunctionSpec(TypedDict):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolSpec(TypedDict):
+    """One tool, in OpenAI's shape; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that the model asked for, parsed by the agent.
+
+    Example: ``ToolCall(id="call_0", name="python", arguments={"code": "print(1)"})``
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    """None when what the model wrote is not a JSON object; then `error` says why."""
+    raw: str = ""
+    """What the model wrote, when it could not be parsed."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What an agent does in an environment: an assistant message with its parsed tool calls."""
+
+    message: Message
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    """"stop", or "length" when the model was cut off."""
+
+    @property
+    def text(self) -> str:
+        return self.message["content"]
+
+
+class Outcome(StrEnum):
+    """How an episode ended. The first three are the model's doing and carry a reward; the last two are ours and carry none."""
+
+    SCORED = "scored"
+    TRUNCATED = "truncated"
+    MODEL_FAULT = "model_fault"
+    ENV_FAULT = "env_fault"
+    INFRA_FAULT = "infra_fault"
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the episode has a reward and takes part in its group's baseline."""
+        return self not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """Ends an episode that goes on for too long. Counts and seconds."""
+
+    max_turns: int = 8
+    max_turn_tokens: int = 512
+    """Sampled tokens of one turn at most."""
+    max_tokens: int = 4096
+    """Prompt and sampled tokens of a training row at most: the context length."""
+    step_seconds: float = 60.0
+    """One `reset` or `step` of the environment."""
+    episode_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an environment is given. `id` is a hash of the content when none is given.
+
+    Example: ``Task(prompt=({"role": "user", "content": "What is 2 + 2?"},), target="4")``
+    """
+
+    prompt: tuple[Message, ...]
+    target: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            content = json.dumps([self.prompt, self.target, dict(self.metadata)], sort_keys=True, default=str)
+            object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a policy samples. Temperature alone while training: top-p and top-k would bias the importance ratio."""
+
+    temperature: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a policy sampled for one prompt, token-exact.
+
+    Example: ``Completion(prompt_ids=(5, 9), token_ids=(7, 2), logprobs=(-0.1, -0.7), versions=((3, 2),))``
+    """
+
+    prompt_ids: tuple[int, ...]
+    """The ids that the engine says it saw."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each sampled token, at the sampling temperature."""
+    versions: tuple[tuple[int, int], ...]
+    """Spans (weight version, number of tokens) that cover `token_ids` in order."""
+    text: str = ""
+    finish_reason: str = "stop"
+    metadata: Mapping[str, Any] = field(default_factory=dict)

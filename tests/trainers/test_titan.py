@@ -1,0 +1,612 @@
+"""TitanTrainer on a tiny random Qwen3: the same numbers as transformers, and the same step however it is cut.
+
+Also run as a script, once per rank, by the test of several ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file  # noqa: E402
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from forge_env.episode import Row  # noqa: E402
+from forge_env.errors import InvariantError, UserError  # noqa: E402
+from trainers import titan_model  # noqa: E402
+from trainers.batch import Sample  # noqa: E402
+from trainers.losses import GRPOLoss, SFTLoss  # noqa: E402
+from trainers.titan import (  # noqa: E402
+    TitanSettings,
+    TitanTrainer,
+    _init_process_group,
+    token_entropy,
+    token_logprobs,
+)
+
+VOCABULARY = 96
+SETTINGS = TitanSettings(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.01, warmup_steps=2, dtype="float32")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_model(folder: Path, tied: bool, **changes) -> Path:
+    """Save a random Qwen3 of two layers; wide initial weights, so that logits differ visibly."""
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=128,
+        rope_theta=5000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        **changes,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def any_model(request, tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), tied=False)
+
+
+@pytest.fixture
+def make_trainer() -> Iterator:
+    """Trainers that are closed after the test, in whatever order they were made."""
+    made: list[TitanTrainer] = []
+
+    def make(folder: Path, **changes) -> TitanTrainer:
+        settings = {field: getattr(SETTINGS, field) for field in SETTINGS.__slots__} | changes
+        made.append(TitanTrainer(folder, TitanSettings(**settings)))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def make_samples(count: int = 8, seed: int = 0) -> list[Sample]:
+    """Random episodes of one or two rows of different lengths, with plausible generator logprobs."""
+    rng = random.Random(seed)
+
+    def row() -> Row:
+        n = rng.randint(4, 40)
+        mask = tuple(rng.random() < 0.6 and i > 0 for i in range(n))
+        return Row(
+            token_ids=tuple(rng.randrange(VOCABULARY) for _ in range(n)),
+            mask=mask,
+            logprobs=tuple(rng.gauss(-4.5, 0.1) if m else 0.0 for m in mask),
+            versions=tuple(0 if m else -1 for m in mask),
+        )
+
+    return [
+        Sample(rows=tuple(row() for _ in range(rng.randint(1, 2))), advantage=rng.gauss(0, 1)) for _ in range(count)
+    ]
+
+
+def local_mean(logprobs: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
+    """A loss that knows nothing of normalizers."""
+    return -(logprobs * padding_mask).sum() / padding_mask.sum()
+
+
+def reference_logprobs(model: Qwen3ForCausalLM, sample: Sample, temperature: float = 1.0) -> list[float]:
+    values = []
+    for row in sample.rows:
+        with torch.no_grad():
+            logits = model(torch.tensor([row.token_ids])).logits[0] / temperature
+        table = logits.log_softmax(-1)
+        values += [table[i - 1, row.token_ids[i]].item() for i in range(1, len(row.mask)) if row.mask[i]]
+    return values
+
+
+def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.hf_state_dict().items()}
+
+
+# -- the same model as transformers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack_length", [0, 48])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_equal_those_of_transformers(any_model, make_trainer, pack_length, temperature):
+    reference = Qwen3ForCausalLM.from_pretrained(any_model)
+    trainer = make_trainer(any_model, pack_length=pack_length, max_tokens_per_micro_batch=100)
+    unsampled = Row(token_ids=(1, 2), mask=(False, False), logprobs=(0.0, 0.0), versions=(-1, -1))
+    samples = [*make_samples(), Sample(rows=(unsampled,))]
+    ours = trainer.logprobs(samples, temperature)
+    for sample, values in zip(samples, ours, strict=True):
+        assert values == pytest.approx(reference_logprobs(reference, sample, temperature), abs=1e-5)
+
+
+def test_logits_and_weights_equal_those_of_transformers(any_model, make_trainer):
+    reference = Qwen3ForCausalLM.from_pretrained(any_model)
+    trainer = make_trainer(any_model)
+    tokens = torch.randint(0, VOCABULARY, (3, 30))
+    with torch.no_grad():
+        expected = reference(tokens).logits
+        ours = trainer.model.logits(tokens, None, torch.arange(90)).view(3, 30, -1)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    saved = load_file(any_model / "model.safetensors")
+    assert set(saved) == set(trainer.hf_state_dict())
+    for name, value in trainer.hf_state_dict().items():
+        assert torch.equal(value, saved[name]) and value.is_contiguous() and not value.requires_grad
+
+
+def test_an_export_is_what_transformers_loads(any_model, make_trainer, tmp_path):
+    trainer = make_trainer(any_model)
+    samples = make_samples()
+    trainer.train_step(samples, GRPOLoss())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").write_text("from an earlier export")
+    trainer.export_hf(tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer_config.json", "chat_template.jinja"} <= names
+    assert "stale" not in names and len(list(tmp_path.iterdir())) == 1
+    reference = Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
+    for sample, values in zip(samples, trainer.logprobs(samples), strict=True):
+        assert values == pytest.approx(reference_logprobs(reference, sample), abs=1e-5)
+
+
+def test_a_sharded_folder_with_an_index_loads(model, make_trainer, tmp_path):
+    Qwen3ForCausalLM.from_pretrained(model).save_pretrained(tmp_path, max_shard_size="100KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    one, many = weights(make_trainer(model)), weights(make_trainer(tmp_path))
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+# -- one step ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [GRPOLoss(), GRPOLoss(aggregation="token"), SFTLoss()], ids=["grpo", "dapo", "sft"])
+def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_trainer, loss):
+    samples = make_samples()
+    results = []
+    for changes in ({}, {"max_tokens_per_micro_batch": 60}, {"pack_length": 64, "max_tokens_per_micro_batch": 128}):
+        # Adam divides by the gradient's size: without a large eps it would blow rounding up where gradients are near 0.
+        trainer = make_trainer(any_model, eps=1e-3, **changes)
+        metrics = [trainer.train_step(samples, loss) for _ in range(2)]
+        results.append((metrics, weights(trainer)))
+    for metrics, state in results[1:]:
+        for ours, expected in zip(metrics, results[0][0], strict=True):
+            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5)
+        for name, value in state.items():
+            torch.testing.assert_close(value, results[0][1][name], atol=1e-6, rtol=0)
+
+
+def test_a_loss_without_normalizer_is_weighted_by_its_share(model, make_trainer):
+    samples = make_samples()
+    whole = make_trainer(model, eps=1e-3)
+    split = make_trainer(model, eps=1e-3, max_tokens_per_micro_batch=60)
+    assert whole.train_step(samples, SFTLoss())["loss"] == pytest.approx(
+        split.train_step(samples, local_mean)["loss"], abs=1e-6
+    )
+    for name, value in weights(split).items():
+        torch.testing.assert_close(value, weights(whole)[name], atol=1e-6, rtol=0)
+
+
+def test_the_step_equals_one_of_plain_torch(model, make_trainer):
+    samples = make_samples(4)
+    reference = Qwen3ForCausalLM.from_pretrained(model)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01)
+    total, count = torch.zeros(()), 0
+    for sample in samples:
+        for row in sample.rows:
+            table = reference(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
+            for i in range(1, len(row.mask)):
+                if row.mask[i]:
+                    logprob = table[i - 1, row.token_ids[i]]
+                    ratio = (logprob - row.logprobs[i]).exp()
+                    total = total - torch.minimum(ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage)
+                    count += 1
+    loss = total / count
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+    optimizer.step()
+
+    trainer = make_trainer(model, warmup_steps=0)
+    metrics = trainer.train_step(samples, GRPOLoss(aggregation="token"))
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert metrics["tokens"] == count
+    ours, expected = weights(trainer), reference.state_dict()
+    # Adam's first step is nearly lr * sign(gradient): compare where the sign is not noise.
+    moved = torch.cat([(ours[n] - expected[n]).flatten() for n in ours])
+    assert (moved.abs() > 1e-5).float().mean() < 1e-3
+
+
+def test_it_overfits_one_batch(any_model, make_trainer):
+    trainer = make_trainer(any_model, learning_rate=1e-2, max_grad_norm=1.0)
+    samples = make_samples(4)
+    losses = [trainer.train_step(samples, SFTLoss())["loss"] for _ in range(30)]
+    assert losses[0] > 4 and losses[-1] < 0.3 * losses[0]
+
+
+def test_metrics_at_the_generator_itself_say_on_policy(model, make_trainer):
+    trainer = make_trainer(model)
+    samples = make_samples()
+    exact = []
+    for sample, values in zip(samples, trainer.logprobs(samples, 0.8), strict=True):
+        left = iter(values)
+        rows = tuple(
+            Row(
+                token_ids=row.token_ids,
+                mask=row.mask,
+                logprobs=tuple(next(left) if m else 0.0 for m in row.mask),
+                versions=row.versions,
+            )
+            for row in sample.rows
+        )
+        exact.append(Sample(rows=rows, advantage=sample.advantage))
+    metrics = trainer.train_step(exact, GRPOLoss(), temperature=0.8)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["mean_abs_logprob_difference"] < 1e-5
+    assert metrics["learning_rate"] == pytest.approx(5e-4)  # the first of two warm-up steps
+    assert [trainer.train_step(exact, GRPOLoss())["learning_rate"] for _ in range(3)] == pytest.approx([1e-3] * 3)
+    assert trainer.step == 4
+
+
+def test_reference_logprobs_reach_the_loss(model, make_trainer):
+    trainer = make_trainer(model)
+    samples = make_samples()
+    with pytest.raises(UserError, match="ref_logprobs"):
+        trainer.train_step(samples, GRPOLoss(beta=0.1))
+    with_ref = [
+        Sample(rows=s.rows, advantage=0.0, ref_logprobs=tuple(v - 0.5 for v in values))
+        for s, values in zip(samples, trainer.logprobs(samples), strict=True)
+    ]
+    metrics = trainer.train_step(with_ref, GRPOLoss(beta=0.1))
+    assert metrics["loss"] == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1), abs=1e-5)
+
+
+def test_entropy_is_given_with_gradient_when_named(model, make_trainer):
+    def loss(entropy, padding_mask, normalizer):
+        assert entropy.requires_grad
+        return (entropy * padding_mask).sum() / normalizer
+
+    trainer = make_trainer(model)
+    before = trainer.train_step(make_samples(), loss)["loss"]
+    assert 0 < before < math.log(VOCABULARY)
+    trainer.train_step(make_samples(), loss)
+    assert trainer.train_step(make_samples(), loss)["loss"] < before
+
+
+def test_without_a_valid_token_nothing_changes(model, make_trainer):
+    trainer = make_trainer(model)
+    before = weights(trainer)
+    row = Row(token_ids=(1, 2, 3), mask=(False, False, True), logprobs=(0.0, 0.0, math.nan), versions=(-1, -1, 0))
+    for samples in ([], [Sample(rows=(row,), advantage=1.0)]):
+        metrics = trainer.train_step(samples, GRPOLoss())
+        assert metrics["skipped"] == 1.0 and metrics["tokens"] == 0.0
+    assert trainer.step == 0
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def test_a_non_finite_loss_or_gradient_leaves_the_weights(model, make_trainer):
+    trainer = make_trainer(model)
+    before = weights(trainer)
+    samples = make_samples()
+    bad_loss = trainer.train_step(samples, lambda logprobs: logprobs.sum() * math.nan)
+    bad_gradient = trainer.train_step(samples, lambda logprobs: (logprobs - logprobs.detach()).abs().sqrt().sum())
+    assert bad_loss["skipped"] == bad_gradient["skipped"] == 1.0
+    assert math.isnan(bad_loss["loss"]) and not math.isfinite(bad_gradient["grad_norm"])
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+    assert trainer.train_step(samples, GRPOLoss())["skipped"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (lambda logprobs, rewards: logprobs.sum(), "rewards"),
+        (lambda logprobs: logprobs, "one number"),
+        (lambda logprobs: 3.0, "one number"),
+        (lambda advantages: advantages.sum(), "one number"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused(model, make_trainer, loss, match):
+    with pytest.raises(UserError, match=match):
+        make_trainer(model).train_step(make_samples(), loss)
+
+
+def test_a_loss_that_raises_half_way_leaves_no_gradient_behind(model, make_trainer):
+    calls = []
+
+    def failing(logprobs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return logprobs.sum() * 1e3
+
+    trainer, untouched = make_trainer(model, max_tokens_per_micro_batch=60), make_trainer(model)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train_step(make_samples(), failing)
+    trainer.train_step(make_samples(), SFTLoss())
+    untouched.train_step(make_samples(), SFTLoss())
+    for name, value in weights(trainer).items():
+        torch.testing.assert_close(value, weights(untouched)[name], atol=1e-4, rtol=0)
+
+
+def test_a_temperature_of_zero_and_a_foreign_token_are_refused(model, make_trainer):
+    trainer = make_trainer(model)
+    with pytest.raises(UserError, match="temperature"):
+        trainer.train_step(make_samples(), GRPOLoss(), temperature=0.0)
+    row = Row(token_ids=(1, VOCABULARY), mask=(False, True), logprobs=(0.0, -1.0), versions=(-1, 0))
+    with pytest.raises(InvariantError, match="vocabulary"):
+        trainer.train_step([Sample(rows=(row,))], GRPOLoss())
+
+
+def test_rows_longer_than_the_model_are_refused(model, make_trainer):
+    n = 129
+    row = Row(token_ids=(1,) * n, mask=(False,) + (True,) * (n - 1), logprobs=(0.0,) * n, versions=(0,) * n)
+    with pytest.raises(UserError, match="max_position_embeddings=128"):
+        make_trainer(model).logprobs([Sample(rows=(row,))])
+
+
+def test_token_logprobs_and_entropy_against_torch():
+    logits = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 11, (7,))
+    upstream = torch.randn(7)
+    (token_logprobs(logits, targets, 0.6) * upstream).sum().backward()
+    ours, logits.grad = logits.grad, None
+    distribution = torch.distributions.Categorical(logits=logits / 0.6)
+    (distribution.log_prob(targets) * upstream).sum().backward()
+    torch.testing.assert_close(ours, logits.grad, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(token_entropy(logits, 0.6), distribution.entropy().float())
+
+
+def test_fused_projections_and_bfloat16_as_on_a_gpu(any_model, make_trainer, monkeypatch):
+    separate = make_trainer(any_model)
+    config = titan_model.titan_config
+    monkeypatch.setattr(
+        titan_model, "titan_config", lambda hf, attention, fuse_qkv: config(hf, attention=attention, fuse_qkv=True)
+    )
+    fused, half = make_trainer(any_model), make_trainer(any_model, dtype="bfloat16")
+    expected = weights(separate)
+    for trainer in (fused, half):
+        assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
+        state = weights(trainer)
+        assert set(state) == set(expected) and all(torch.equal(state[name], expected[name]) for name in state)
+    losses = [trainer.train_step(make_samples(), GRPOLoss())["loss"] for trainer in (separate, fused, half)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+    assert losses[2] == pytest.approx(losses[0], abs=1e-2)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_takes_bitwise_the_same_step(any_model, make_trainer, tmp_path):
+    batches = [make_samples(seed=i) for i in range(4)]
+    trainer = make_trainer(any_model)
+    for batch in batches[:2]:
+        trainer.train_step(batch, GRPOLoss())
+    trainer.save(tmp_path / "step-2", 2, {"ledger": ["a", "b"]})
+    expected = [trainer.train_step(batch, GRPOLoss()) for batch in batches[2:]]
+    drawn = torch.rand(3)
+    after = weights(trainer)
+    trainer.close()
+
+    other = make_trainer(any_model)
+    other.train_step(make_samples(seed=9), GRPOLoss())  # everything it did before has to be forgotten
+    assert other.load(tmp_path / "step-2") == {"ledger": ["a", "b"]}
+    assert other.step == 2
+    torch.manual_seed(SETTINGS.seed)
+    other.load(tmp_path / "step-2")
+    for batch, metrics in zip(batches[2:], expected, strict=True):
+        again = other.train_step(batch, GRPOLoss())
+        assert again | {"seconds": 0} == metrics | {"seconds": 0}
+    assert all(torch.equal(value, after[name]) for name, value in weights(other).items())
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_checkpoint_before_the_first_step_restores_a_fresh_optimizer(model, make_trainer, tmp_path):
+    trainer = make_trainer(model)
+    trainer.save(tmp_path / "start", 0, {})
+    first = trainer.train_step(make_samples(), GRPOLoss())
+    second = trainer.train_step(make_samples(seed=1), GRPOLoss())
+    trainer.load(tmp_path / "start")
+    for samples, metrics in ((make_samples(), first), (make_samples(seed=1), second)):
+        again = trainer.train_step(samples, GRPOLoss())
+        assert again["loss"] == metrics["loss"] and again["grad_norm"] == metrics["grad_norm"]
+
+
+def test_saving_twice_replaces_the_folder_and_leaves_nothing_else(model, make_trainer, tmp_path):
+    trainer = make_trainer(model)
+    (tmp_path / ".last.partial").mkdir()  # from a run that was killed while saving
+    trainer.save(tmp_path / "last", 0, {"n": 1})
+    trainer.train_step(make_samples(), GRPOLoss())
+    trainer.save(tmp_path / "last", 1, {"n": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
+    assert trainer.load(tmp_path / "last") == {"n": 2}
+
+
+def test_damaged_and_foreign_folders_are_named(model, make_trainer, tmp_path):
+    trainer = make_trainer(model)
+    good = tmp_path / "good"
+    trainer.save(good, 1, {})
+    before = weights(trainer)
+    data = max(good.rglob("*.distcp"), key=lambda path: path.stat().st_size).relative_to(good)
+
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(good, tmp_path / name))
+
+    truncated = broken("truncated")
+    os.truncate(truncated / data, 100)
+    without_data = broken("without_data")
+    (without_data / data).unlink()
+    garbled = broken("garbled")
+    (garbled / "forge_env.json").write_text("{")
+    scrambled = broken("scrambled")
+    (scrambled / data).write_bytes(b"x" * (good / data).stat().st_size)
+    newer = broken("newer")
+    manifest = json.loads((good / "forge_env.json").read_text())
+    (newer / "forge_env.json").write_text(json.dumps(manifest | {"version": 99}))
+    other_model = broken("other_model")
+    (other_model / "forge_env.json").write_text(json.dumps(manifest | {"model": {"hidden_size": 3}}))
+    (tmp_path / "foreign").mkdir()
+    for name in ("truncated", "without_data", "garbled", "scrambled", "newer", "other_model", "foreign", "absent"):
+        with pytest.raises(UserError, match=name):
+            trainer.load(tmp_path / name)
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def test_extra_that_is_not_json_fails_before_anything_is_written(model, make_trainer, tmp_path):
+    with pytest.raises(TypeError):
+        make_trainer(model).save(tmp_path / "out", 1, {"bad": object()})
+    assert not list(tmp_path.iterdir())
+
+
+# -- folders and settings that cannot work -----------------------------------------------------------------------
+
+
+def change_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, make_trainer, tmp_path):
+    def broken(name: str, **changes) -> Path:
+        folder = Path(shutil.copytree(model, tmp_path / name))
+        change_config(folder, **changes)
+        return folder
+
+    (tmp_path / "empty").mkdir()
+    no_weights = broken("no_weights")
+    (no_weights / "model.safetensors").unlink()
+    not_json = broken("not_json")
+    (not_json / "config.json").write_text("{")
+    cut = broken("cut")
+    os.truncate(cut / "model.safetensors", 500)
+    cases = {
+        tmp_path / "empty": "config.json",
+        no_weights: "model.safetensors",
+        not_json: "JSON",
+        cut: "damaged",
+        broken("llama", architectures=["LlamaForCausalLM"], model_type="llama"): "LlamaForCausalLM.*Qwen3ForCausalLM",
+        broken("yarn", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}): "yarn",
+        broken("sliding", use_sliding_window=True): "use_sliding_window",
+        broken("wider", hidden_size=128): "shape",
+        broken("deeper", num_hidden_layers=3): "lacks weight layers.2",
+        broken("shallower", num_hidden_layers=1): "superfluous",
+    }
+    for folder, match in cases.items():
+        with pytest.raises(UserError, match=match):
+            make_trainer(folder)
+    assert not torch.distributed.is_initialized()  # a failed start leaves no process group behind
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"), [({"tp": 2}, "ranks"), ({"dtype": "float16"}, "float16"), ({"attention": "fast"}, "fast")]
+)
+def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, match):
+    with pytest.raises(UserError, match=match):
+        make_trainer(model, **changes)
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------
+
+
+CASES = {
+    "fsdp-untied": ("untied", {"dp_shard": 2}),
+    "fsdp-tied": ("tied", {"dp_shard": 2}),
+    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
+    "tp-untied": ("untied", {"tp": 2}),
+    "tp-tied": ("tied", {"tp": 2}),
+}
+
+
+def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
+    """Two steps, a save, a detour and a load, a third step: what every number of ranks has to agree on."""
+    metrics = [trainer.train_step(make_samples(7, seed=i), loss) for i, loss in enumerate((GRPOLoss(), local_mean))]
+    if out is not None:
+        trainer.save(out / "checkpoint", 2, {"n": 2})
+        trainer.train_step(make_samples(7, seed=5), GRPOLoss())
+        assert trainer.load(out / "checkpoint") == {"n": 2}
+    # One sample for two ranks: one of them has nothing to do and must not keep the other waiting.
+    metrics += [trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))]
+    if out is not None:
+        trainer.export_hf(out / "export")
+    return {"metrics": metrics, "logprobs": trainer.logprobs(make_samples(7))}
+
+
+def be_a_rank(root: Path) -> None:
+    """Go through all cases in one process group, because starting a process takes far longer than the work."""
+    _init_process_group()
+    for case, (kind, changes) in CASES.items():
+        settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
+        trainer = TitanTrainer(root / kind, TitanSettings(**settings))
+        result = train_three_steps(trainer, root / case)
+        (root / case / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> Path:
+    """What two processes left behind, one folder per case."""
+    root = tmp_path_factory.mktemp("ranks")
+    make_model(root / "untied", tied=False)
+    make_model(root / "tied", tied=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in ("0", "1"):
+        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, __file__, str(root)]
+        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=180)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    return root
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
+    kind, out = two_ranks / CASES[case][0], two_ranks / case
+    alone = train_three_steps(make_trainer(kind))
+    for rank in (0, 1):
+        together = json.loads((out / f"{rank}.json").read_text())
+        for ours, expected in zip(together["metrics"], alone["metrics"], strict=True):
+            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5)
+        for ours, expected in zip(together["logprobs"], alone["logprobs"], strict=True):
+            assert ours == pytest.approx(expected, abs=1e-4)
+    # What two ranks wrote, one process reads.
+    exported = Qwen3ForCausalLM.from_pretrained(out / "export")
+    for sample, values in zip(make_samples(7), together["logprobs"], strict=True):
+        assert reference_logprobs(exported, sample) == pytest.approx(values, abs=1e-5)
+    trainer = make_trainer(kind)
+    assert trainer.load(out / "checkpoint") == {"n": 2}
+    resumed = trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
+    assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5)
+
+
+if __name__ == "__main__":
+    be_a_rank(Path(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""The settings of a training run, one dataclass per section; the defaults are the tiny CPU recipe.
+
+Every field can be set on the command line by its dotted name: `--training.learning_rate 1e-4`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forge_env.types import EpisodeLimits
+
+SHORT_OPTIONS = {
+    "env": "env.name",
+    "model": "model.path",
+    "output": "output",
+    "steps": "training.steps",
+    "seed": "training.seed",
+    "tasks": "dataset.tasks",
+}
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    path: str = ""
+    """A Hugging Face folder or hub id; empty makes a tiny Qwen3 on the spot."""
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    tasks: int = 4096
+    """Distinct training tasks."""
+    held_out: int = 256
+    """Distinct tasks of the test split, one episode each, for the evaluation before and after."""
+
+
+@dataclass(kw_only=True)
+class EnvConfig:
+    name: str = "code_exec"
+    max_turns: int = 4
+    max_turn_tokens: int = 48
+    """Sampled tokens of one turn at most."""
+    max_tokens: int = 512
+    """Prompt and sampled tokens of an episode at most."""
+    step_seconds: float = 60.0
+    episode_seconds: float = 300.0
+
+    def limits(self) -> EpisodeLimits:
+        return EpisodeLimits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_tokens=self.max_tokens,
+            step_seconds=self.step_seconds,
+            episode_seconds=self.episode_seconds,
+        )
+
+
+@dataclass(kw_only=True)
+class WarmupConfig:
+    """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose."""
+
+    steps: int = -1
+    """Optimizer steps; -1 is a short one for the tiny model, and none for a model that was given."""
+    batch_size: int = 32
+    """Demonstrations of one optimizer step."""
+    learning_rate: float = 3e-3
+    learning_rate_warmup: int = 50
+    """Steps over which the learning rate rises from 0."""
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    steps: int = 120
+    seed: int = 0
+    batch_size: int = 8
+    """Prompts, and so groups, of one optimizer step."""
+    learning_rate: float = 3e-4
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    staleness: int = 0
+    """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
+    step_seconds: float = 600.0
+    """Deadline for one step's groups, and for one optimizer step."""
+    max_tokens_per_micro_batch: int = 16384
+
+
+@dataclass(kw_only=True)
+class ServiceConfig:
+    procs: int = 1
+    threads: int = 1
+    """CPU threads of one process."""
+    with_gpus: bool = False
+
+
+@dataclass(kw_only=True)
+class ServicesConfig:
+    generator: ServiceConfig = field(default_factory=ServiceConfig)
+    trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """What all algorithms share; each page adds its own section."""
+
+    output: str = ""
+    """Folder of the run; empty makes a new one under outputs/."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    services: ServicesConfig = field(default_factory=ServicesConfig)

@@ -1,0 +1,135 @@
+"""The loop: two coroutines, rollouts and training, and the rule that keeps them together.
+
+Admission bounds staleness. At most (S + 1) * batch_size groups are open, open meaning admitted and not yet trained with
+the resulting weights in every engine. So a group admitted at weight version v trains at the latest in the step that
+starts from v + S. S = 0 is synchronous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge_env.episode import Group
+from forge_env.errors import ForgeError, ServiceError
+from forge_env.types import Task
+from trainers.batch import Sample
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_FAULTS_IN_A_ROW = 32  # groups without a single usable episode pair; then something is broken for good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What an algorithm's page hands to the loop."""
+
+    loss: nn.Module
+    advantages: Callable[[Sequence[float]], list[float]]
+    group_size: int
+
+    def samples(self, groups: Sequence[Group]) -> list[Sample]:
+        """Turn groups into samples. Faults have no reward, and take no part in a baseline."""
+        return [
+            Sample(rows=episode.rows, advantage=advantage)
+            for group in groups
+            for episode, advantage in zip(group.valid, self.advantages(group.rewards), strict=True)
+        ]
+
+
+@dataclass
+class Loop:
+    """One run of a policy-gradient algorithm."""
+
+    objective: Objective
+    tasks: Iterator[Task]
+    run_group: Callable[[Task, int], Awaitable[Group]]
+    """(task, index of the group) -> its episodes."""
+    train_step: Callable[[Sequence[Sample]], Awaitable[dict[str, float]]]
+    sync_weights: Callable[[int], Awaitable[dict[str, float]]]
+    """Publish the trainer's weights as a version, and return when every engine has it."""
+    on_step: Callable[[int, Sequence[Group], dict[str, float]], None]
+    steps: int
+    batch_size: int
+    staleness: int = 0
+    patience: float = 600.0
+    """Seconds to wait for one step's groups."""
+    faults: Counter[str] = field(default_factory=Counter)
+
+    async def run(self) -> None:
+        """Train for `steps` optimizer steps.
+
+        Raises:
+            ServiceError: when no groups come, or only broken ones.
+        """
+        self._ready: asyncio.Queue[Group] = asyncio.Queue()
+        self._open = asyncio.Semaphore((self.staleness + 1) * self.batch_size)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rollouts = tasks.create_task(self.rollouts())
+                tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
+        except* ForgeError as errors:
+            raise _first(errors) from None
+
+    async def rollouts(self) -> None:
+        """Admit a task whenever a place is free; its group comes back on its own time."""
+        async with asyncio.TaskGroup() as groups:
+            for index, task in enumerate(self.tasks):
+                await self._open.acquire()
+                groups.create_task(self._rollout(task, index))
+
+    async def training(self) -> None:
+        """Train on the next groups, put the new weights into the engines, free the places."""
+        for step in range(1, self.steps + 1):
+            started = time.perf_counter()
+            groups = [await self._next_group() for _ in range(self.batch_size)]
+            rollout_done = time.perf_counter()
+            metrics = await self.train_step(self.objective.samples(groups))
+            train_done = time.perf_counter()
+            metrics |= await self.sync_weights(step)
+            seconds = {
+                "seconds/rollout": rollout_done - started,
+                "seconds/train": train_done - rollout_done,
+                "seconds/sync": time.perf_counter() - train_done,
+                "seconds/step": time.perf_counter() - started,
+            }
+            for _ in groups:
+                self._open.release()
+            self.on_step(step, groups, metrics | seconds)
+
+    async def _rollout(self, task: Task, index: int) -> None:
+        group = await self.run_group(task, index)
+        self.faults.update(e.outcome.value for e in group.episodes if not e.outcome.is_valid)
+        if len(group.valid) >= 2:
+            self.faults["dropped groups in a row"] = 0
+            self._ready.put_nowait(group)
+            return
+        self.faults["dropped groups in a row"] += 1
+        self.faults["dropped groups"] += 1
+        if self.faults["dropped groups in a row"] > MAX_FAULTS_IN_A_ROW:
+            raise ServiceError(
+                f"{MAX_FAULTS_IN_A_ROW} groups in a row had no two valid episodes; the last error: "
+                f"{next(e.error for e in group.episodes if e.error)}"
+            )
+        self._open.release()
+
+    async def _next_group(self) -> Group:
+        try:
+            return await asyncio.wait_for(self._ready.get(), self.patience)
+        except TimeoutError:
+            raise ServiceError(f"no finished group for {self.patience:g} s: the environments or the policy hang") from None
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def repeat(tasks: Sequence[Task]) -> Iterator[Task]:
+    """Go through the tasks again and again."""
+    while True:
+        yield from tasks

@@ -1,0 +1,91 @@
+"""Finds the model of a run: a local folder, a hub id, or a tiny one made on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forge_env.env import Env, EnvFactory
+from forge_env.errors import UserError
+from forge_env.evaluate import evaluate
+from forge_env.rollout import run_group
+from forge_env.types import EpisodeLimits, Message
+
+CORPUS_TASKS = 192  # demonstrations whose text trains the tiny model's tokenizer
+
+
+def find_model(name: str) -> Path:
+    """Return the folder of a local model, or download one from the hub.
+
+    Raises:
+        UserError: when a folder lacks what a model needs, or the hub does not have it.
+    """
+    folder = Path(name)
+    if not folder.exists():
+        return _download(name)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{name} holds no config.json: --model wants a Hugging Face folder or a hub id")
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"the model folder {name} holds no *.safetensors: save its weights there in that format")
+    return folder
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the model {name} is no local folder and could not be downloaded: {reason}") from None
+
+
+async def make_model(folder: Path, env_class: type[Env], *, seed: int, limits: EpisodeLimits) -> int:
+    """Make a tiny model whose tokenizer knows the environment's text; returns its number of parameters.
+
+    Raises:
+        UserError: when the environment has no expert to learn the text from.
+    """
+    from trainers.tiny_model import TinyModel, make_tiny_model
+
+    conversations = await _expert_conversations(env_class, seed=seed, limits=limits)
+    tools = env_class().tools
+    return make_tiny_model(folder, conversations, tools, seed=seed, size=TinyModel())
+
+
+async def _expert_conversations(env_class: type[Env], *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:
+    from agents.scripted import ScriptedAgent
+
+    agent = ScriptedAgent(expert_of(env_class))
+    tasks = env_class.tasks("train", count=CORPUS_TASKS, seed=seed)
+    async with EnvFactory(env_class) as factory:
+        evaluation = await evaluate(
+            lambda task, index: run_group(
+                factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
+            ),
+            tasks,
+            concurrency=16,
+        )
+    solved = [episode.messages for episode in evaluation.episodes if episode.reward == 1.0]
+    if len(solved) < len(tasks):
+        errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if e.reward != 1.0}
+        raise UserError(f"the expert of {env_class.__name__} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
+    return solved
+
+
+def expert_of(env_class: type[Env]):  # type: ignore[no-untyped-def]
+    """Return the environment's scripted expert, `expert(messages) -> assistant message`.
+
+    Raises:
+        UserError: when it has none.
+    """
+    expert = getattr(env_class, "expert", None)
+    if expert is None:
+        raise UserError(
+            f"{env_class.__name__} has no scripted expert, which the warm-up and the tiny model need: "
+            "give it a staticmethod expert(messages), or pass --model and --warmup.steps 0"
+        )
+    return expert

