@@ -56,10 +56,17 @@ class EnvConfig:
 
 @dataclass(kw_only=True)
 class WarmupConfig:
-    """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose."""
+    """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
 
     steps: int = -1
-    """Optimizer steps; -1 is a short one for the tiny model, and none for a model that was given."""
+    """Optimizer steps at most; -1 is 200 for the tiny model, and none for a model that was given."""
+    until_success: float = 0.15
+    """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
+    probe_every: int = 8
+    """Steps between two probes."""
+    probe_tasks: int = 64
+    """Training tasks of one probe, none of them among the demonstrations."""
+    demonstrations: int = 1024
     batch_size: int = 32
     """Demonstrations of one optimizer step."""
     learning_rate: float = 3e-3

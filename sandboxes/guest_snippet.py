@@ -1,0 +1,184 @@
+"""Runs one snippet inside the snippet's own process. Standard library only; imported by `guest.py`.
+
+Nothing said here is trusted by the host, except the first byte of the report, written before foreign code runs:
+"S" (started) or "E" and a text (the environment's own set-up broke). Then may follow "V", a length and the value,
+or the claim that memory ("M") or processes ("P") ran out.
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import atexit
+import builtins
+import errno
+import gc
+import json
+import linecache
+import os
+import struct
+import sys
+import traceback
+import types
+from typing import Any, NoReturn
+
+REPORT_FD, BODY_FD = 3, 4
+MAX_VALUE_BYTES = 64 * 2**10
+_SNIPPET, _SETUP = "<snippet>", "<setup>"
+_HIDDEN = {__file__, _SETUP}
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def add_site_builtins() -> None:
+    """Give the builtins that the `site` module, which the guest does not load, would have given."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
+def report_broken_setup(text: str) -> NoReturn:
+    os.write(REPORT_FD, b"E" + text.encode("utf-8", "replace")[:4000])
+    os._exit(1)
+
+
+def run() -> NoReturn:
+    """Run the request that lies in BODY_FD and end this process."""
+    request = json.loads(os.pread(BODY_FD, os.fstat(BODY_FD).st_size, 0))
+    os.close(BODY_FD)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    namespace = main.__dict__
+    gc.enable()
+    try:
+        if request["setup"]:
+            exec(compile(request["setup"], _SETUP, "exec"), namespace)
+    except BaseException:
+        report_broken_setup("the setup code raised: " + traceback.format_exc(limit=-3))
+    os.write(REPORT_FD, b"S")
+    _finish(_run_foreign_code(request, namespace))
+
+
+def open_standard_streams() -> None:
+    """Make the streams that every snippet inherits, once, on descriptors of the kind it will find: dearer per run.
+
+    Standard input is a file (/dev/null or a memory file), output and errors are pipes, which cannot seek.
+    """
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(read_end)
+    os.close(write_end)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def _run_foreign_code(request: dict[str, Any], namespace: dict[str, Any]) -> int:
+    """Return the exit code. A process that the code forked comes out here as well and must not report."""
+    owner = os.getpid()
+    code: str = request["code"]
+    try:
+        lines = code.splitlines(keepends=True)
+        linecache.cache[_SNIPPET] = (len(code), None, lines, _SNIPPET)
+        exec(compile(code, _SNIPPET, "exec"), namespace)
+        if request["call"] and os.getpid() == owner:
+            _report_value(_call(request["call"], namespace))
+        _wait_for_threads()
+    except SystemExit as end:
+        return _exit_code(end)
+    except BaseException as error:
+        if os.getpid() == owner:
+            _report_exhaustion(error)
+        _print_exception(error)
+        return 1
+    return 0
+
+
+def _call(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    name = call["function"]
+    if name not in namespace:
+        raise NameError(f"name {name!r} is not defined")
+    return namespace[name](*call["args"])
+
+
+def _report_value(value: Any) -> None:
+    _require_plain(value)
+    encoded = json.dumps(value).encode()
+    if len(encoded) > MAX_VALUE_BYTES:
+        raise ValueError(f"the returned value has {len(encoded)} bytes of JSON; at most {MAX_VALUE_BYTES} are allowed")
+    frame = b"V" + struct.pack("<I", len(encoded)) + encoded
+    while frame:
+        frame = frame[os.write(REPORT_FD, frame) :]
+
+
+def _require_plain(value: Any) -> None:
+    """Refuse subclasses too: an object that compares equal to everything must not get past."""
+    kind = type(value)
+    if kind in (list, tuple):
+        for item in value:
+            _require_plain(item)
+    elif kind is dict:
+        for key, item in value.items():
+            if type(key) not in _PLAIN:
+                raise TypeError(f"a dict with a key of type {type(key).__name__} cannot be returned as JSON")
+            _require_plain(item)
+    elif kind not in _PLAIN:
+        raise TypeError(f"a value of type {kind.__name__} cannot be returned as JSON")
+
+
+def _wait_for_threads() -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    _try(lambda: print(end.code, file=sys.stderr))
+    return 1
+
+
+def _report_exhaustion(error: BaseException) -> None:
+    no_process = isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in error.args
+    if isinstance(error, MemoryError):
+        _try(lambda: os.write(REPORT_FD, b"M"))
+    elif no_process or no_thread:
+        _try(lambda: os.write(REPORT_FD, b"P"))
+
+
+def _print_exception(error: BaseException) -> None:
+    """Print the traceback without our frames and without those of the environment's setup code."""
+
+    def show() -> None:
+        shown = traceback.TracebackException.from_exception(error)
+        _hide_frames(shown)
+        print("".join(shown.format()), end="", file=sys.stderr)
+
+    if not _try(show):
+        _try(lambda: os.write(2, type(error).__name__.encode() + b"\n"))
+
+
+def _hide_frames(shown: traceback.TracebackException) -> None:
+    shown.stack = traceback.StackSummary.from_list([line for line in shown.stack if line.filename not in _HIDDEN])
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _hide_frames(other)
+
+
+def _finish(code: int) -> NoReturn:
+    _try(atexit._run_exitfuncs)
+    for stream in (sys.stdout, sys.stderr):
+        _try(stream.flush)
+    os._exit(code)
+
+
+def _try(action: Any) -> bool:
+    """Foreign code may have replaced or closed anything we use at the end; its mischief ends here."""
+    try:
+        action()
+    except BaseException:
+        return False
+    return True

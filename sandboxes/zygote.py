@@ -1,0 +1,200 @@
+"""The host's handle on one zygote process (`guest.py`): start it, give it requests, hear how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import SandboxUnavailable
+from sandboxes.seccomp import seccomp_filter, supported_machines
+
+_GUEST = Path(__file__).with_name("guest.py")
+_START_S = 30.0
+_CLOSE_S = 5.0
+_MAX_MESSAGE = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The kernel's word on one snippet, or `failure`: what broke on our side."""
+
+    status: int = 0
+    """Wait status, as `os.waitpid` returns it."""
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+    failure: str = ""
+
+
+class Zygote:
+    """A running zygote. Make one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._numbers = 0
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.alive = True
+        self._loop.add_reader(control.fileno(), self._receive)
+
+    @classmethod
+    async def start(cls, *, preimport: tuple[str, ...]) -> Zygote:
+        """Start a zygote and wait until it takes requests. Raises SandboxUnavailable if it cannot isolate itself.
+
+        The kernel kills the zygote when the calling thread ends, however it ends.
+        """
+        _require_supported_platform()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = _spawn(theirs.fileno())
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        zygote = cls(process, ours)
+        try:
+            config = {"owner": os.getpid(), "privileged": os.geteuid() == 0, "preimport": preimport}
+            zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
+            answer = await asyncio.wait_for(zygote._ready, _START_S)
+            if "ready" not in answer:
+                raise SandboxUnavailable(_why_not(answer))
+        except BaseException as error:
+            await zygote.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailable(f"namespace sandbox: the zygote did not start in {_START_S:g} s.") from error
+            raise
+        return zygote
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
+        """Start one snippet; return its number and the future of its end, which never raises."""
+        self._numbers += 1
+        number, ended = self._numbers, self._loop.create_future()
+        self._waiting[number] = ended
+        self._send(order | {"run": number}, fds)
+        return number, ended
+
+    def kill(self, number: int) -> None:
+        """Have every process of snippet `number` killed; its future then resolves. No-op if it has ended."""
+        if number in self._waiting:
+            self._send({"kill": number}, [])
+
+    def kill_all(self) -> None:
+        """Kill the zygote, and with it every snippet."""
+        self._process.kill()
+        self._lose("the zygote was killed because it did not answer")
+
+    async def close(self) -> None:
+        """End the zygote and everything under it. Idempotent."""
+        self._lose("the sandbox was closed")
+        self._ready.cancel()
+        # The zygote ends when it reads the end of its control socket; its starter only after all below is gone.
+        await self._exited(_CLOSE_S)
+        self._process.kill()
+        self._process.wait()
+
+    async def _exited(self, timeout_s: float) -> None:
+        if self._process.poll() is not None:
+            return
+        pidfd = os.pidfd_open(self._process.pid)
+        exited = asyncio.Event()
+        self._loop.add_reader(pidfd, exited.set)
+        try:
+            await asyncio.wait_for(exited.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+        if not self.alive:
+            self._lose("the zygote is gone")
+            return
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            self._lose(f"the zygote does not listen: {error.strerror}")
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(_MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("the zygote died")
+            return
+        message = json.loads(data)
+        if "run" not in message:
+            if not self._ready.done():
+                self._ready.set_result(message)
+            return
+        ended = self._waiting.pop(message.pop("run"), None)
+        if ended is not None and not ended.done():
+            failure = message.pop("failed", "")
+            ended.set_result(Ended(**message, failure=failure and f"the zygote could not start the snippet: {failure}"))
+
+    def _lose(self, reason: str) -> None:
+        if self.alive:
+            self.alive = False
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+        if not self._ready.done():
+            self._ready.set_result({"failed": reason, "errno": None})
+        waiting, self._waiting = self._waiting, {}
+        for ended in waiting.values():
+            if not ended.done():
+                ended.set_result(Ended(failure=reason))
+
+
+def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    # -P -s and an environment of our own isolate like -I, which would ignore the hash seed: with a fixed one the
+    # same code iterates its sets in the same order in every zygote, so a grade can be reproduced.
+    return subprocess.Popen(
+        [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), str(control_fd)],
+        env={"PYTHONHASHSEED": "0"},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[control_fd],
+        start_new_session=True,
+    )
+
+
+def _require_supported_platform() -> None:
+    if sys.platform != "linux" or platform.machine() not in supported_machines():
+        raise SandboxUnavailable(
+            f"namespace sandbox: needs Linux on {' or '.join(supported_machines())}, "
+            f"but this is {platform.system()} on {platform.machine()}."
+        )
+
+
+def _why_not(answer: dict[str, Any]) -> str:
+    failed = answer.get("failed")
+    if os.geteuid() == 0:
+        remedy = (
+            "root needs CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID and Linux 5.12 or newer (in a container add "
+            "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
+        )
+    else:
+        remedy = (
+            "an ordinary user needs Linux 5.12 or newer with unprivileged user namespaces enabled (sysctl "
+            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
+            "user.max_user_namespaces above 0), or run as root"
+        )
+    return f"namespace sandbox: the kernel refused to isolate ({failed}); {remedy}."
