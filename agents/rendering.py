@@ -66,6 +66,10 @@ class Renderer:
         answer = self._tokenizer.encode(full[len(prompt) :])
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
 
+    def encode(self, text: str) -> list[int]:
+        """Tokens of plain text; special tokens written out in it are recognised."""
+        return self._tokenizer.encode(text)
+
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Return a conversation as the text that the model reads, special tokens included."""
         ids = self._renderer.render_ids(list(messages), tools=list(tools) or None)

@@ -237,6 +237,8 @@ def _load(model: str, settings: EngineSettings) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Binding threads to cores would pin the engine to cores that its neighbours use as well.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     import torch
     from vllm import EngineArgs, LLMEngine

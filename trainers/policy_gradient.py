@@ -10,7 +10,7 @@ from forge_env.evaluate import Evaluation, is_success
 from forge_env.runtime.launcher import within
 from trainers.config import RunConfig
 from trainers.loop import Loop, Objective, repeat
-from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run, versions
+from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 
 
 async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
@@ -76,12 +76,8 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {run.algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {run.algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
-    report.summary(
+    run.summarise(
         {
-            "env": config.env.name,
-            "algorithm": run.algorithm,
-            "seed": config.training.seed,
-            "steps": config.training.steps,
             "success_before": before.success_rate,
             "success_before_ci95": before.interval,
             "success_after": after.success_rate,
@@ -90,13 +86,8 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
             "evaluation_episodes": len(after.episodes),
             "evaluation_faults": before.faults + after.faults,
             "train_seconds": train_seconds,
-            "total_seconds": time.perf_counter() - report.started,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
-            "tokens_generated": run.tokens_generated,
-            "tokens_trained": run.tokens_trained,
-            "versions": versions(),
             "reward_curve": [point["reward"] for point in report.curve],
-            **run.results,
         }
     )
     picture = report.draw_curve(f"{run.algorithm} on {config.env.name}, seed {config.training.seed}", before, after)

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -57,6 +57,7 @@ class Run:
         self.envs: Any
         self.policy: Any
         self.engine_ready: asyncio.Task[None]
+        self.guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 
     # ---- rollouts ----
 
@@ -169,6 +170,21 @@ class Run:
         await within(600.0, self.trainer.export_hf.call_one(str(folder / "model")), "the export")
 
 
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json: what every run has in common, and `values`."""
+        common = {
+            "env": self.config.env.name,
+            "algorithm": self.algorithm,
+            "seed": self.config.training.seed,
+            "steps": self.config.training.steps,
+            "total_seconds": time.perf_counter() - self.report.started,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "versions": versions(),
+        }
+        self.report.summary({**common, **self.results, **values})
+
+
 @asynccontextmanager
 async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
@@ -188,7 +204,7 @@ async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
         await _start_services(run, launcher, str(model))
         run.results["setup_seconds"] = time.perf_counter() - report.started
         report.say(f"trainer, environments and weight store are up, the engine is starting: {_placement(config)}")
-        run.guard = launcher.guard  # type: ignore[attr-defined]
+        run.guard = launcher.guard
         yield run
 
 
@@ -250,9 +266,12 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
         "threads": trainer.threads,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
     }
-    one_core = {"OMP_NUM_THREADS": str(generator.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    run.policy = launcher.spawn("generator", PolicyActor, environ=one_core, model=model, settings=engine)
-    run.trainer = launcher.spawn("trainer", TrainerActor, model=model, settings=settings)
+    run.policy = launcher.spawn(
+        "generator", PolicyActor, environ=_threads(generator.threads), model=model, settings=engine
+    )
+    run.trainer = launcher.spawn(
+        "trainer", TrainerActor, environ=_threads(trainer.threads), model=model, settings=settings
+    )
     agents = {
         "policy": (
             "agents.token_agent:TokenAgent",
@@ -268,6 +287,12 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
         tasks.create_task(launcher.start("trainer"))
         tasks.create_task(launcher.start("envs"))
         tasks.create_task(weights.open_store(store))
+
+
+def _threads(count: int) -> dict[str, str]:
+    """Environment of a process with `count` compute threads, which sleep rather than spin while they wait: on few
+    cores a spinning thread keeps the one that it waits for from running."""
+    return {"OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "passive"}
 
 
 def _placement(config: RunConfig) -> str:

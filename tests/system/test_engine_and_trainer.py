@@ -1,0 +1,186 @@
+"""The real engine and the real trainer on the same weights: they agree, and a weight sync proves itself.
+
+One process, one engine start; the engine is the one that PolicyActor drives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
+
+from agents.vllm_engine import EngineSettings, VLLMEngine
+from forge_env.episode import Row
+from forge_env.errors import PolicyError
+from forge_env.types import Completion, Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SETTINGS = EngineSettings(max_model_len=256, max_requests=64)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with larger weights, so that its distribution is not flat and logprobs mean something."""
+    folder = tmp_path_factory.mktemp("models") / "sharp"
+    _copy_with(tiny_model, folder, {k: v * 3 if v.dim() > 1 else v for k, v in _weights(tiny_model).items()})
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: Path) -> AsyncIterator[VLLMEngine]:
+    engine = VLLMEngine(str(model), SETTINGS)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_logprobs_agree(engine: VLLMEngine, model: Path) -> None:
+    """Over 2,000 sampled tokens, fp32: mean difference at most 1e-5, at two temperatures."""
+    from trainers.batch import Sample
+    from trainers.titan import TitanSettings, TitanTrainer
+
+    trainer = TitanTrainer(str(model), TitanSettings())
+    try:
+        for temperature in (1.0, 0.7):
+            completions = await _sample(engine, count=32, tokens=32, temperature=temperature)
+            samples = [Sample(rows=(_row(c),), advantage=0.0) for c in completions]
+            recomputed = trainer.logprobs(samples, temperature)
+            differences = [
+                abs(a - b)
+                for completion, values in zip(completions, recomputed, strict=True)
+                for a, b in zip(completion.logprobs, values, strict=True)
+            ]
+            assert len(differences) == 32 * 32
+            assert sum(differences) / len(differences) <= 1e-5
+            assert max(differences) <= 1e-3
+    finally:
+        trainer.close()
+
+
+async def test_what_the_engine_returns_is_what_it_saw(engine: VLLMEngine) -> None:
+    prompt = [5, 9, 200, 31]
+    completion = await engine.generate(prompt, Sampling(max_tokens=8, seed=1), "echo")
+    assert completion.prompt_ids == tuple(prompt)
+    assert len(completion.logprobs) == len(completion.token_ids) == 8
+    assert completion.finish_reason == "length"
+    assert completion.versions == ((engine.version, 8),)
+
+
+async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VLLMEngine) -> None:
+    free = await engine.generate([5, 9, 200], Sampling(max_tokens=16, seed=3), "free")
+    stop = free.token_ids[5]
+    stopped = await engine.generate([5, 9, 200], Sampling(max_tokens=16, seed=3, stop_token_ids=(stop,)), "stopped")
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert stopped.finish_reason == "stop"
+
+
+async def test_same_seed_same_answer_alone_and_among_others(engine: VLLMEngine) -> None:
+    alone = await engine.generate([7, 7, 7], Sampling(max_tokens=24, seed=11), "alone")
+    crowd = [
+        engine.generate([i + 1, 7, 7], Sampling(max_tokens=24, seed=11 if i == 6 else i), f"crowd/{i}")
+        for i in range(24)
+    ]
+    together = await asyncio.gather(*crowd)
+    assert together[6].token_ids == alone.token_ids
+
+
+async def test_a_prompt_that_is_too_long_is_refused_and_the_engine_lives_on(engine: VLLMEngine) -> None:
+    with pytest.raises(PolicyError, match="refused"):
+        await engine.generate([3] * 1000, Sampling(max_tokens=8), "too-long")
+    assert (await engine.generate([3], Sampling(max_tokens=2), "next")).token_ids
+
+
+async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
+    """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
+    running = [
+        asyncio.ensure_future(engine.generate([i + 1, 2], Sampling(max_tokens=200, seed=i), f"long/{i}"))
+        for i in range(16)
+    ]
+    started = asyncio.ensure_future(engine.generate([1], Sampling(max_tokens=1), "marker"))
+    await started  # the engine steps all requests together, so the long ones have begun
+    old = engine.version
+    await engine.update_weights(old + 1, _weights(model))
+    for completion in await asyncio.gather(*running):
+        assert [version for version, _ in completion.versions] == [old, old + 1]
+        assert sum(n for _, n in completion.versions) == 200
+    after = await engine.generate([1], Sampling(max_tokens=3), "after")
+    assert after.versions == ((old + 1, 3),)
+
+
+async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
+    engine: VLLMEngine, model: Path, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights = _weights(model)
+    new = {k: v + 0.05 * torch.randn(v.shape, generator=generator) for k, v in weights.items()}
+    _copy_with(model, tmp_path / "new", new)
+    before = await _greedy(engine)
+    await engine.update_weights(engine.version + 1, new)
+    swapped = await _greedy(engine)
+    assert swapped != before, "the new weights must speak differently, or this test shows nothing"
+    # The same prompts were cached under the old weights; a stale prefix cache would show here.
+    fresh = VLLMEngine(str(tmp_path / "new"), SETTINGS)
+    await fresh.start()
+    try:
+        assert await _greedy(fresh) == swapped
+    finally:
+        await fresh.close()
+        await engine.update_weights(engine.version + 1, weights)
+    assert await _greedy(engine) == before
+
+
+async def test_a_closed_engine_refuses(model: Path) -> None:
+    engine = VLLMEngine(str(model), SETTINGS)
+    await engine.start()
+    pending = asyncio.ensure_future(engine.generate([1], Sampling(max_tokens=200), "pending"))
+    await asyncio.sleep(0)  # let it reach the inbox
+    await engine.close()
+    with pytest.raises(PolicyError):
+        await pending
+    with pytest.raises(PolicyError):
+        await engine.generate([1], Sampling(max_tokens=1), "late")
+
+
+async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(300) for _ in range(rng.randint(3, 90))] for _ in range(count)]
+    sampling = [Sampling(max_tokens=tokens, temperature=temperature, seed=i) for i in range(count)]
+    calls = [engine.generate(p, s, f"{temperature}/{i}") for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))]
+    return list(await asyncio.gather(*calls))
+
+
+async def _greedy(engine: VLLMEngine) -> list[Sequence[int]]:
+    prompts = [[i + 1, 50, 60, *range(70, 90)] for i in range(8)]
+    calls = [
+        engine.generate(p, Sampling(max_tokens=24, temperature=0.0), f"greedy/{engine.version}/{random.random()}")
+        for p in prompts
+    ]
+    return [completion.token_ids for completion in await asyncio.gather(*calls)]
+
+
+def _row(completion: Completion) -> Row:
+    before, sampled = len(completion.prompt_ids), len(completion.token_ids)
+    return Row(
+        token_ids=completion.prompt_ids + completion.token_ids,
+        mask=(False,) * before + (True,) * sampled,
+        logprobs=(0.0,) * before + completion.logprobs,
+        versions=(-1,) * before + (0,) * sampled,
+    )
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def _copy_with(source: Path, target: Path, weights: dict[str, torch.Tensor]) -> None:
+    target.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            (target / path.name).write_bytes(path.read_bytes())
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
