@@ -21,6 +21,7 @@ from forge_env.tools import reward, tool
 from forge_env.types import Message, Task
 
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
+_TESTS = "\n\ndef _call_f(arguments):\n    return [f(x) for x in arguments]\n"
 _PROMPT = re.compile(r"t\[(\d+)\]")
 
 
@@ -62,13 +63,13 @@ class CodeExec(ToolEnv):
     @reward
     async def tests(self, answer: str) -> float:
         """Share of hidden tests that the answer's function passes: all or nothing."""
-        code = extract_code(answer)
-        for argument, expected in self.task.target:
-            request = ExecRequest(code=code, call=Call(function="f", args=[argument]), limits=self.limits)
-            result = _checked(await self.sandbox.run(request))
-            if result.status is not ExecStatus.OK or not _same(result.value, expected):
-                return 0.0
-        return 1.0
+        arguments = [argument for argument, _ in self.task.target]
+        expected = [value for _, value in self.task.target]
+        request = ExecRequest(
+            code=extract_code(answer) + _TESTS, call=Call(function="_call_f", args=[arguments]), limits=self.limits
+        )
+        result = _checked(await self.sandbox.run(request))
+        return float(result.status is ExecStatus.OK and _same(result.value, expected))
 
 
 def extract_code(answer: str) -> str:
@@ -121,10 +122,10 @@ def _report(result: ExecResult) -> str:
     return "\n".join(part for part in (text, last_lines, f"[{reason}]") if part)
 
 
-def _same(value: str | None, expected: Any) -> bool:
-    """Compare a value that came out of the sandbox, as data: equal, and of exactly the same type."""
+def _same(value: str | None, expected: list[Any]) -> bool:
+    """Compare a list of values that came out of the sandbox, as data: equal, and of exactly the same types."""
     try:
         got = json.loads(value or "")
     except ValueError:
         return False
-    return type(got) is type(expected) and got == expected
+    return got == expected and [type(x) for x in got] == [type(x) for x in expected]

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_env.errors import UserError, nearest
+from forge_env.errors import UserError
 
 C = TypeVar("C")
 
@@ -43,7 +44,9 @@ def set_value(config: Any, name: str, value: Any, short: Mapping[str, str], *, s
     names = dict(leaves(config))
     dotted = short.get(name, name)
     if dotted not in names:
-        raise UserError(f"{source}: there is no option --{name}. {nearest(name, [*short, *names])}")
+        close = difflib.get_close_matches(name, [*short, *names], n=1)
+        hint = f"did you mean --{close[0]}? " if close else ""
+        raise UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
     *path, field = dotted.split(".")
     section = config
     for part in path:

@@ -53,6 +53,11 @@ class InvariantError(ForgeError):
     """An Episode or Group that breaks its own rules: always a bug, never data."""
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return the first real exception inside an exception group, or the exception itself."""
+    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return a sentence that offers the nearest of `choices` and lists them all.
 

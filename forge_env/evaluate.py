@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from forge_env.episode import Episode, Group
+from forge_env.errors import ForgeError, first_error
 from forge_env.types import Task
 
 
@@ -68,8 +69,11 @@ async def evaluate(
         on_done(done)
         return group
 
-    async with asyncio.TaskGroup() as running:
-        groups = [running.create_task(one(task, index)) for index, task in enumerate(tasks)]
+    try:
+        async with asyncio.TaskGroup() as running:
+            groups = [running.create_task(one(task, index)) for index, task in enumerate(tasks)]
+    except* ForgeError as errors:
+        raise first_error(errors) from None
     return Evaluation(episodes=tuple(e for group in groups for e in group.result().episodes))
 
 

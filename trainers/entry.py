@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from forge_env.config import parse
-from forge_env.errors import ForgeError, UserError
-from trainers.config import SHORT_OPTIONS, RunConfig
+from forge_env.errors import ForgeError, UserError, first_error
+from trainers.config import SHORT_OPTIONS, RunConfig, ServiceConfig
 
 C = TypeVar("C", bound=RunConfig)
 OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers")
@@ -34,12 +33,12 @@ def main(config_class: type[C], run: Callable[[C], Awaitable[None]], arguments: 
         config = parse(config_class, options, SHORT_OPTIONS)
         check_config(config)
         return asyncio.run(_with_signals(run(config)))
-    except UserError as error:
+    except (ForgeError, BaseExceptionGroup) as raised:
+        error = first_error(raised)
+        if not isinstance(error, ForgeError):
+            raise  # a bug of ours
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ForgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
 
 
 async def _with_signals(work: Awaitable[None]) -> int:
@@ -106,12 +105,18 @@ def check_config(config: RunConfig) -> None:
     for name, (value, least) in minimum.items():
         if value < least:
             raise UserError(f"--{name} is {value}; it must be at least {least}")
+    for name, service in _services(config).items():
+        if service.procs != 1:
+            raise UserError(f"--services.{name}.procs is {service.procs}; this version runs one process for each service")
     _check_gpus(config)
 
 
+def _services(config: RunConfig) -> dict[str, ServiceConfig]:
+    return {"generator": config.services.generator, "trainer": config.services.trainer}
+
+
 def _check_gpus(config: RunConfig) -> None:
-    services = {"generator": config.services.generator, "trainer": config.services.trainer}
-    wanted = {name: service.procs for name, service in services.items() if service.with_gpus}
+    wanted = {name: service.procs for name, service in _services(config).items() if service.with_gpus}
     if not wanted:
         return
     import torch
@@ -136,9 +141,3 @@ def _help(config_class: type[RunConfig]) -> str:
         lines.append(f"  --{name} {value!r}")
     return "\n".join(lines)
 
-
-def exit_with(code: int) -> None:
-    """End the process with `code`, once everything is written."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forge_env.episode import Group
-from forge_env.errors import ForgeError, ServiceError
+from forge_env.errors import ForgeError, ServiceError, first_error
 from forge_env.types import Task
 from trainers.batch import Sample
 
@@ -74,7 +74,7 @@ class Loop:
                 rollouts = tasks.create_task(self.rollouts())
                 tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
         except* ForgeError as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
 
     async def rollouts(self) -> None:
         """Admit a task whenever a place is free; its group comes back on its own time."""
@@ -123,10 +123,6 @@ class Loop:
             return await asyncio.wait_for(self._ready.get(), self.patience)
         except TimeoutError:
             raise ServiceError(f"no finished group for {self.patience:g} s: the environments or the policy hang") from None
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def repeat(tasks: Sequence[Task]) -> Iterator[Task]:

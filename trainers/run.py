@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import platform
 import random
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +28,7 @@ from forge_env.runtime.launcher import Launcher, within
 from forge_env.types import Task
 from trainers.actor import TrainerActor
 from trainers.batch import Sample
-from trainers.config import RunConfig
+from trainers.config import RunConfig, ServiceConfig
 from trainers.losses import SFTLoss
 from trainers.models import expert_of, find_model, make_model
 from trainers.report import Report
@@ -58,6 +59,12 @@ class Run:
         self.policy: Any
         self.engine_ready: asyncio.Task[None]
         self.guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
+
+    async def stop_waiting(self) -> None:
+        """Take back the wait for the engine, where the run ends before it is up."""
+        if hasattr(self, "engine_ready"):
+            self.engine_ready.cancel()
+            await asyncio.gather(self.engine_ready, return_exceptions=True)
 
     # ---- rollouts ----
 
@@ -196,11 +203,16 @@ async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
         report = Report(folder)
         stack.callback(report.close)
-        run = Run(algorithm, config, report)
-        report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}")
-        model, parameters = await _prepare_model(run)
+        try:
+            run = Run(algorithm, config, report)
+            report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}")
+            model, parameters = await _prepare_model(run)
+        except UserError:
+            shutil.rmtree(folder)  # nothing has run: the next try may have the same folder
+            raise
         run.results |= {"model": str(model), "model_parameters": parameters}
         launcher = await stack.enter_async_context(Launcher(folder / "logs"))
+        stack.push_async_callback(run.stop_waiting)
         await _start_services(run, launcher, str(model))
         run.results["setup_seconds"] = time.perf_counter() - report.started
         report.say(f"trainer, environments and weight store are up, the engine is starting: {_placement(config)}")
@@ -266,11 +278,12 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
         "threads": trainer.threads,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
     }
+    gpus = iter(range(2))
     run.policy = launcher.spawn(
-        "generator", PolicyActor, environ=_threads(generator.threads), model=model, settings=engine
+        "generator", PolicyActor, environ=_resources(generator, gpus), model=model, settings=engine
     )
     run.trainer = launcher.spawn(
-        "trainer", TrainerActor, environ=_threads(trainer.threads), model=model, settings=settings
+        "trainer", TrainerActor, environ=_resources(trainer, gpus), model=model, settings=settings
     )
     agents = {
         "policy": (
@@ -289,10 +302,14 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
         tasks.create_task(weights.open_store(store))
 
 
-def _threads(count: int) -> dict[str, str]:
-    """Environment of a process with `count` compute threads, which sleep rather than spin while they wait: on few
-    cores a spinning thread keeps the one that it waits for from running."""
-    return {"OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "passive"}
+def _resources(service: ServiceConfig, gpus: Iterator[int]) -> dict[str, str]:
+    """Environment of a service's process: its threads, and the one GPU that it sees, or none.
+
+    Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
+    running.
+    """
+    gpu = str(next(gpus)) if service.with_gpus else ""
+    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": gpu}
 
 
 def _placement(config: RunConfig) -> str:

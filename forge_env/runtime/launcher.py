@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import traceback
 from collections.abc import Awaitable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,8 +39,8 @@ async def within(seconds: float, call: Awaitable[T], what: str) -> T:
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None
-        reason = f"{type(error.exception).__name__}: {error.exception}"
-        raise ServiceError(f"{what} failed: {reason}\n{error.exception_formatted}") from None
+        reason = str(error.exception).strip().splitlines() or [""]
+        raise ServiceError(f"{what} failed: {type(error.exception).__name__}: {reason[0]}") from error
     except ForgeError:
         raise
     except Exception as error:  # Monarch's own errors, a SupervisionError among them
@@ -77,7 +78,10 @@ class Launcher:
         monarch.actor.unhandled_fault_hook = self._on_fault
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ForgeError, BaseExceptionGroup)):
+            # The user is told in one sentence; where it came from, in the other process too, is kept here.
+            (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
         await asyncio.shield(self._stop())
 
     def spawn(self, name: str, actor_class: type, *, environ: Mapping[str, str] | None = None, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ the commit marker: a snapshot that can be fetched is whole.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,9 @@ async def close_store() -> None:
 async def publish(version: int, state_dict: Mapping[str, Tensor]) -> None:
     """Put a snapshot, and forget the one that nobody can need any more."""
     store = import_torchstore()
-    await store.put_state_dict(dict(state_dict), _key(version))
+    await store.put_state_dict(_pack(state_dict), _key(version))
     if version >= _KEEP:
-        await _delete(store, version - _KEEP)
+        await asyncio.gather(*(store.delete(key) for key in await store.keys(_key(version - _KEEP))))
 
 
 async def fetch(version: int) -> dict[str, Tensor]:
@@ -43,13 +44,33 @@ async def fetch(version: int) -> dict[str, Tensor]:
         ServiceError: when there is no such version.
     """
     try:
-        return await import_torchstore().get_state_dict(_key(version))
+        return _unpack(await import_torchstore().get_state_dict(_key(version)))
     except Exception as error:
         raise ServiceError(f"the weight store has no version {version}: {error}") from None
 
 
-async def _delete(store: Any, version: int) -> None:
-    await asyncio.gather(*(store.delete(key) for key in await store.keys(_key(version))))
+def _pack(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Lay all tensors of one dtype end to end: a message for each dtype, and not one for each tensor."""
+    import torch
+
+    by_dtype: dict[str, list[Tensor]] = {}
+    layout: list[tuple[str, str, tuple[int, ...]]] = []
+    for name, tensor in state_dict.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        by_dtype.setdefault(dtype, []).append(tensor.detach().reshape(-1))
+        layout.append((name, dtype, tuple(tensor.shape)))
+    return {"layout": layout, **{dtype: torch.cat(parts) for dtype, parts in by_dtype.items()}}
+
+
+def _unpack(packed: dict[str, Any]) -> dict[str, Tensor]:
+    """Views into the packed tensors, under their own names."""
+    offsets: dict[str, int] = {}
+    state_dict = {}
+    for name, dtype, shape in packed["layout"]:
+        start, size = offsets.get(dtype, 0), math.prod(shape)
+        state_dict[name] = packed[dtype][start : start + size].view(shape)
+        offsets[dtype] = start + size
+    return state_dict
 
 
 def _key(version: int) -> str:

@@ -1,0 +1,64 @@
+"""Where the trainer runs: the process group, how its ranks share the work, and what each device can do."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+# First of all TorchTitan imports: it settles the device for the others.
+from trainers.titan_model import SPMD_BACKEND, device, titan_utils  # isort: skip
+from torchtitan.config import CommConfig, ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as titan_dist
+
+from forge_env.errors import UserError
+
+
+def init_process_group() -> bool:
+    """Bring up the process group unless there is one; returns whether it was made here."""
+    if dist.is_initialized():
+        return False
+    if titan_utils.device_type != "cpu":
+        titan_utils.device_module.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # No flight recorder: it leaves a folder in the working directory.
+        titan_dist.init_distributed(CommConfig(trace_buf_size=0), enable_cpu_backend=titan_utils.device_type != "cpu")
+    else:  # alone: no port to choose, nobody to wait for
+        backend = "gloo" if titan_utils.device_type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return True
+
+
+def parallel_dims(dp_shard: int, tp: int) -> ParallelDims:
+    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that `tp` leaves.
+
+    Raises:
+        UserError: the two do not multiply to the number of ranks.
+    """
+    world = dist.get_world_size()
+    data = world // tp if dp_shard == -1 else dp_shard
+    if data * tp != world:
+        raise UserError(f"dp_shard={dp_shard} times tp={tp} must be the number of ranks, {world}.")
+    titan_dist.set_spmd_backend(SPMD_BACKEND)
+    return ParallelDims.from_config(
+        ParallelismConfig(data_parallel_shard_degree=data, tensor_parallel_degree=tp, spmd_backend=SPMD_BACKEND),
+        world,
+    )
+
+
+def resolve(dtype: str, attention: str) -> tuple[str, str]:
+    """The dtype and attention to use, with this device's defaults in the place of "".
+
+    Raises:
+        UserError: the dtype is unknown, or the attention cannot be used on this device.
+    """
+    on_cpu = device().type == "cpu"
+    dtype = dtype or ("float32" if on_cpu else "bfloat16")
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"dtype={dtype!r} is not known: use 'float32' or 'bfloat16'.")
+    attention = attention or ("sdpa" if on_cpu else "varlen" if dtype == "bfloat16" else "flex")
+    allowed = ("sdpa",) if on_cpu else ("sdpa", "flex", "varlen")
+    if attention not in allowed:
+        raise UserError(f"attention={attention!r} cannot be used on this device: use {' or '.join(allowed)}.")
+    return dtype, attention
