@@ -26,7 +26,7 @@ class GRPOConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
-    """Weight of the KL penalty against the reference model; 0 is none."""
+    """Weight of the KL penalty (k3); 0 is none. There being no reference model, it is against the generator."""
     aggregation: str = "token"
     """"token" weighs every sampled token alike, "sequence" every episode."""
     std_eps: float = 1e-4
@@ -48,6 +48,7 @@ def objective(config: GRPOConfig) -> Objective:
         ),
         advantages=partial(group_relative, std_eps=config.std_eps),
         group_size=config.n_samples,
+        kl_reference="generator" if config.beta > 0 else "",
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge_env.episode import Group
+from forge_env.episode import Episode, Group
 from forge_env.errors import ForgeError, ServiceError, first_error
 from forge_env.types import Task
 from trainers.batch import Sample
@@ -32,14 +32,24 @@ class Objective:
     loss: nn.Module
     advantages: Callable[[Sequence[float]], list[float]]
     group_size: int
+    kl_reference: str = ""
+    """"generator" where the loss has a KL penalty and there is no reference model."""
 
     def samples(self, groups: Sequence[Group]) -> list[Sample]:
         """Turn groups into samples. Faults have no reward, and take no part in a baseline."""
         return [
-            Sample(rows=episode.rows, advantage=advantage)
+            Sample(rows=episode.rows, advantage=advantage, ref_logprobs=self._reference(episode))
             for group in groups
             for episode, advantage in zip(group.valid, self.advantages(group.rewards), strict=True)
         ]
+
+
+    def _reference(self, episode: Episode) -> tuple[float, ...] | None:
+        if not self.kl_reference:
+            return None
+        return tuple(
+            logprob for row in episode.rows for logprob, sampled in zip(row.logprobs, row.mask, strict=True) if sampled
+        )
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from forge_env.episode import Group
 from forge_env.evaluate import Evaluation, is_success
 from forge_env.runtime.launcher import within
+from forge_env.tool_env import ToolEnv
 from trainers.config import RunConfig
 from trainers.loop import Loop, Objective, repeat
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
@@ -27,8 +28,12 @@ async def _phases(run: Run, objective: Objective) -> None:
     await run.sync_weights()
     before = await run.evaluate("before", run.held_out)
     report.say(f"held-out success before {run.algorithm}: {before}")
-    tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
-    report.say(f"held-out success with the tool switched off: {tool_off}")
+    tool_off = None
+    if issubclass(run.env, ToolEnv):
+        tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
+        report.say(f"held-out success with the tool switched off: {tool_off}")
+    if objective.kl_reference == "generator":
+        report.say("there is no reference model: the KL penalty is against the generator's own logprobs")
 
     await within(60.0, run.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
     started = time.perf_counter()
@@ -71,18 +76,20 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
     run.report.progress(run.algorithm, step, run.config.training.steps, shown, since=started)
 
 
-def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation, train_seconds: float) -> None:
+def _close(
+    run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float
+) -> None:
     config, report = run.config, run.report
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {run.algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {run.algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
     run.summarise(
         {
-            "success_before": before.success_rate,
+            "success_before": _rate(before),
             "success_before_ci95": before.interval,
-            "success_after": after.success_rate,
+            "success_after": _rate(after),
             "success_after_ci95": after.interval,
-            "success_tool_off": tool_off.success_rate,
+            "success_tool_off": _rate(tool_off),
             "evaluation_episodes": len(after.episodes),
             "evaluation_faults": before.faults + after.faults,
             "train_seconds": train_seconds,
@@ -92,5 +99,11 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
     )
     picture = report.draw_curve(f"{run.algorithm} on {config.env.name}, seed {config.training.seed}", before, after)
     report.say(f"held-out success after {run.algorithm}: {after}")
-    report.say(f"it was {before} before, and {tool_off.success_rate:.3f} with the tool switched off")
+    off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
+    report.say(f"it was {before} before{off}")
     report.say(f"curve {picture}, checkpoint {report.folder / 'checkpoint'}, model {report.folder / 'model'}")
+
+
+def _rate(evaluation: Evaluation | None) -> float | None:
+    """The success rate, or None where nothing could be measured: JSON has no NaN."""
+    return evaluation.success_rate if evaluation is not None and evaluation.valid else None

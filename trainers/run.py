@@ -113,7 +113,8 @@ class Run:
     async def demonstrations(self, count: int) -> list[Episode]:
         """Let the environment's expert solve `count` training tasks; only full successes are kept."""
         started = time.perf_counter()
-        tasks = self.train_tasks[:count]
+        probes = self.config.warmup.probe_tasks
+        tasks = self.train_tasks[: max(1, len(self.train_tasks) - probes)][:count]
         result = await evaluate(
             lambda task, i: self.run_group(task, i, phase="demonstrations", agent="expert", count=1),
             tasks,

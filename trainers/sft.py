@@ -34,7 +34,7 @@ async def train(config: Config) -> None:
         run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
         run.summarise(
             {
-                "success_after": after.success_rate,
+                "success_after": after.success_rate if after.valid else None,
                 "success_after_ci95": after.interval,
                 "evaluation_episodes": len(after.episodes),
                 "train_seconds": train_seconds,

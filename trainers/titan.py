@@ -37,7 +37,7 @@ from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan_model import Qwen3  # isort: skip
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.errors import InvariantError, UserError
@@ -120,11 +120,13 @@ class TitanTrainer:
 
         Settings that are left out stay as they are.
         """
-        given = {"learning_rate": learning_rate, "warmup_steps": warmup_steps}
+        given: dict[str, Any] = {"learning_rate": learning_rate, "warmup_steps": warmup_steps}
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
-        self._optimizer = self._build_optimizer()
+        optimizer = default_adamw(**self._hyperparameters())
+        optimizer.implementation = "foreach" if self.device.type == "cpu" else "fused"
+        self._optimizer = optimizer.build(model_parts=[self.model.module])
         schedule = LRSchedulersContainer.Config(warmup_steps=self.settings.warmup_steps, decay_ratio=0.0)
         self._scheduler = schedule.build(optimizers=self._optimizer, training_steps=sys.maxsize)
         self._state = TrainingState(self.model, self._optimizer, self._scheduler)
@@ -311,11 +313,6 @@ class TitanTrainer:
     def _hyperparameters(self) -> dict[str, Any]:
         s = self.settings
         return {"lr": s.learning_rate, "betas": s.betas, "eps": s.eps, "weight_decay": s.weight_decay}
-
-    def _build_optimizer(self) -> OptimizersContainer:
-        config = default_adamw(**self._hyperparameters())
-        config.implementation = "foreach" if self.device.type == "cpu" else "fused"
-        return config.build(model_parts=[self.model.module])
 
 
 def _drift(logprobs: Tensor, batch: MicroBatch) -> Tensor:

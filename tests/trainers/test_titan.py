@@ -20,21 +20,17 @@ import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from safetensors.torch import load_file  # noqa: E402
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from forge_env.episode import Row  # noqa: E402
-from forge_env.errors import InvariantError, UserError  # noqa: E402
-from trainers import titan_model  # noqa: E402
-from trainers.batch import Sample  # noqa: E402
-from trainers.losses import GRPOLoss, SFTLoss  # noqa: E402
-from trainers.titan import (  # noqa: E402
-    TitanSettings,
-    TitanTrainer,
-    _init_process_group,
-    token_entropy,
-    token_logprobs,
-)
+from forge_env.episode import Row
+from forge_env.errors import InvariantError, UserError
+from trainers import titan_model
+from trainers.batch import Sample
+from trainers.losses import GRPOLoss, SFTLoss
+from trainers.titan import TitanSettings, TitanTrainer
+from trainers.titan_parallel import init_process_group
+from trainers.token_logprobs import token_entropy, token_logprobs
 
 VOCABULARY = 96
 SETTINGS = TitanSettings(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.01, warmup_steps=2, dtype="float32")
@@ -244,6 +240,33 @@ def test_it_overfits_one_batch(any_model, make_trainer):
     samples = make_samples(4)
     losses = [trainer.train_step(samples, SFTLoss())["loss"] for _ in range(30)]
     assert losses[0] > 4 and losses[-1] < 0.3 * losses[0]
+
+
+def test_a_new_phase_is_a_new_trainer_on_the_present_weights(model, make_trainer, tmp_path):
+    trainer = make_trainer(model)
+    for seed in range(3):
+        trainer.train_step(make_samples(seed=seed), SFTLoss())
+    trained = weights(trainer)
+    trainer.export_hf(tmp_path / "trained")
+    trainer.begin(learning_rate=4e-4, warmup_steps=4)
+    assert trainer.step == 0
+    assert all(torch.equal(value, trained[name]) for name, value in weights(trainer).items())
+    fresh = make_trainer(tmp_path / "trained", learning_rate=4e-4, warmup_steps=4)
+    rates = []
+    for seed in range(5):  # moments of Adam left over from the first phase would show in the second step's loss
+        ours, expected = (t.train_step(make_samples(seed=seed), GRPOLoss()) for t in (trainer, fresh))
+        assert ours | {"seconds": 0} == expected | {"seconds": 0}
+        rates.append(ours["learning_rate"])
+    assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4, 4e-4])
+    assert all(torch.equal(value, weights(fresh)[name]) for name, value in weights(trainer).items())
+
+
+def test_a_phase_keeps_the_settings_it_is_not_given(model, make_trainer):
+    trainer = make_trainer(model, learning_rate=1e-3, warmup_steps=2)
+    trainer.begin(learning_rate=4e-3)
+    assert trainer.learning_rate == pytest.approx(2e-3)  # still the first of two warm-up steps
+    trainer.begin(warmup_steps=0)
+    assert trainer.learning_rate == pytest.approx(4e-3)
 
 
 def test_metrics_at_the_generator_itself_say_on_policy(model, make_trainer):
@@ -555,7 +578,7 @@ def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
 
 def be_a_rank(root: Path) -> None:
     """Go through all cases in one process group, because starting a process takes far longer than the work."""
-    _init_process_group()
+    init_process_group()
     for case, (kind, changes) in CASES.items():
         settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
         trainer = TitanTrainer(root / kind, TitanSettings(**settings))
