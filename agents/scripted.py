@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from agents.rendering import Renderer
 from forge_env.episode import Turn
 from forge_env.protocols import Conversation
 from forge_env.types import Action, Completion, Message, Sampling, ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from agents.rendering import Renderer
 
 Script = Callable[[list[Message]], Message]
 """Reads a whole conversation and returns the next assistant message."""
@@ -21,7 +24,7 @@ class ScriptedAgent:
 
     def __init__(self, script: Script, *, model: str = "") -> None:
         self._script = script
-        self._renderer = Renderer(model) if model else None
+        self._renderer = _renderer(model) if model else None
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         message = self._script(conversation.messages)
@@ -43,6 +46,12 @@ class ScriptedAgent:
             starts_row=starts_row,
         )
         return turn, action
+
+
+def _renderer(model: str) -> Renderer:
+    from agents.rendering import Renderer  # needs the tokenizer packages, which text agents do without
+
+    return Renderer(model)
 
 
 class ScriptedPolicy:

@@ -61,7 +61,12 @@ class BareLoop:
         logprobs: list[list[float]] = [[] for _ in prompts]
         for _ in range(most):
             output = self.model(
-                ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
             )
             cache = output.past_key_values
             distribution = log_softmax(output.logits[:, -1], -1)
@@ -116,7 +121,16 @@ class BareLoop:
     def _tool_turn(self, result: str) -> list[int]:
         # In the pieces in which the renderer writes them: a merge across two of them would be a new token to the model.
         response = f"\n<tool_response>\n{result}\n</tool_response><|im_end|>"
-        pieces = ("\n", "<|im_start|>", "user", response, "\n", "<|im_start|>", "assistant\n", "<think>\n\n</think>\n\n")
+        pieces = (
+            "\n",
+            "<|im_start|>",
+            "user",
+            response,
+            "\n",
+            "<|im_start|>",
+            "assistant\n",
+            "<think>\n\n</think>\n\n",
+        )
         return [token for piece in pieces for token in self.renderer.encode(piece)]
 
     def _expected(self, episode: dict[str, Any]) -> str:

@@ -108,6 +108,11 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(choices)}")
+        return value
     try:
         if kind is bool:
             return _BOOLEANS[str(value).lower()]

@@ -64,7 +64,9 @@ class Turn:
 
     def __post_init__(self) -> None:
         if self.kind == "text":
-            _require(not (self.prompt_ids or self.token_ids or self.logprobs or self.versions), "a text turn has no tokens")
+            _require(
+                not (self.prompt_ids or self.token_ids or self.logprobs or self.versions), "a text turn has no tokens"
+            )
             return
         _require(bool(self.token_ids), "a turn holds at least one token that the model wrote")
         if self.kind == "tokens":
@@ -182,7 +184,7 @@ class Episode:
             raise UserError(f"not an Episode: {line[:80]!r} ({error}); expected one JSON object per line") from None
         if version != SCHEMA_VERSION:
             raise UserError(f"this Episode has schema version {version}; this forge_env reads {SCHEMA_VERSION}")
-        task = Task(**{**data.pop("task")})
+        task = Task(**data.pop("task"))
         turns = tuple(_turn_from(item) for item in data.pop("turns"))
         return cls(
             task=Task(id=task.id, prompt=tuple(task.prompt), target=task.target, metadata=task.metadata),

@@ -69,7 +69,10 @@ class Action:
 
 
 class Outcome(StrEnum):
-    """How an episode ended. The first three are the model's doing and carry a reward; the last two are ours and carry none."""
+    """How an episode ended.
+
+    The first three are the model's doing and carry a reward; the last two are ours and carry none.
+    """
 
     SCORED = "scored"
     TRUNCATED = "truncated"

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import guest_kernel as kernel  # type: ignore[import-not-found]  # noqa: E402
-import guest_snippet as snippet  # type: ignore[import-not-found]  # noqa: E402
+import guest_kernel as kernel  # type: ignore[import-not-found]
+import guest_snippet as snippet  # type: ignore[import-not-found]
 
 del sys.path[0]
 

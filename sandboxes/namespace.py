@@ -26,9 +26,27 @@ from sandboxes.streams import CappedPipe, sealed_file
 from sandboxes.zygote import Ended, Zygote
 
 BACKEND = "namespace"
-DEFAULT_PREIMPORT = tuple(
-    "ast bisect collections copy dataclasses datetime decimal fractions functools heapq itertools json math operator "
-    "random re statistics string threading typing".split()
+DEFAULT_PREIMPORT = (
+    "ast",
+    "bisect",
+    "collections",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "threading",
+    "typing",
 )
 _MAX_SLOTS = 128  # so that the orders and kills of all fit into the control socket at once
 _FLOOD_FACTOR = 16

@@ -107,7 +107,9 @@ def check_config(config: RunConfig) -> None:
             raise UserError(f"--{name} is {value}; it must be at least {least}")
     for name, service in _services(config).items():
         if service.procs != 1:
-            raise UserError(f"--services.{name}.procs is {service.procs}; this version runs one process for each service")
+            raise UserError(
+                f"--services.{name}.procs is {service.procs}; this version runs one process for each service"
+            )
     _check_gpus(config)
 
 
@@ -140,4 +142,3 @@ def _help(config_class: type[RunConfig]) -> str:
             value = getattr(value, part)
         lines.append(f"  --{name} {value!r}")
     return "\n".join(lines)
-

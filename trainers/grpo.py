@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from trainers.advantages import group_relative
 from trainers.config import RunConfig
@@ -27,7 +28,7 @@ class GRPOConfig:
     clip_high: float = 0.28
     beta: float = 0.0
     """Weight of the KL penalty (k3); 0 is none. There being no reference model, it is against the generator."""
-    aggregation: str = "token"
+    aggregation: Literal["token", "sequence"] = "token"
     """"token" weighs every sampled token alike, "sequence" every episode."""
     std_eps: float = 1e-4
 

@@ -43,7 +43,6 @@ class Objective:
             for episode, advantage in zip(group.valid, self.advantages(group.rewards), strict=True)
         ]
 
-
     def _reference(self, episode: Episode) -> tuple[float, ...] | None:
         if not self.kl_reference:
             return None
@@ -132,7 +131,9 @@ class Loop:
         try:
             return await asyncio.wait_for(self._ready.get(), self.patience)
         except TimeoutError:
-            raise ServiceError(f"no finished group for {self.patience:g} s: the environments or the policy hang") from None
+            raise ServiceError(
+                f"no finished group for {self.patience:g} s: the environments or the policy hang"
+            ) from None
 
 
 def repeat(tasks: Sequence[Task]) -> Iterator[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from forge_env.env import Env, EnvFactory
@@ -76,7 +77,7 @@ async def _expert_conversations(env_class: type[Env], *, seed: int, limits: Epis
     return solved
 
 
-def expert_of(env_class: type[Env]):  # type: ignore[no-untyped-def]
+def expert_of(env_class: type[Env]) -> Callable[[list[Message]], Message]:
     """Return the environment's scripted expert, `expert(messages) -> assistant message`.
 
     Raises:

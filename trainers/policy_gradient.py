@@ -76,9 +76,7 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
     run.report.progress(run.algorithm, step, run.config.training.steps, shown, since=started)
 
 
-def _close(
-    run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float
-) -> None:
+def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float) -> None:
     config, report = run.config, run.report
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {run.algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {run.algorithm}", after.episodes[:SAMPLES_SHOWN])

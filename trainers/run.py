@@ -68,7 +68,9 @@ class Run:
 
     # ---- rollouts ----
 
-    async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **env_options: Any) -> Group:
+    async def run_group(
+        self, task: Task, index: int, *, phase: str, agent: str, count: int, **env_options: Any
+    ) -> Group:
         """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
         seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
         limit = self.config.env.episode_seconds + 60.0
@@ -161,7 +163,9 @@ class Run:
     def _batches(self, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
         """Go through the demonstrations again and again, in a new order each time."""
         if not episodes:
-            raise UserError(f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data")
+            raise UserError(
+                f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data"
+            )
         rng = random.Random(self.config.training.seed)
         order: list[Episode] = []
         while True:
@@ -176,7 +180,6 @@ class Run:
         extra = {"algorithm": self.algorithm, "config": asdict(self.config), "version": self.version}
         await within(600.0, self.trainer.save.call_one(str(folder / "checkpoint"), steps, extra), "the checkpoint")
         await within(600.0, self.trainer.export_hf.call_one(str(folder / "model")), "the export")
-
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: what every run has in common, and `values`."""
@@ -206,7 +209,9 @@ async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
         stack.callback(report.close)
         try:
             run = Run(algorithm, config, report)
-            report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}")
+            report.say(
+                f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}"
+            )
             model, parameters = await _prepare_model(run)
         except UserError:
             shutil.rmtree(folder)  # nothing has run: the next try may have the same folder

@@ -28,21 +28,21 @@ if not torch.accelerator.is_available():
 if titan_utils.get_cuda_flash_attention_impl() == "FA3" and find_spec("flash_attn_interface") is None:
     titan_utils.get_cuda_flash_attention_impl = lambda: None
 
-from safetensors import SafetensorError, safe_open  # noqa: E402
-from torch.distributed.fsdp import FSDPModule  # noqa: E402
-from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: E402
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
-from torchtitan.distributed import ParallelDims  # noqa: E402
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm  # noqa: E402
-from torchtitan.models.common.param_init import skip_param_init  # noqa: E402
-from torchtitan.models.qwen3 import _build_qwen3_layers  # noqa: E402
-from torchtitan.models.qwen3.model import Qwen3Model  # noqa: E402
-from torchtitan.models.qwen3.parallelize import parallelize_qwen3  # noqa: E402
-from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config  # noqa: E402
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter  # noqa: E402
-from torchtitan.protocols.module import Module  # noqa: E402
+from safetensors import SafetensorError, safe_open
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3 import _build_qwen3_layers
+from torchtitan.models.qwen3.model import Qwen3Model
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.module import Module
 
-from forge_env.errors import UserError  # noqa: E402
+from forge_env.errors import UserError
 
 SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV weights and every parameter on a mesh
 
@@ -310,7 +310,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name in sorted(names):
         try:
             with safe_open(folder / name, framework="pt") as file:
-                weights.update({key: file.get_tensor(key) for key in file.keys()})
+                weights.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118  not a dictionary
         except SafetensorError as error:
             raise UserError(f"{folder / name} is damaged: {error}.") from None
     return weights

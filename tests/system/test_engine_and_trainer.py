@@ -151,7 +151,9 @@ async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: f
     rng = random.Random(0)
     prompts = [[rng.randrange(300) for _ in range(rng.randint(3, 90))] for _ in range(count)]
     sampling = [Sampling(max_tokens=tokens, temperature=temperature, seed=i) for i in range(count)]
-    calls = [engine.generate(p, s, f"{temperature}/{i}") for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))]
+    calls = [
+        engine.generate(p, s, f"{temperature}/{i}") for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))
+    ]
     return list(await asyncio.gather(*calls))
 
 

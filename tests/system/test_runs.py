@@ -1,4 +1,4 @@
-"""Whole runs, as a user starts them: real engine, trainer, store and sandbox; and that nothing is left, however they end."""
+"""Whole runs, as a user starts them: real engine, trainer, store, sandbox; nothing is left, however they end."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_ctrl_c_while_the_engine_starts(start) -> None:  # type: ignore[no-untyp
 
 
 def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def]
-    """SIGKILL runs no clean-up of ours: the actors notice by themselves. Temporary files may stay, processes may not."""
+    """SIGKILL runs no clean-up of ours: the actors notice by themselves. Files may stay, processes may not."""
     run = start("trainers.grpo", "--env", "code_exec", "--steps", "100000", *UNTRAINED)
     run.read_until("held-out success before")
     assert len(run.processes()) >= 4

@@ -1,0 +1,90 @@
+# Every target sets itself up first, inside this folder, and only once. `make help` lists the targets.
+
+VENV := .venv
+PYTHON_OF_VENV := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# The first of these that is Python 3.11 to 3.13 is taken; `make setup PYTHON=python3.12` names another one.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+# Options of trainers.grpo in `make demo`, of pytest in `make test`.
+ARGS ?=
+
+# Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere.
+export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
+export VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm
+export MPLCONFIGDIR ?= $(CURDIR)/.cache/matplotlib
+
+# uv does not read pip's settings: where pip is told to find the CPU torch, uv is told the same. Without either, uv
+# chooses the CPU build itself.
+comma := ,
+space := $(subst ,, )
+ifeq ($(strip $(UV_FIND_LINKS)),)
+UV_FIND_LINKS := $(subst $(space),$(comma),$(strip $(PIP_FIND_LINKS)))
+endif
+ifneq ($(UV_FIND_LINKS),)
+export UV_FIND_LINKS
+else
+unexport UV_FIND_LINKS
+TORCH_BACKEND := --torch-backend=cpu
+endif
+
+UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --constraints constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check clean
+
+help:
+	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
+	@echo 'make test    run the tests (options: ARGS="-k episode")'
+	@echo 'make check   format, lint, types, direction of imports'
+	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
+	@echo 'make clean   remove the environment and every cache; outputs/ stays'
+
+setup: $(READY)
+	@echo 'everything is set up in $(VENV)'
+
+demo: $(READY)
+	@$(PYTHON_OF_VENV) -m trainers.grpo --env code_exec $(ARGS)
+	@$(PYTHON_OF_VENV) -m benchmarks.bare_loop --compare-latest
+
+test: $(READY)
+	@$(PYTHON_OF_VENV) -m pytest -q -m "not gpu and not slow" --durations=10 $(ARGS)
+
+check: $(READY)
+	@echo 'format'; $(VENV)/bin/ruff format --check --quiet .
+	@echo 'lint'; $(VENV)/bin/ruff check --quiet .
+	@echo 'types'; $(VENV)/bin/mypy
+	@echo 'imports'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py
+
+clean:
+	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The mark is made last, so that a half-made environment is made again from the start.
+$(READY): pyproject.toml constraints.txt Makefile
+	@set -e; python=; tried=; \
+	for candidate in $(PYTHON); do \
+	  version=$$($$candidate -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=missing; \
+	  case $$version in 3.11|3.12|3.13) python=$$candidate; break;; esac; \
+	  tried="$$tried, $$candidate ($$version)"; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: forge_env needs Python 3.11, 3.12 or 3.13; tried $${tried#, }: install one, or name it with PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi; \
+	rm -rf $(VENV); \
+	echo "set-up 1/4  environment in $(VENV), from $$($$python -c 'import platform, sys; print(f"Python {platform.python_version()} ({sys.executable})")')"; \
+	$$python -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $$python -m venv --without-pip $(VENV); }; \
+	echo 'set-up 2/4  uv'; \
+	if $(PYTHON_OF_VENV) -m pip --version >/dev/null 2>&1; then pip="$(PYTHON_OF_VENV) -m pip"; \
+	elif $$python -m pip --version >/dev/null 2>&1; then pip="$$python -m pip --python $(PYTHON_OF_VENV)"; \
+	else \
+	  echo "error: $$python has neither ensurepip nor pip, so nothing can be installed: install pip for it (Debian and Ubuntu: python3-venv or python3-pip)" >&2; \
+	  exit 1; \
+	fi; \
+	$$pip install --quiet --no-cache-dir --disable-pip-version-check --constraint constraints.txt uv; \
+	echo 'set-up 3/4  the packages of constraints.txt (4 GB; downloaded the first time)'; \
+	$(UV_INSTALL) $(TORCH_BACKEND) --build-constraints constraints.txt --editable '.[cpu,docker]' --group dev; \
+	echo 'set-up 4/4  torchstore, whose own pins are older than what it runs with'; \
+	$(UV_INSTALL) --no-deps torchstore; \
+	touch $@

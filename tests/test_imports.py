@@ -1,0 +1,105 @@
+"""Imports go one way, and heavy packages are imported only by the files that own them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# package -> which of ours it may import
+OURS = {
+    "forge_env": {"forge_env"},
+    "sandboxes": {"forge_env", "sandboxes"},
+    "envs": {"forge_env", "sandboxes", "envs"},
+    "agents": {"forge_env", "agents"},
+    "trainers": {"forge_env", "sandboxes", "envs", "agents", "trainers"},
+}
+
+# heavy package -> the only files that may import it
+OWNERS = {
+    "monarch": ["forge_env/runtime/*"],
+    "torchstore": ["forge_env/runtime/*"],
+    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*"],
+    "transformers": ["agents/*", "trainers/*"],
+    "vllm": ["agents/vllm_*"],
+    "torchtitan": ["trainers/titan*"],
+    "docker": ["sandboxes/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/vllm_*", "trainers/*"],
+}
+
+FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def against_direction(package: str, source: str) -> list[str]:
+    """Our own packages that a source of `package` must not import."""
+    tops = {name.partition(".")[0] for name in imports(source)}
+    return sorted((tops & OURS.keys()) - OURS[package])
+
+
+def out_of_place(file: str, source: str) -> list[str]:
+    """Heavy packages that `file` (its path in the repository) must not import."""
+    return sorted(
+        heavy
+        for heavy, owners in OWNERS.items()
+        if any(name == heavy or name.startswith(f"{heavy}.") for name in imports(source))
+        and not any(fnmatch(file, owner) for owner in owners)
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_a_file_imports_only_what_it_may(path: Path) -> None:
+    file, source = path.relative_to(REPOSITORY), path.read_text(encoding="utf-8")
+    assert against_direction(file.parts[0], source) == []
+    assert out_of_place(file.as_posix(), source) == []
+    relative = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.level]
+    assert relative == [], "a relative import would slip past this test"
+
+
+def test_every_package_has_files() -> None:
+    assert {path.relative_to(REPOSITORY).parts[0] for path in FILES} == OURS.keys()
+
+
+def test_the_rules_find_what_breaks_them() -> None:
+    assert against_direction("envs", "def f():\n    from trainers.loop import Loop\n") == ["trainers"]
+    assert against_direction("agents", "import envs.math") == ["envs"]
+    assert against_direction("trainers", "import agents, envs, sandboxes, forge_env") == []
+    assert out_of_place("forge_env/rollout.py", "import torch.nn") == ["torch"]
+    assert out_of_place("forge_env/env.py", "from forge_env import runtime") == ["forge_env.runtime"]
+    assert out_of_place("agents/vllm_engine.py", "if True:\n    from vllm import LLM") == []
+    assert out_of_place("envs/math.py", "import torchvision") == []
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_a_package_is_the_one_of_this_repository(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).resolve() == REPOSITORY / package / "__init__.py"
+
+
+def test_importing_the_gym_half_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, forge_env, sandboxes, envs, agents\n"
+        "for name in forge_env.env_names(): forge_env.env_class(name)\n"
+        f"print(sorted(sys.modules.keys() & {set(OWNERS)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
