@@ -7,6 +7,7 @@ would rewrite history the bridge is refused, and the next turn starts a new row.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Renderer:
         self._tokenizer = FastTokenizer(model)
         self._renderer = create_renderer(self._tokenizer, _FAMILIES[family]())
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        special = sorted(self._tokenizer.special_tokens, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._starts: dict[str, list[int]] = {}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
@@ -48,13 +51,14 @@ class Renderer:
             *_, last = conversation.turns
             before, sampled = row[: -len(last.token_ids)], list(last.token_ids)
             bridged = self._renderer.bridge_to_next_turn(
-                before, sampled, list(conversation.observation), tools=list(tools) or None
+                before, sampled, self._defused(conversation.observation), tools=list(tools) or None
             )
             if bridged is not None and bridged.token_ids[: len(row)] == row:
                 return list(bridged.token_ids), len(row), False
         if not conversation.turns:
-            return self._first_prompt(list(conversation.observation), tools), 0, True
-        prompt = self._renderer.render_ids(conversation.messages, tools=list(tools) or None, add_generation_prompt=True)
+            return self._first_prompt(self._defused(conversation.observation), tools), 0, True
+        messages = self._defused(conversation.messages)
+        prompt = self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         return list(prompt), 0, True
 
     def write(self, message: Message) -> list[int]:
@@ -62,6 +66,11 @@ class Renderer:
         question: list[Any] = [{"role": "user", "content": "?"}]
         prompt = self._tokenizer.decode(self._renderer.render_ids(question, add_generation_prompt=True))
         full = self._tokenizer.decode(self._renderer.render_ids([*question, message]))
+        if not full.startswith(prompt):
+            raise UserError(
+                f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
+                f"leave reasoning_content out of {message!r}"
+            )
         # Text, not ids: a merge across the end of the prompt is one that no model could have sampled.
         answer = self._tokenizer.encode(full[len(prompt) :])
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
@@ -77,7 +86,10 @@ class Renderer:
 
     def read(self, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: str) -> Action:
         """Parse what the model wrote. Never raises for anything that it writes."""
-        parsed = self._renderer.parse_response(list(token_ids), prompt_ids=list(prompt_ids))
+        try:
+            parsed = self._renderer.parse_response(list(token_ids), prompt_ids=list(prompt_ids))
+        except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
+            return self._unreadable(token_ids, finish_reason, error)
         calls = tuple(_tool_call(i, call) for i, call in enumerate(parsed.tool_calls))
         message: Message = {"role": "assistant", "content": parsed.content or ""}
         if parsed.reasoning_content:
@@ -85,6 +97,19 @@ class Renderer:
         if calls:
             message["tool_calls"] = [_as_openai(call) for call in calls]
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+
+    def _unreadable(self, token_ids: Sequence[int], finish_reason: str, error: Exception) -> Action:
+        text = self._tokenizer.decode([t for t in token_ids if t not in self.stop_token_ids])
+        call = ToolCall(id="call_0", name="", arguments=None, raw=text, error=f"It could not be read: {error}.")
+        return Action(message={"role": "assistant", "content": text}, tool_calls=(call,), finish_reason=finish_reason)
+
+    def _defused(self, messages: Sequence[Message]) -> list[Message]:
+        """Keep what others wrote from forging turns: a special token spelt out in a message is text, not a token."""
+        return [{**m, "content": self._defuse(m["content"])} if m["role"] in ("user", "tool") else m for m in messages]
+
+    def _defuse(self, content: str) -> str:
+        text = content.encode("utf-8", "replace").decode()  # lone surrogates have no tokens
+        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Render a first prompt; siblings and repeated tasks share it, so the last few are remembered."""

@@ -51,5 +51,10 @@ class FastTokenizer:
             return self._tokenizer.id_to_token(ids)
         return [self._tokenizer.id_to_token(i) for i in ids]
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """Every token that stands for itself when it is spelt out in a text."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()

@@ -32,8 +32,8 @@ from forge_env.types import Message, Task
 from trainers.advantages import group_relative
 
 PROMPTS, GROUP, STEPS = 8, 8, 12
-FIRST_TURN_TOKENS = 48
-SECOND_TURN_TOKENS = 48
+FIRST_TURN_TOKENS = 32
+SECOND_TURN_TOKENS = 32
 
 
 class BareLoop:

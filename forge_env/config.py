@@ -114,12 +114,34 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(choices)}")
         return value
     try:
-        if kind is bool:
-            return _BOOLEANS[str(value).lower()]
-        return kind(value)
+        return _CONVERTERS[kind](value)
     except (ValueError, TypeError, KeyError):
         allowed = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "a text")
         raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
 
 
+def _whole(value: Any) -> int:
+    if isinstance(value, (bool, float)):
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, (bool, list, dict)):
+        raise TypeError
+    return str(value)
+
+
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_CONVERTERS: dict[Any, Any] = {
+    bool: lambda value: _BOOLEANS[str(value).lower()],
+    int: _whole,
+    float: _number,
+    str: _text,
+}

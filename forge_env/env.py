@@ -7,17 +7,23 @@ An observation is only the *new* messages, an action is an assistant message wit
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.utils import seeding
 
-from forge_env.errors import EnvError
+from forge_env.errors import EnvError, ForgeError
 from forge_env.registry import load
 from forge_env.types import Action, Message, Task, ToolSpec
+
+# As many as episodes that one process may run: a blocking environment must never wait for another one's thread.
+_threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="env")
 
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
 
@@ -34,7 +40,7 @@ class Env:
     tools: Sequence[ToolSpec] = ()
     """What the model may call, in OpenAI's shape."""
     truncation_reward: float = 0.0
-    """Reward of an episode that runs out of turns, tokens or time."""
+    """Added to the reward of an episode that runs out of turns, tokens or time, a cut-off last answer among them."""
 
     np_random: np.random.Generator
 
@@ -51,8 +57,8 @@ class Env:
         """Take one action. Returns (messages, reward, terminated, truncated, info), or an awaitable of it."""
         raise NotImplementedError
 
-    def close(self) -> Any:
-        """Free what this instance holds. May be awaitable; must be idempotent."""
+    async def close(self) -> Any:
+        """Free what this instance holds; a plain function will do. Must be idempotent."""
 
     def seed(self, seed: int | None) -> None:
         """Seed `self.np_random` as Gymnasium does."""
@@ -63,7 +69,8 @@ async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     """Await a coroutine function; run a plain one in a thread, off the event loop."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    result = await asyncio.to_thread(function, *args, **kwargs)
+    call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    result = await asyncio.get_running_loop().run_in_executor(_threads, call)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -100,6 +107,8 @@ class EnvFactory:
         """
         try:
             env = self.env_class(**{**self._kwargs, **options})
+        except ForgeError:
+            raise
         except Exception as error:
             raise EnvError(f"{self.env_class.__name__}() raised {type(error).__name__}: {error}") from error
         for name, value in self._shared.items():

@@ -168,7 +168,7 @@ class Episode:
 
     def to_json(self) -> str:
         """One line of JSON, lossless: `Episode.from_json(e.to_json()) == e`."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=True)
+        return json.dumps(asdict(self))  # in ASCII: what a model writes need not be text that UTF-8 can carry
 
     @classmethod
     def from_json(cls, line: str) -> Episode:
@@ -180,19 +180,19 @@ class Episode:
         try:
             data = json.loads(line)
             version = data.pop("schema_version")
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"not an Episode: {line[:80]!r} ({error}); expected one JSON object per line") from None
-        if version != SCHEMA_VERSION:
-            raise UserError(f"this Episode has schema version {version}; this forge_env reads {SCHEMA_VERSION}")
-        task = Task(**data.pop("task"))
-        turns = tuple(_turn_from(item) for item in data.pop("turns"))
-        return cls(
-            task=Task(id=task.id, prompt=tuple(task.prompt), target=task.target, metadata=task.metadata),
-            turns=turns,
-            outcome=Outcome(data.pop("outcome")),
-            tail=tuple(data.pop("tail")),
-            **data,
-        )
+            if version != SCHEMA_VERSION:
+                raise UserError(f"this Episode has schema version {version}; this forge_env reads {SCHEMA_VERSION}")
+            task = data.pop("task")
+            return cls(
+                task=Task(**{**task, "prompt": tuple(task["prompt"])}),
+                turns=tuple(_turn_from(item) for item in data.pop("turns")),
+                outcome=Outcome(data.pop("outcome")),
+                tail=tuple(data.pop("tail")),
+                **data,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"not an Episode: {line[:80]!r} ({reason}); expected one JSON object per line") from None
 
 
 @dataclass(frozen=True, kw_only=True)

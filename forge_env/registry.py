@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UserError, nearest
@@ -23,7 +24,7 @@ def load(target: str) -> Any:
         UserError: when the target is malformed, or the module or the attribute does not exist.
     """
     module_name, separator, attribute = target.partition(":")
-    if not separator or not attribute:
+    if not separator or not attribute or not module_name:
         raise UserError(f"{target!r} is not a target: write it as 'module:attribute', for example 'envs.math:Math'")
     try:
         module = importlib.import_module(module_name)
@@ -32,7 +33,7 @@ def load(target: str) -> Any:
             raise UserError(f"{target!r} needs the package {error.name!r}, which is not installed") from error
         raise UserError(f"{target!r}: there is no module {module_name!r}") from error
     try:
-        return getattr(module, attribute)
+        return operator.attrgetter(attribute)(module)
     except AttributeError:
         raise UserError(f"{target!r}: module {module_name} has no attribute {attribute!r}") from None
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from typing import Any, TypeVar
 
 from forge_env.env import Env, EnvFactory, invoke
 from forge_env.episode import Episode, Group, Turn
-from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError
+from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, first_error
 from forge_env.protocols import Agent, ContextFull, Conversation
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.types import Action, EpisodeLimits, Outcome, Task
 
 T = TypeVar("T")
 
@@ -35,8 +37,9 @@ async def run_group(
     env_options: Mapping[str, Any] | None = None,
 ) -> Group:
     """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`."""
-    runs = (
-        run_episode(
+
+    def sibling(i: int) -> Coroutine[Any, Any, Episode]:
+        return run_episode(
             factory,
             agent,
             task,
@@ -47,9 +50,13 @@ async def run_group(
             env_name=env_name,
             env_options=env_options,
         )
-        for i in range(count)
-    )
-    return Group(task=task, episodes=tuple(await asyncio.gather(*runs)), id=group_id)
+
+    try:
+        async with asyncio.TaskGroup() as running:
+            episodes = [running.create_task(sibling(i)) for i in range(count)]
+    except* Exception as errors:
+        raise first_error(errors) from None
+    return Group(task=task, episodes=tuple(episode.result() for episode in episodes), id=group_id)
 
 
 async def run_episode(
@@ -80,18 +87,17 @@ async def run_episode(
     outcome, error = Outcome.SCORED, ""
     try:
         env = factory.make(**(env_options or {}))
-        outcome = await asyncio.wait_for(run.play(env, task, seed), limits.episode_seconds)
-    except TimeoutError:
+        async with asyncio.timeout(limits.episode_seconds):
+            outcome = await run.play(env, task, seed)
+    except TimeoutError:  # only the episode's own deadline: `_Run` names every other time-out
         outcome = Outcome.TRUNCATED
-    except InvariantError:
-        raise
     except EnvError as fault:
         outcome, error = Outcome.ENV_FAULT, str(fault)
     except InfraError as fault:
         outcome, error = Outcome.INFRA_FAULT, f"{type(fault).__name__}: {fault}"
     finally:
         if env is not None:
-            await invoke(env.close)
+            await _close(env, limits.step_seconds, run.info)
     reward = sum(turn.reward for turn in run.conversation.turns)
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
@@ -111,6 +117,14 @@ async def run_episode(
     )
 
 
+async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
+    """Close an environment. What it did stays as it was: a close that fails is noted, and waited for only so long."""
+    try:
+        await asyncio.wait_for(invoke(env.close), seconds)
+    except Exception as error:
+        info["close_error"] = f"{type(error).__name__}: {error}"
+
+
 class _Run:
     """The moving parts of one episode."""
 
@@ -122,16 +136,19 @@ class _Run:
         self.info: dict[str, Any] = {}
 
     async def play(self, env: Env, task: Task, seed: int) -> Outcome:
-        observation, _ = await self._env(invoke(env.reset, seed=seed, options={"task": task}))
-        self.conversation.observation = tuple(observation)
+        result = await self._env(invoke(env.reset, seed=seed, options={"task": task}))
+        with _env_code("reset"):
+            observation, _ = result
+            self.conversation.observation = tuple(observation)
         for _ in range(self.limits.max_turns):
+            started = time.perf_counter()
             try:
-                started = time.perf_counter()
                 turn, action = await self.agent.act(self.conversation, env.tools)
             except ContextFull:
                 return Outcome.TRUNCATED
-            policy_seconds = time.perf_counter() - started
-            outcome = await self._step(env, turn, action, policy_seconds)
+            except TimeoutError as error:
+                raise PolicyError(f"the agent timed out: {error}") from error
+            outcome = await self._step(env, turn, action, time.perf_counter() - started)
             if outcome is not None:
                 return outcome
         return Outcome.TRUNCATED
@@ -139,31 +156,42 @@ class _Run:
     async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> Outcome | None:
         started = time.perf_counter()
         # The turn is kept first: what the model said stays in the record even if the environment breaks on it.
-        self._append(turn, ())
-        observation, reward, terminated, truncated, info = await self._env(invoke(env.step, action))
-        if not math.isfinite(reward):
-            raise EnvError(f"step returned the reward {reward}; a reward is a finite number")
+        self.conversation.turns.append(turn)
+        self.conversation.observation = ()
+        result = await self._env(invoke(env.step, action))
         seconds = {"policy": policy_seconds, "env": time.perf_counter() - started}
-        self.conversation.turns[-1] = replace(turn, reward=float(reward), seconds=seconds)
-        self.conversation.observation = tuple(observation)
-        self.rewards.update(info.get("rewards", {}))
-        if "outcome" in info:
-            return Outcome(info["outcome"])
+        with _env_code("step"):
+            observation, reward, terminated, truncated, info = result
+            if not isinstance(reward, Real) or not math.isfinite(reward):
+                raise EnvError(f"step returned the reward {reward!r}; a reward is a finite number")
+            self.conversation.turns[-1] = replace(turn, reward=float(reward), seconds=seconds)
+            self.conversation.observation = tuple(observation)
+            self.rewards.update(info.get("rewards", {}))
+            if "outcome" in info:
+                return Outcome(info["outcome"])
         if truncated or (terminated and action.finish_reason == "length"):
             return Outcome.TRUNCATED
         return Outcome.SCORED if terminated else None
 
-    def _append(self, turn: Turn, observation: Sequence[Message]) -> None:
-        self.conversation.turns.append(turn)
-        self.conversation.observation = tuple(observation)
-
     async def _env(self, call: Awaitable[T]) -> T:
         """Await the environment: a deadline, and its own exceptions named as its own."""
-        try:
-            return await asyncio.wait_for(call, self.limits.step_seconds)
-        except TimeoutError:
-            raise EnvError(f"reset or step took longer than {self.limits.step_seconds:g} s") from None
-        except ForgeError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{type(error).__name__}: {error}") from error
+        deadline = asyncio.timeout(self.limits.step_seconds)
+        with _env_code("reset or step"):
+            try:
+                async with deadline:
+                    return await call
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise EnvError(f"reset or step took longer than {self.limits.step_seconds:g} s") from None
+
+
+@contextmanager
+def _env_code(what: str) -> Iterator[None]:
+    """Name what the environment's own code raises, or gives back in a wrong shape, as an EnvError."""
+    try:
+        yield
+    except ForgeError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{what}: {type(error).__name__}: {error}") from error

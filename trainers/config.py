@@ -36,8 +36,8 @@ class DatasetConfig:
 @dataclass(kw_only=True)
 class EnvConfig:
     name: str = "code_exec"
-    max_turns: int = 4
-    max_turn_tokens: int = 48
+    max_turns: int = 3
+    max_turn_tokens: int = 32
     """Sampled tokens of one turn at most."""
     max_tokens: int = 512
     """Prompt and sampled tokens of an episode at most."""
@@ -87,7 +87,8 @@ class TrainingConfig:
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
     step_seconds: float = 600.0
     """Deadline for one step's groups, and for one optimizer step."""
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: int = 4096
+    """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
 
 
 @dataclass(kw_only=True)

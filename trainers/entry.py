@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forge_env.config import parse
-from forge_env.errors import ForgeError, UserError, first_error
+from forge_env.errors import ForgeError, InvariantError, UserError, first_error
 from trainers.config import SHORT_OPTIONS, RunConfig, ServiceConfig
 
 C = TypeVar("C", bound=RunConfig)
@@ -35,7 +35,7 @@ def main(config_class: type[C], run: Callable[[C], Awaitable[None]], arguments: 
         return asyncio.run(_with_signals(run(config)))
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
-        if not isinstance(error, ForgeError):
+        if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1

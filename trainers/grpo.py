@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from forge_env.errors import UserError
 from trainers.advantages import group_relative
 from trainers.config import RunConfig
 from trainers.loop import Objective
@@ -43,6 +44,8 @@ def objective(config: GRPOConfig) -> Objective:
 
     with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group.
     """
+    if config.n_samples < 2:
+        raise UserError(f"--grpo.n_samples is {config.n_samples}; an advantage needs at least 2 episodes of each task")
     return Objective(
         loss=GRPOLoss(
             clip_low=config.clip_low, clip_high=config.clip_high, beta=config.beta, aggregation=config.aggregation

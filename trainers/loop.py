@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forge_env.episode import Episode, Group
-from forge_env.errors import ForgeError, ServiceError, first_error
+from forge_env.errors import ServiceError, first_error
 from forge_env.types import Task
 from trainers.batch import Sample
 
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_FAULTS_IN_A_ROW = 32  # groups without a single usable episode pair; then something is broken for good
+MAX_FAULTS_IN_A_ROW = 32  # groups without two usable episodes; then something is broken for good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class Loop:
         Raises:
             ServiceError: when no groups come, or only broken ones.
         """
-        self._ready: asyncio.Queue[Group] = asyncio.Queue()
+        self._admitted: asyncio.Queue[asyncio.Future[Group | None]] = asyncio.Queue()
         self._open = asyncio.Semaphore((self.staleness + 1) * self.batch_size)
         try:
             async with asyncio.TaskGroup() as tasks:
                 rollouts = tasks.create_task(self.rollouts())
                 tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
-        except* ForgeError as errors:
+        except* Exception as errors:
             raise first_error(errors) from None
 
     async def rollouts(self) -> None:
@@ -90,7 +90,9 @@ class Loop:
         async with asyncio.TaskGroup() as groups:
             for index, task in enumerate(self.tasks):
                 await self._open.acquire()
-                groups.create_task(self._rollout(task, index))
+                result: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
+                self._admitted.put_nowait(result)
+                groups.create_task(self._rollout(task, index, result))
 
     async def training(self) -> None:
         """Train on the next groups, put the new weights into the engines, free the places."""
@@ -111,29 +113,38 @@ class Loop:
                 self._open.release()
             self.on_step(step, groups, metrics | seconds)
 
-    async def _rollout(self, task: Task, index: int) -> None:
+    async def _rollout(self, task: Task, index: int, result: asyncio.Future[Group | None]) -> None:
         group = await self.run_group(task, index)
         self.faults.update(e.outcome.value for e in group.episodes if not e.outcome.is_valid)
         if len(group.valid) >= 2:
             self.faults["dropped groups in a row"] = 0
-            self._ready.put_nowait(group)
+            result.set_result(group)
             return
         self.faults["dropped groups in a row"] += 1
         self.faults["dropped groups"] += 1
-        if self.faults["dropped groups in a row"] > MAX_FAULTS_IN_A_ROW:
+        if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
+            reason = next((e.error for e in group.episodes if e.error), "none was given")
             raise ServiceError(
-                f"{MAX_FAULTS_IN_A_ROW} groups in a row had no two valid episodes; the last error: "
-                f"{next(e.error for e in group.episodes if e.error)}"
+                f"{MAX_FAULTS_IN_A_ROW} groups in a row had no two valid episodes; the last error: {reason}"
             )
+        result.set_result(None)
         self._open.release()
 
     async def _next_group(self) -> Group:
+        """Wait for the oldest open group that is not dropped.
+
+        Taking groups in the order of their admission is what bounds staleness: at most (S + 1) * batch_size - 1 others
+        are ahead of a group. A straggler delays the others, and never grows stale.
+        """
         try:
-            return await asyncio.wait_for(self._ready.get(), self.patience)
+            async with asyncio.timeout(self.patience):
+                while True:
+                    group = await (await self._admitted.get())
+                    if group is not None:
+                        return group
         except TimeoutError:
-            raise ServiceError(
-                f"no finished group for {self.patience:g} s: the environments or the policy hang"
-            ) from None
+            reason = "the environments or the policy hang"
+            raise ServiceError(f"no finished group for {self.patience:g} s: {reason}") from None
 
 
 def repeat(tasks: Sequence[Task]) -> Iterator[Task]:

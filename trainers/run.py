@@ -275,6 +275,7 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
         max_requests=2 * EVAL_CONCURRENCY,
         dtype="bfloat16" if generator.with_gpus else "float32",
         seed=training.seed,
+        gather_s=0.0 if generator.with_gpus else 0.015,
     )
     settings = {
         "learning_rate": training.learning_rate,
@@ -305,6 +306,7 @@ async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(launcher.start("trainer"))
         tasks.create_task(launcher.start("envs"))
+        tasks.create_task(launcher.start("store"))
         tasks.create_task(weights.open_store(store))
 
 

@@ -3,10 +3,26 @@
 The settings below must stand before Monarch is imported for the first time, here and in every process it starts.
 """
 
+import atexit
+import getpass
 import os
+from pathlib import Path
 
-# Our own log file, so that it can be removed with the run: Monarch always writes one under /tmp/USER.
-os.environ.setdefault("MONARCH_LOG_SUFFIX", f"forge_{os.getpid()}")
+
+def remove_monarch_log() -> None:
+    """Remove the log file that Monarch makes under /tmp/USER as soon as it is imported."""
+    folder = Path("/tmp") / getpass.getuser()
+    (folder / f"monarch_log_{os.environ['MONARCH_LOG_SUFFIX']}.log").unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:
+        pass
+
+
+# A log file of our own, so that it can be removed with the run; and at the exit of a process that never came to run.
+if "MONARCH_LOG_SUFFIX" not in os.environ:
+    os.environ["MONARCH_LOG_SUFFIX"] = f"forge_{os.getpid()}"
+    atexit.register(remove_monarch_log)
 os.environ.setdefault("HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "0")
 # Weights travel as one message; TorchStore asks for this and warns when it is not set.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(910 * 2**30))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import shutil
 import signal
@@ -13,8 +12,8 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import forge_env.runtime  # noqa: F401  sets Monarch's environment before its first import
 from forge_env.errors import ForgeError, ServiceError
+from forge_env.runtime import remove_monarch_log
 
 T = TypeVar("T")
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,15 +63,16 @@ class Launcher:
         self._actors: dict[str, Any] = {}
         self._watched: dict[int, str] = {}  # pidfd -> actor name
         self._pids: dict[int, str] = {}
+        self._dead: set[str] = set()
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
         self._stopping = False
 
     async def __aenter__(self) -> Launcher:
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        self._temp = tempfile.mkdtemp(prefix="forge_env_")
         self._failure = asyncio.get_running_loop().create_future()
-        _import_monarch_quietly(self.log_dir)
+        _open_monarch(self.log_dir)
+        self._temp = tempfile.mkdtemp(prefix="forge_env_")
         import monarch.actor
 
         monarch.actor.unhandled_fault_hook = self._on_fault
@@ -82,15 +82,39 @@ class Launcher:
         if isinstance(error, (ForgeError, BaseExceptionGroup)):
             # The user is told in one sentence; where it came from, in the other process too, is kept here.
             (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
-        await asyncio.shield(self._stop())
+        stop, interruption = asyncio.ensure_future(self._stop()), None
+        while not stop.done():
+            try:
+                await asyncio.wait({stop})
+            except asyncio.CancelledError as error:  # a second Ctrl-C: nothing may be left all the same
+                interruption = error
+        stop.result()
+        if interruption is not None:
+            raise interruption
 
     def spawn(self, name: str, actor_class: type, *, environ: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
         """Spawn one process and put an actor in it; returns the actor's handle at once."""
-        mesh = self.processes(name, environ=environ)
+        from monarch.actor import default_bootstrap_cmd, this_host
+
+        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+        settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
+        command = default_bootstrap_cmd().with_env(settings)
+        mesh = this_host().spawn_procs(per_host={"procs": 1}, name=name, bootstrap_command=command)
+        self._meshes[name] = mesh
         self._actors[name] = mesh.spawn(
             name, actor_class, controller_pid=os.getpid(), log_path=str(self.log_dir / f"{name}.log"), **kwargs
         )
         return self._actors[name]
+
+    def processes(self, name: str, *, environ: Mapping[str, str] | None = None) -> Any:
+        """Spawn one process for actors that are not ours; returns it as a Monarch process mesh.
+
+        An actor of ours sits in it too, so that it is logged, watched after `start`, and ended like every other.
+        """
+        from forge_env.runtime.actor import ForgeActor
+
+        self.spawn(name, ForgeActor, environ=environ)
+        return self._meshes[name]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
@@ -104,16 +128,6 @@ class Launcher:
         self._watch(await within(60.0, actor.pid.call_one(), f"the {name} process"), name)
         await self.guard(within(seconds, actor.start.call_one(), f"starting the {name}"))
 
-    def processes(self, name: str, *, environ: Mapping[str, str] | None = None) -> Any:
-        """Spawn one bare process, as a Monarch process mesh."""
-        from monarch.actor import default_bootstrap_cmd, this_host
-
-        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-        settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
-        command = default_bootstrap_cmd().with_env(settings)
-        self._meshes[name] = this_host().spawn_procs(per_host={"procs": 1}, name=name, bootstrap_command=command)
-        return self._meshes[name]
-
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` until it ends or an actor's process dies, whichever is first.
 
@@ -123,7 +137,8 @@ class Launcher:
         assert self._failure is not None
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {task, self._failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._failure.done() and not task.done():
                 self._failure.result()
             return await task
@@ -141,6 +156,7 @@ class Launcher:
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         name = self._watched.pop(pidfd)
+        self._dead.add(name)
         os.close(pidfd)
         log = self.log_dir / f"{name}.log"
         if self._failure is not None and not self._failure.done() and not self._stopping:
@@ -151,7 +167,9 @@ class Launcher:
 
     async def _stop(self) -> None:
         self._stopping = True
-        await asyncio.gather(*(_quietly(10.0, actor.finish.call_one()) for actor in self._actors.values()))
+        # A call to a dead one would wait for its deadline.
+        alive = [actor for name, actor in self._actors.items() if name not in self._dead]
+        await asyncio.gather(*(_quietly(10.0, actor.finish.call_one()) for actor in alive))
         # What actors hold is freed now; an interpreter with vLLM in it would take seconds to wind itself up.
         for pid in self._pids:
             _signal(pid, signal.SIGKILL)
@@ -161,10 +179,11 @@ class Launcher:
             os.close(pidfd)
         for pid in self._pids:
             _reap(pid)
-        if self._failure is not None:
-            self._failure.cancel()
+        if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
+            self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
         shutil.rmtree(self._temp, ignore_errors=True)
-        _remove_monarch_log()
+        shutil.rmtree(_sockets[0], ignore_errors=True)
+        remove_monarch_log()
 
 
 async def _quietly(seconds: float, call: Awaitable[Any]) -> None:
@@ -191,8 +210,18 @@ def _reap(pid: int) -> None:
         pass
 
 
-def _import_monarch_quietly(log_dir: Path) -> None:
-    """Import Monarch for the first time with its greeting sent to a log file."""
+_sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
+
+
+def _open_monarch(log_dir: Path) -> None:
+    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run."""
+    for folder in _sockets:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if _sockets:
+        return
+    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_")))
+    saved_temp = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(_sockets[0])
     saved = os.dup(2)
     log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
@@ -204,12 +233,8 @@ def _import_monarch_quietly(log_dir: Path) -> None:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(log)
-
-
-def _remove_monarch_log() -> None:
-    folder = Path("/tmp") / getpass.getuser()
-    (folder / f"monarch_log_{os.environ['MONARCH_LOG_SUFFIX']}.log").unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError:
-        pass
+        if saved_temp is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = saved_temp
+    _sockets.extend(_sockets[0].iterdir())

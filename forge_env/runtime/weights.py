@@ -6,23 +6,29 @@ the commit marker: a snapshot that can be fetched is whole.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ServiceError
+from forge_env.errors import InvariantError, ServiceError
 from forge_env.runtime.torchstore_compat import import_torchstore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _KEEP = 2  # versions: the newest, and the one that a slow replica may still be reading
+_MARKER = "MAPPING"  # TorchStore's own name for it
 
 
 async def open_store(processes: Any) -> None:
-    """Start the store's volume in `processes`, a Monarch process mesh. Called once, by the controller."""
-    await import_torchstore().initialize(mesh=processes)
+    """Start the store's volume in `processes`, a Monarch process mesh. Called once in a run, by the controller."""
+    store = import_torchstore()
+    # Its index lives in this process, and would outlive the volume of an earlier run.
+    with contextlib.suppress(Exception):  # that volume's process has ended
+        await store.shutdown()
+    store.reset_client()
+    await store.initialize(mesh=processes)
 
 
 async def close_store() -> None:
@@ -30,11 +36,17 @@ async def close_store() -> None:
 
 
 async def publish(version: int, state_dict: Mapping[str, Tensor]) -> None:
-    """Put a snapshot, and forget the one that nobody can need any more."""
+    """Put a snapshot, and forget the one that nobody can need any more.
+
+    Raises:
+        InvariantError: when there is such a version already.
+    """
     store = import_torchstore()
+    if await store.exists(f"{_key(version)}/{_MARKER}"):
+        raise InvariantError(f"version {version} of the weights was published already; a version never changes")
     await store.put_state_dict(_pack(state_dict), _key(version))
     if version >= _KEEP:
-        await asyncio.gather(*(store.delete(key) for key in await store.keys(_key(version - _KEEP))))
+        await _forget(store, version - _KEEP)
 
 
 async def fetch(version: int) -> dict[str, Tensor]:
@@ -47,6 +59,14 @@ async def fetch(version: int) -> dict[str, Tensor]:
         return _unpack(await import_torchstore().get_state_dict(_key(version)))
     except Exception as error:
         raise ServiceError(f"the weight store has no version {version}: {error}") from None
+
+
+async def _forget(store: Any, version: int) -> None:
+    """Delete a snapshot, its commit marker before the rest."""
+    # store.keys(prefix) takes its prefix for a whole word up to a dot, and finds nothing.
+    keys = [key for key in await store.keys() if key.startswith(f"{_key(version)}/")]
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_MARKER}")):
+        await store.delete(key)
 
 
 def _pack(state_dict: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""Config: command line over YAML over defaults; a mistake names the option and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from forge_env.config import leaves, parse
+from forge_env.errors import UserError
+
+SHORT = {"steps": "training.steps", "output": "output"}
+
+
+@dataclass
+class Inner:
+    rate: float = 0.5
+
+
+@dataclass
+class Training:
+    steps: int = 10
+    fast: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+@dataclass
+class Config:
+    output: str = ""
+    training: Training = field(default_factory=Training)
+
+
+def read(*arguments: str) -> Config:
+    return parse(Config, arguments, SHORT)
+
+
+def yaml(folder: Path, text: str) -> str:
+    (folder / "run.yaml").write_text(text)
+    return str(folder / "run.yaml")
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert read() == Config()
+    assert read("--steps", "5") != Config() == read()  # one parse leaves nothing behind for the next
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("--steps", "7"), "steps", 7),
+        (("--steps=7",), "steps", 7),
+        (("--training.steps", "7"), "steps", 7),
+        (("--training.steps=7",), "steps", 7),
+        (("--steps", "-1"), "steps", -1),
+        (("--steps", "3", "--training.steps", "4"), "steps", 4),  # the last one counts
+        (("--training.fast", "true"), "fast", True),
+        (("--training.fast=No",), "fast", False),
+    ],
+)
+def test_short_and_dotted_names(arguments: tuple[str, ...], name: str, value: object) -> None:
+    found = getattr(read(*arguments).training, name)
+    assert found == value and type(found) is type(value)
+
+
+def test_values_keep_their_own_equals_signs_and_depth() -> None:
+    config = read("--output=a=b", "--training.inner.rate", "3e-4")
+    assert config == Config(output="a=b", training=Training(inner=Inner(rate=3e-4)))
+
+
+def test_the_command_line_wins_over_the_file_wherever_it_stands(tmp_path: Path) -> None:
+    path = yaml(tmp_path, "output: here\ntraining:\n  steps: 3\n  fast: true\n  inner: {rate: 1}\n")
+    expected = Config(output="here", training=Training(steps=9, fast=True, inner=Inner(rate=1.0)))
+    assert read("--config", path, "--steps", "9") == expected
+    assert read("--steps", "9", f"--config={path}") == expected
+
+
+def test_a_file_may_use_short_names(tmp_path: Path) -> None:
+    assert read("--config", yaml(tmp_path, "steps: 4")).training.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stepz", "5"), ["--stepz", "did you mean --steps?", "--help"]),
+        (("--training.step", "5"), ["--training.step", "did you mean --training.steps?"]),
+        (("--training", "5"), ["there is no option --training"]),
+        (("--output.name", "5"), ["there is no option --output.name"]),
+        (("--steps", "many"), ["--steps", "'many'", "a whole number"]),
+        (("--steps", "2.5"), ["--steps", "'2.5'", "a whole number"]),
+        (("--steps=",), ["--steps", "a whole number"]),
+        (("--training.inner.rate", "fast"), ["'fast'", "a number"]),
+        (("--training.fast", "maybe"), ["'maybe'", "true or false"]),
+        (("--steps",), ["--steps needs a value"]),
+        (("steps", "5"), ["'steps' is not an option"]),
+        (("--config", "/no/such.yaml"), ["no config file /no/such.yaml"]),
+    ],
+)
+def test_a_mistake_is_named(arguments: tuple[str, ...], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        read(*arguments)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+FILES = {
+    "unknown key": ("training: {stepz: 5}", ["run.yaml", "training.stepz", "did you mean --training.steps?"]),
+    "bad value": ("training: {steps: many}", ["run.yaml", "--training.steps", "'many'"]),
+    "no value": ("training: {steps: }", ["run.yaml", "--training.steps", "a whole number"]),
+    "no mapping": ("- a\n- b\n", ["run.yaml", "not a mapping"]),
+    "empty": ("", ["run.yaml", "not a mapping"]),
+    "no YAML": ("a: [1, 2", ["run.yaml", "not YAML"]),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path, case: str) -> None:
+    text, words = FILES[case]
+    with pytest.raises(UserError) as caught:
+        read("--config", yaml(tmp_path, text))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("text", ["steps: 2.7", "steps: true", "output: ", "output: [a, b]"])
+def test_a_value_of_another_kind_is_refused_and_not_bent(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError):
+        read("--config", yaml(tmp_path, text))
+
+
+def test_leaves_lists_every_dotted_name() -> None:
+    assert leaves(Config()) == [
+        ("output", str),
+        ("training.steps", int),
+        ("training.fast", bool),
+        ("training.inner.rate", float),
+    ]

@@ -1,0 +1,387 @@
+"""The rollout loop: every way in which an episode can end, and what is never turned into a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.scripted import ScriptedAgent
+from forge_env.env import Env, EnvFactory
+from forge_env.episode import Episode, Turn
+from forge_env.errors import InvariantError, PolicyError, SandboxError
+from forge_env.protocols import ContextFull, Conversation
+from forge_env.rollout import run_episode, run_group
+from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+
+TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
+LIMITS = EpisodeLimits(max_turns=5)
+Result = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
+
+
+class Counter(Env):
+    """Ends with reward 1 at the third turn; each turn before earns 0.25. Keeps count of what was closed."""
+
+    truncation_reward = -1.0
+
+    def __init__(self, closed: list[Env] | None = None) -> None:
+        self.closed = [] if closed is None else closed
+        self.turns = 0
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.seed(seed)
+        assert options is not None
+        return options["task"].prompt, {}
+
+    async def step(self, action: Action) -> Result:
+        self.turns += 1
+        done = self.turns == 3
+        news: list[Message] = [{"role": "user", "content": f"after {self.turns}"}]
+        return news, 1.0 if done else 0.25, done, False, {"rewards": {f"turn {self.turns}": 1.0}}
+
+    async def close(self) -> None:
+        self.closed.append(self)
+
+
+def agent(answer: str | Callable[[list[Message]], str] = "hi") -> ScriptedAgent:
+    script = answer if callable(answer) else lambda messages: answer
+    return ScriptedAgent(lambda messages: {"role": "assistant", "content": script(messages)})
+
+
+class Raises:
+    """An agent whose policy breaks at its second turn."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._first = agent()
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if conversation.turns:
+            raise self._error
+        return await self._first.act(conversation, tools)
+
+
+class Hangs:
+    """An agent whose policy never answers."""
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+async def play(env_class: type[Env], who: Any = None, *, limits: EpisodeLimits = LIMITS, **options: Any) -> Episode:
+    async with EnvFactory(env_class) as factory:
+        return await run_episode(
+            factory, who or agent(), TASK, seed=7, episode_id="g/0", group_id="g", limits=limits, env_options=options
+        )
+
+
+def step_that(result: Any) -> type[Env]:
+    """An environment whose step returns `result`, or raises it."""
+
+    class Env_(Counter):
+        async def step(self, action: Action) -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    return Env_
+
+
+def reset_that(result: Any) -> type[Env]:
+    class Env_(Counter):
+        async def reset(self, **_: Any) -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    return Env_
+
+
+# ---- the model's doing: there is a reward ----
+
+
+async def test_an_episode_that_ends_is_scored_with_the_sum_of_its_steps() -> None:
+    result = await play(Counter)
+    assert result.outcome is Outcome.SCORED
+    assert result.reward == 1.5
+    assert [turn.reward for turn in result.turns] == [0.25, 0.25, 1.0]
+    assert result.rewards == {"turn 1": 1.0, "turn 2": 1.0, "turn 3": 1.0}
+    assert [m["content"] for m in result.messages] == ["go", "hi", "after 1", "hi", "after 2", "hi", "after 3"]
+    assert (result.id, result.group_id, result.seed, result.env, result.task) == ("g/0", "g", 7, "Counter", TASK)
+
+
+async def test_out_of_turns_is_truncated_with_the_environments_penalty() -> None:
+    result = await play(Counter, limits=EpisodeLimits(max_turns=2))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.5 - 1.0, 2)
+
+
+async def test_out_of_context_is_truncated_and_keeps_what_was_said() -> None:
+    result = await play(Counter, Raises(ContextFull()))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 1)
+    assert result.messages[-1]["content"] == "after 1"
+
+
+async def test_out_of_time_is_truncated() -> None:
+    result = await play(Counter, Hangs(), limits=EpisodeLimits(episode_seconds=0.05))
+    assert (result.outcome, result.reward, result.turns) == (Outcome.TRUNCATED, -1.0, ())
+
+
+async def test_an_environment_may_truncate() -> None:
+    result = await play(step_that(((), 0.5, False, True, {})))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
+
+
+async def test_a_last_answer_that_was_cut_off_is_truncated() -> None:
+    class CutOff(ScriptedAgent):
+        async def act(self, *args: Any) -> tuple[Turn, Action]:
+            turn, action = await super().act(*args)
+            return turn, replace(action, finish_reason="length")
+
+    who = CutOff(lambda messages: {"role": "assistant", "content": "hi"})
+    result = await play(step_that(((), 0.0, True, False, {})), who)
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, -1.0)
+
+
+async def test_an_environment_may_call_it_the_models_fault() -> None:
+    result = await play(step_that(((), -0.5, True, False, {"outcome": "model_fault"})))
+    assert (result.outcome, result.reward) == (Outcome.MODEL_FAULT, -0.5)
+
+
+# ---- ours: there is no reward, never a zero ----
+
+
+async def test_a_constructor_that_raises_is_a_fault_of_the_environment() -> None:
+    class Broken(Counter):
+        def __init__(self) -> None:
+            raise ValueError("no board")
+
+    result = await play(Broken)
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+    assert "ValueError: no board" in result.error
+
+
+FAULTS = {
+    "reset raises": (reset_that(ValueError("odd")), "ValueError: odd"),
+    "step raises": (step_that(KeyError("odd")), "KeyError: 'odd'"),
+    "reward is NaN": (step_that(((), math.nan, True, False, {})), "nan"),
+    "reward is infinite": (step_that(((), math.inf, True, False, {})), "inf"),
+    "it says so": (step_that(((), 0.0, False, True, {"outcome": "env_fault"})), ""),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+async def test_an_environment_that_breaks_gets_no_reward(case: str) -> None:
+    env_class, words = FAULTS[case]
+    closed: list[Env] = []
+    result = await play(env_class, closed=closed)
+    assert (result.outcome, result.reward, len(closed)) == (Outcome.ENV_FAULT, None, 1)
+    assert words in result.error
+
+
+MALFORMED = {
+    "no five-tuple": step_that(((), 1.0, True)),
+    "reward is None": step_that(((), None, True, False, {})),
+    "reward is a text": step_that(((), "1.0", True, False, {})),
+    "info is None": step_that(((), 1.0, True, False, None)),
+    "no such outcome": step_that(((), 1.0, True, False, {"outcome": "fine"})),
+    "reset without info": reset_that(TASK.prompt),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_an_environment_that_breaks_the_contract_is_a_fault_and_no_crash(case: str) -> None:
+    assert (await play(MALFORMED[case])).outcome is Outcome.ENV_FAULT
+
+
+async def test_what_the_model_said_is_kept_when_the_environment_breaks_on_it() -> None:
+    result = await play(step_that(ValueError("odd")))
+    assert [turn.message["content"] for turn in result.turns] == ["hi"]
+    assert [message["content"] for message in result.messages] == ["go", "hi"]
+
+
+async def test_a_step_that_hangs_is_given_up() -> None:
+    class Slow(Counter):
+        async def step(self, action: Action) -> Any:
+            await asyncio.Event().wait()
+
+    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05, episode_seconds=30.0))
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+    assert "longer than 0.05 s" in result.error
+
+
+async def test_a_policy_that_does_not_answer_is_a_fault_underneath() -> None:
+    closed: list[Env] = []
+    result = await play(Counter, Raises(PolicyError("engine died")), closed=closed)
+    assert (result.outcome, result.reward, len(closed)) == (Outcome.INFRA_FAULT, None, 1)
+    assert result.error == "PolicyError: engine died"
+    assert len(result.turns) == 1
+
+
+@pytest.mark.parametrize("broken", [reset_that, step_that])
+async def test_a_sandbox_that_fails_is_a_fault_underneath(broken: Callable[[Any], type[Env]]) -> None:
+    result = await play(broken(SandboxError("gone")))
+    assert (result.outcome, result.reward, result.error) == (Outcome.INFRA_FAULT, None, "SandboxError: gone")
+
+
+async def test_a_sandbox_that_fails_in_the_constructor_is_a_fault_underneath() -> None:
+    class Broken(Counter):
+        def __init__(self) -> None:
+            raise SandboxError("gone")
+
+    assert (await play(Broken)).outcome is Outcome.INFRA_FAULT
+
+
+async def test_a_timeout_inside_the_policy_is_not_scored_as_the_models_doing() -> None:
+    try:
+        result = await play(Counter, Raises(TimeoutError("the connection timed out")))
+    except TimeoutError:
+        return
+    assert result.reward is None
+
+
+@pytest.mark.parametrize("error", [InvariantError("a bug"), TypeError("a bug")])
+async def test_a_bug_of_ours_raises_and_still_closes(error: Exception) -> None:
+    closed: list[Env] = []
+    with pytest.raises(type(error), match="a bug"):
+        await play(Counter, Raises(error), closed=closed)
+    assert len(closed) == 1
+
+
+# ---- closing ----
+
+
+@pytest.mark.parametrize("who", [agent(), Hangs(), Raises(ContextFull())], ids=["scored", "late", "full"])
+async def test_the_environment_is_closed_once(who: Any) -> None:
+    closed: list[Env] = []
+    await play(Counter, who, limits=EpisodeLimits(episode_seconds=0.1), closed=closed)
+    assert len(closed) == 1
+
+
+async def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
+    closed: list[Env] = []
+    running = asyncio.create_task(play(Counter, Hangs(), closed=closed))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(closed) == 1
+
+
+async def test_a_close_that_raises_is_no_crash() -> None:
+    class Sticky(Counter):
+        async def close(self) -> None:
+            raise OSError("still busy")
+
+    assert isinstance(await play(Sticky), Episode)
+
+
+async def test_a_close_that_hangs_is_given_up() -> None:
+    class Stuck(Counter):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.2)
+    assert isinstance(await asyncio.wait_for(play(Stuck, limits=limits), 1.0), Episode)
+
+
+# ---- groups ----
+
+
+async def test_siblings_have_their_own_seed_and_id() -> None:
+    async with EnvFactory(Counter) as factory:
+        group = await run_group(factory, agent(), TASK, count=4, seed=100, group_id="train/3", limits=LIMITS)
+    assert [e.seed for e in group.episodes] == [100, 101, 102, 103]
+    assert [e.id for e in group.episodes] == [f"train/3/{i}" for i in range(4)]
+    assert {e.group_id for e in group.episodes} == {group.id} == {"train/3"}
+
+
+async def test_a_group_that_raises_leaves_nothing_running() -> None:
+    closed: list[Env] = []
+
+    class FirstRaises(Hangs):
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            if conversation.seed == 0:
+                raise InvariantError("a bug")
+            return await super().act(conversation, tools)
+
+    async with EnvFactory(Counter, closed=closed) as factory:
+        with pytest.raises(BaseException, match="a bug"):
+            await run_group(factory, FirstRaises(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert not left
+
+
+class Dice(Env):
+    """Rolls its own dice at every step, and gives way to others in between."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seed(seed)
+        await asyncio.sleep(0)
+        return [{"role": "user", "content": str(self.np_random.integers(10**9))}], {}
+
+    async def step(self, action: Action) -> Result:
+        for _ in range(int(self.np_random.integers(4))):
+            await asyncio.sleep(0)
+        roll = int(self.np_random.integers(10**9))
+        return [{"role": "user", "content": str(roll)}], roll / 10**9, roll % 4 == 0, False, {}
+
+
+async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
+    def script(messages: list[Message]) -> str:
+        return messages[-1]["content"][::-1]
+
+    def without_times(result: Episode) -> Episode:
+        return replace(result, turns=tuple(replace(turn, seconds={}) for turn in result.turns))
+
+    async with EnvFactory(Dice) as factory:
+        crowd = await run_group(factory, agent(script), TASK, count=64, seed=5, group_id="g", limits=LIMITS)
+        for i in (0, 20, 63):
+            alone = await run_episode(
+                factory, agent(script), TASK, seed=5 + i, episode_id=f"g/{i}", group_id="g", limits=LIMITS
+            )
+            assert without_times(alone) == without_times(crowd.episodes[i])
+    assert len({e.messages[0]["content"] for e in crowd.episodes}) == 64
+
+
+# ---- plain methods ----
+
+
+class Meets(Env):
+    """A blocking environment: its step returns when `parties` of them are in step at once."""
+
+    barrier: threading.Barrier
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return TASK.prompt, {}
+
+    def step(self, action: Action) -> Result:
+        self.barrier.wait(2.0)
+        return (), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize(
+    "parties",
+    [
+        4,
+        pytest.param(
+            40,
+        ),
+    ],
+)
+async def test_blocking_environments_do_not_stall_each_other(parties: int) -> None:
+    class Meets_(Meets):
+        barrier = threading.Barrier(parties)
+
+    async with EnvFactory(Meets_) as factory:
+        group = await run_group(factory, agent(), TASK, count=parties, seed=0, group_id="g", limits=LIMITS)
+    assert group.rewards == (1.0,) * parties

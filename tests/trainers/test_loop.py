@@ -1,0 +1,333 @@
+"""The loop with plain functions in place of actors: staleness, exactly-once, faults, deadlines, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from forge_env.episode import Episode, Group, Turn
+from forge_env.errors import ServiceError
+from forge_env.types import Outcome, Task
+from trainers.advantages import group_relative
+from trainers.batch import Sample
+from trainers.loop import MAX_FAULTS_IN_A_ROW, Loop, Objective, repeat
+
+TASKS = [Task(prompt=(), target=i) for i in range(5)]
+
+
+def episode(index: int, sibling: int, outcome: Outcome = Outcome.SCORED, error: str = "") -> Episode:
+    """An episode whose only sampled token is the number of its group."""
+    turn = Turn(
+        kind="sampled",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        prompt_ids=(0,),
+        token_ids=(index,),
+        logprobs=(-1.0,),
+        versions=((0, 1),),
+        starts_row=True,
+    )
+    return Episode(
+        task=TASKS[index % len(TASKS)],
+        turns=(turn,),
+        outcome=outcome,
+        reward=float(sibling % 2) if outcome.is_valid else None,
+        id=f"{index}/{sibling}",
+        error=error,
+    )
+
+
+def group(index: int, outcomes: Sequence[Outcome] = (Outcome.SCORED,) * 2, error: str = "") -> Group:
+    members = tuple(episode(index, i, outcome, error) for i, outcome in enumerate(outcomes))
+    return Group(task=TASKS[index % len(TASKS)], episodes=members, id=str(index))
+
+
+async def ticks(count: int) -> None:
+    """Give way to the others `count` times: a latency without a clock."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Record:
+    """Runs a loop and writes down what happened when."""
+
+    run_group: Callable[[Task, int], Awaitable[Group]]
+    train_ticks: int = 2
+    version: int = 0
+    """Weight version that every engine has."""
+    admitted: dict[int, int] = field(default_factory=dict)
+    """Group -> version at its admission."""
+    trained: list[list[int]] = field(default_factory=list)
+    """Groups of each optimizer step."""
+    most_open: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    async def rollout(self, task: Task, index: int) -> Group:
+        assert task is TASKS[index % len(TASKS)]
+        self.admitted[index] = self.version
+        done = self.version * len(self.trained[0]) if self.trained else 0
+        self.most_open = max(self.most_open, len(self.admitted) - done)
+        return await self.run_group(task, index)
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        counts = Counter(sample.rows[0].token_ids[-1] for sample in samples)
+        self.trained.append(list(counts))
+        await ticks(self.train_ticks)
+        return {"loss": 0.5}
+
+    async def sync(self, *_: Any) -> dict[str, float]:
+        await ticks(1)
+        self.version += 1
+        return {"synced": 1.0}
+
+    def on_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        assert {int(g.id) for g in groups} == set(self.trained[step - 1])
+        assert metrics["loss"] == 0.5 and metrics["synced"] == 1.0
+        self.steps.append(step)
+
+    def loop(self, **settings: Any) -> Loop:
+        objective = Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=2)
+        return Loop(
+            objective=objective,
+            tasks=repeat(TASKS),
+            run_group=self.rollout,
+            train_step=settings.pop("train_step", self.train),
+            sync_weights=settings.pop("sync_weights", self.sync),
+            on_step=self.on_step,
+            **{"steps": 4, "batch_size": 2, "patience": 20.0, **settings},
+        )
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """The block leaves no task behind, however it ends."""
+    before = asyncio.all_tasks()
+    try:
+        yield
+    finally:
+        assert asyncio.all_tasks() <= before
+
+
+# ---- staleness, exactly once ----
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+@settings(max_examples=40, deadline=None)
+@given(
+    latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    train_ticks=st.integers(0, 20),
+    batch_size=st.integers(1, 3),
+)
+@example(latencies=[30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], train_ticks=0, batch_size=1)
+def test_staleness_is_bounded_and_every_group_trains_once(
+    staleness: int, latencies: list[int], train_ticks: int, batch_size: int
+) -> None:
+    """A group admitted at version v trains at the latest in the step that starts from v + S."""
+    steps = 6
+
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(latencies[index % len(latencies)])
+        return group(index)
+
+    async def run() -> Record:
+        record = Record(run_group, train_ticks)
+        async with nothing_left():
+            await record.loop(steps=steps, batch_size=batch_size, staleness=staleness).run()
+        return record
+
+    record = asyncio.run(run())
+    assert record.steps == [1, 2, 3, 4, 5, 6]
+    assert [len(groups) for groups in record.trained] == [batch_size] * steps
+    trained_in = {index: step for step, groups in enumerate(record.trained) for index in groups}  # from version `step`
+    assert len(trained_in) == steps * batch_size
+    assert record.most_open <= (staleness + 1) * batch_size
+    for index, version in record.admitted.items():
+        if version + staleness < steps:
+            assert version <= trained_in.get(index, steps) <= version + staleness
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> None:
+    """With quick rollouts and slow steps the bound is reached: generation really overlaps with training."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group, train_ticks=50)
+    await record.loop(steps=6, staleness=staleness).run()
+    lags = {step - record.admitted[i] for step, groups in enumerate(record.trained) for i in groups}
+    assert max(lags) == staleness
+    assert record.most_open == (staleness + 1) * 2
+
+
+async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(200 if index == 0 else 1)
+        return group(index)
+
+    record = Record(run_group)
+    await record.loop(steps=10, staleness=1).run()
+    assert 0 in [index for groups in record.trained[:2] for index in groups]
+
+
+async def test_samples_carry_their_groups_advantages() -> None:
+    samples: list[Sample] = []
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED], "gone")
+
+    async def train(batch: Sequence[Sample]) -> dict[str, float]:
+        samples.extend(batch)
+        return {"loss": 0.5}
+
+    record = Record(run_group)
+    record.trained = [[0]]
+    loop = record.loop(steps=1, batch_size=1, train_step=train)
+    await loop.run()
+    assert [sample.advantage for sample in samples] == group_relative([0.0, 0.0, 1.0])  # the fault takes no part
+    assert loop.faults["infra_fault"] >= 1
+
+
+# ---- faults ----
+
+
+async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 3)
+        faulty = index % 3 != 0
+        return group(index, [Outcome.SCORED, Outcome.ENV_FAULT if faulty else Outcome.SCORED], "broken")
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=1)
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
+    assert loop.faults["env_fault"] == loop.faults["dropped groups"] >= 18
+
+
+async def test_faults_all_the_time_end_the_run_and_name_the_error() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.INFRA_FAULT] * 2, "SandboxError: no more processes")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*no more processes"):
+            await record.loop().run()
+    assert record.trained == []
+    assert len(record.admitted) <= MAX_FAULTS_IN_A_ROW + 4
+
+
+async def test_a_good_group_now_and_then_keeps_the_run_going() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        good = index % MAX_FAULTS_IN_A_ROW == MAX_FAULTS_IN_A_ROW - 1
+        return group(index, [Outcome.SCORED if good else Outcome.ENV_FAULT] * 2, "broken")
+
+    record = Record(run_group)
+    await record.loop(steps=3, batch_size=1).run()
+    assert len(record.trained) == 3
+
+
+async def test_groups_of_one_end_the_run_with_a_sentence() -> None:
+    """`--grpo.n_samples 1`: every group is dropped, and no episode has an error to name."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.SCORED])
+
+    with pytest.raises(ServiceError):
+        await Record(run_group).loop().run()
+
+
+# ---- deadlines and exceptions ----
+
+
+async def test_no_group_in_time_ends_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=r"no finished group for 0\.05 s"):
+            await Record(run_group).loop(patience=0.05).run()
+
+
+async def test_tasks_that_run_out_end_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    loop = Record(run_group).loop(patience=0.05)
+    loop.tasks = itertools.islice(loop.tasks, 3)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="no finished group"):
+            await loop.run()
+
+
+class Bug(Exception):
+    """Not one of forge_env's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceError("the trainer died"),
+        pytest.param(
+            Bug("a bug"),
+        ),
+    ],
+    ids=["ServiceError", "Bug"],
+)
+@pytest.mark.parametrize("where", ["run_group", "train_step", "sync_weights"])
+async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
+    async def breaks(*_: Any) -> Any:
+        await ticks(3)
+        raise error
+
+    async def run_group(task: Task, index: int) -> Group:
+        if where == "run_group" and index == 3:
+            await breaks()
+        return group(index)
+
+    async with nothing_left():
+        with pytest.raises(type(error), match=str(error)):
+            await Record(run_group).loop(**({} if where == "run_group" else {where: breaks})).run()
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
+    started = asyncio.Event()
+
+    async def run_group(task: Task, index: int) -> Group:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        running = asyncio.create_task(Record(run_group).loop(staleness=2).run())
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_no_steps_is_no_work() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group)
+    async with nothing_left():
+        await record.loop(steps=0).run()
+    assert (record.trained, record.version) == ([], 0)
+
+
+def test_repeat_goes_round() -> None:
+    assert [task.target for task in itertools.islice(repeat(TASKS), 7)] == [0, 1, 2, 3, 4, 0, 1]
