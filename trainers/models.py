@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def _download(name: str) -> Path:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"the model {name} is no local folder and could not be downloaded: {reason}") from None
+
+
+def count_parameters(model: Path) -> int:
+    """Count the parameters of a Hugging Face folder from the headers of its files."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
 
 
 async def make_model(folder: Path, env_class: type[Env], *, seed: int, limits: EpisodeLimits) -> int:

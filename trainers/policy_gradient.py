@@ -17,7 +17,7 @@ from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
     """Run one algorithm from its objective to its summary."""
     async with open_run(algorithm, config) as run:
-        await run.guard(_phases(run, objective))
+        await run.services.guard(_phases(run, objective))
 
 
 async def _phases(run: Run, objective: Objective) -> None:
@@ -35,7 +35,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     if objective.kl_reference == "generator":
         report.say("there is no reference model: the KL penalty is against the generator's own logprobs")
 
-    await within(60.0, run.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
+    await within(60.0, run.services.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
     started = time.perf_counter()
     loop = Loop(
         objective=objective,

