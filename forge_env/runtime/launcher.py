@@ -210,7 +210,14 @@ def _reap(pid: int) -> None:
         pass
 
 
+_LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
 _sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
+
+
+def _short_temp() -> str:
+    """The folder for temporary files, or /tmp where its name is too long for the address of a Unix socket in it."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
 
 
 def _open_monarch(log_dir: Path) -> None:
@@ -219,7 +226,7 @@ def _open_monarch(log_dir: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     if _sockets:
         return
-    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_")))
+    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
     saved_temp = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(_sockets[0])
     saved = os.dup(2)

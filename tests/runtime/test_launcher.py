@@ -295,6 +295,20 @@ def test_nothing_is_left_however_the_block_is_left(control: Control, ending: str
     assert controller.errors() == ""
 
 
+def test_a_temporary_folder_may_have_a_long_name(tmp_path: Path) -> None:
+    """Sockets cannot lie in it, for their addresses are short: they go to /tmp, and are removed from there."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    controller = Controller("done", folder)
+    try:
+        controller.ready()
+        controller.end()
+        assert controller.process.returncode == 0, controller.errors()
+        controller.assert_nothing_left()
+    finally:
+        controller.close()
+
+
 def test_launchers_in_a_row_do_not_add_up(control: Control) -> None:
     controller = control("again")
     controller.ready()

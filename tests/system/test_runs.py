@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -73,8 +75,7 @@ def start(tmp_path: Path) -> Iterator:
     shared_memory = set(os.listdir("/dev/shm"))
 
     def begin(module: str, *options: str) -> Started:
-        mark, temp = f"forge-test-{uuid.uuid4()}", tmp_path / f"temp{len(runs)}"
-        temp.mkdir()
+        mark, temp = f"forge-test-{uuid.uuid4()}", Path(tempfile.mkdtemp(prefix="forge-test-"))
         output = tmp_path / f"run{len(runs)}"
         process = subprocess.Popen(
             [sys.executable, "-m", module, "--output", str(output), *options],
@@ -92,6 +93,7 @@ def start(tmp_path: Path) -> Iterator:
         for pid in run.processes():
             os.kill(pid, signal.SIGKILL)
         run.process.wait()
+        shutil.rmtree(run.temp)
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
