@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from agents.rendering import Renderer
 from envs.code_exec import CodeExec
@@ -205,6 +206,7 @@ def main() -> int:
         print(f"error: {run} holds no summary.json: it is no finished run", file=sys.stderr)
         return 2
     summary = json.loads((run / "summary.json").read_text())
+    disable_progress_bar()
     result = measure(run / "model", summary["env"])
     result["run_step_seconds"] = summary["median_step_seconds"]
     result["ratio"] = result["run_step_seconds"] / result["bare_step_seconds"]
