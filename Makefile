@@ -73,9 +73,9 @@ $(READY): pyproject.toml constraints.txt Makefile
 	  exit 1; \
 	fi; \
 	rm -rf $(VENV); \
-	echo "set-up 1/4  environment in $(VENV), from $$($$python -c 'import platform, sys; print(f"Python {platform.python_version()} ({sys.executable})")')"; \
+	echo "set-up 1/5  environment in $(VENV), from $$($$python -c 'import platform, sys; print(f"Python {platform.python_version()} ({sys.executable})")')"; \
 	$$python -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $$python -m venv --without-pip $(VENV); }; \
-	echo 'set-up 2/4  uv'; \
+	echo 'set-up 2/5  uv'; \
 	if $(PYTHON_OF_VENV) -m pip --version >/dev/null 2>&1; then pip="$(PYTHON_OF_VENV) -m pip"; \
 	elif $$python -m pip --version >/dev/null 2>&1; then pip="$$python -m pip --python $(PYTHON_OF_VENV)"; \
 	else \
@@ -83,8 +83,11 @@ $(READY): pyproject.toml constraints.txt Makefile
 	  exit 1; \
 	fi; \
 	$$pip install --quiet --no-cache-dir --disable-pip-version-check --constraint constraints.txt uv; \
-	echo 'set-up 3/4  the packages of constraints.txt (4 GB; downloaded the first time)'; \
+	echo 'set-up 3/5  the packages of constraints.txt (4 GB; downloaded the first time)'; \
 	$(UV_INSTALL) $(TORCH_BACKEND) --build-constraints constraints.txt --editable '.[cpu,docker]' --group dev; \
-	echo 'set-up 4/4  torchstore, whose own pins are older than what it runs with'; \
+	echo 'set-up 4/5  torchstore, whose own pins are older than what it runs with'; \
 	$(UV_INSTALL) --no-deps torchstore; \
+	echo 'set-up 5/5  reasoning-gym, where a C compiler can build what it needs'; \
+	if ! command -v cc >/dev/null 2>&1; then echo 'no C compiler: left out, and its tests are skipped'; \
+	else $(UV_INSTALL) --editable '.[reasoning-gym]' || echo 'it could not be built: left out, and its tests are skipped'; fi; \
 	touch $@

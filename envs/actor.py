@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from forge_env.env import EnvFactory
 from forge_env.episode import Group
+from forge_env.factory import make
+from forge_env.faults import FaultPolicy
 from forge_env.protocols import Agent
-from forge_env.registry import env_class, load
+from forge_env.registry import load
 from forge_env.rollout import run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.types import EpisodeLimits, Task
@@ -21,16 +22,27 @@ AgentSpec = tuple[str, Mapping[str, Any]]
 class EnvActor(ForgeActor):
     """Runs episodes of one environment with any of the agents that it was given by name."""
 
-    def __init__(self, *, env: str, agents: Mapping[str, AgentSpec], limits: EpisodeLimits, **base: Any) -> None:
+    def __init__(
+        self,
+        *,
+        env: str,
+        options: Mapping[str, Any],
+        agents: Mapping[str, AgentSpec],
+        limits: EpisodeLimits,
+        on_fault: FaultPolicy,
+        **base: Any,
+    ) -> None:
         super().__init__(**base)
         self._env = env
+        self._options = options
         self._specs = agents
         self._limits = limits
+        self._on_fault = on_fault
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
 
     async def on_start(self) -> None:
-        self._factory = await self._stack.enter_async_context(EnvFactory(env_class(self._env)))
+        self._factory = await self._stack.enter_async_context(make(self._env, **self._options))
         self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
 
     async def on_finish(self) -> None:
@@ -49,6 +61,6 @@ class EnvActor(ForgeActor):
             seed=seed,
             group_id=group_id,
             limits=self._limits,
-            env_name=self._env,
+            on_fault=self._on_fault,
             env_options=env_options,
         )

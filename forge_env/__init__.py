@@ -3,14 +3,16 @@
 Importing this package loads neither torch nor vllm, monarch or docker.
 """
 
-from forge_env.env import Env, EnvFactory
+from forge_env.env import Env
 from forge_env.episode import Episode, Group, Row, Turn
 from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
+from forge_env.factory import EnvFactory, make
+from forge_env.faults import FaultPolicy
 from forge_env.protocols import Agent, Conversation, Policy
 from forge_env.registry import env_class, env_names, register
 from forge_env.rollout import run_episode, run_group
 from forge_env.tool_env import ToolEnv
-from forge_env.tools import reward, tool
+from forge_env.tools import Tool, reward, tool
 from forge_env.types import (
     Action,
     Completion,
@@ -21,6 +23,7 @@ from forge_env.types import (
     Task,
     ToolCall,
     ToolSpec,
+    ToolUse,
 )
 
 __version__ = "0.1.0"
@@ -35,6 +38,7 @@ __all__ = [
     "EnvFactory",
     "Episode",
     "EpisodeLimits",
+    "FaultPolicy",
     "ForgeError",
     "Group",
     "InfraError",
@@ -45,13 +49,16 @@ __all__ = [
     "Row",
     "Sampling",
     "Task",
+    "Tool",
     "ToolCall",
     "ToolEnv",
     "ToolSpec",
+    "ToolUse",
     "Turn",
     "UserError",
     "env_class",
     "env_names",
+    "make",
     "register",
     "reward",
     "run_episode",

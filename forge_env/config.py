@@ -43,15 +43,22 @@ def set_value(config: Any, name: str, value: Any, short: Mapping[str, str], *, s
     """Set one dotted name, converting the value to the field's type."""
     names = dict(leaves(config))
     dotted = short.get(name, name)
+    for leaf, kind in names.items():
+        if typing.get_origin(kind) is dict and dotted.startswith(f"{leaf}."):
+            _leaf(config, leaf)[dotted.removeprefix(f"{leaf}.")] = value
+            return
     if dotted not in names:
         close = difflib.get_close_matches(name, [*short, *names], n=1)
         hint = f"did you mean --{close[0]}? " if close else ""
         raise UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
-    *path, field = dotted.split(".")
-    section = config
-    for part in path:
-        section = getattr(section, part)
-    setattr(section, field, _convert(value, names[dotted], f"{source}: --{name}"))
+    section, _, field = dotted.rpartition(".")
+    setattr(_leaf(config, section) if section else config, field, _convert(value, names[dotted], f"{source}: --{name}"))
+
+
+def _leaf(config: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -100,7 +107,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in data.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             found += _flatten(value, f"{prefix}{key}.")
         else:
             found.append((f"{prefix}{key}", value))
@@ -108,6 +115,10 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
+    if typing.get_origin(kind) is dict:
+        if value not in ({}, "{}"):
+            raise UserError(f"{where} is {value!r}; write one option for each entry: {where.split()[-1]}.NAME VALUE")
+        return {}
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
         if value not in choices:

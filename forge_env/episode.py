@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forge_env.errors import InvariantError, UserError
-from forge_env.types import Message, Outcome, Task, ToolCall
+from forge_env.types import Message, Outcome, Task, ToolCall, ToolUse
 
 SCHEMA_VERSION = 1
 TurnKind = Literal["text", "tokens", "sampled"]
@@ -61,6 +61,10 @@ class Turn:
     """The environment's step reward for this turn."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time went: "policy", "env"."""
+    tool_uses: tuple[ToolUse, ...] = ()
+    """What became of the tool calls."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """What an outside endpoint says this turn cost: "prompt_tokens", "completion_tokens"."""
 
     def __post_init__(self) -> None:
         if self.kind == "text":
@@ -202,8 +206,11 @@ class Group:
     task: Task
     episodes: tuple[Episode, ...]
     id: str
+    replaced: tuple[Episode, ...] = ()
+    """Episodes that ended by a fault of ours and were run again. Kept to be counted, and never trained on."""
 
     def __post_init__(self) -> None:
+        _require(all(not e.outcome.is_valid for e in self.replaced), "only a faulted episode is replaced")
         _require(bool(self.episodes), "a group holds at least one episode")
         _require(all(e.task.id == self.task.id for e in self.episodes), "all episodes of a group have its task")
         ids = [e.id for e in self.episodes]
@@ -213,6 +220,11 @@ class Group:
     def valid(self) -> tuple[Episode, ...]:
         """The episodes that have a reward."""
         return tuple(e for e in self.episodes if e.outcome.is_valid)
+
+    @property
+    def faults(self) -> tuple[Episode, ...]:
+        """The episodes that ended by a fault of ours, the replaced ones among them."""
+        return (*(e for e in self.episodes if not e.outcome.is_valid), *self.replaced)
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -263,7 +275,8 @@ def _turn_from(item: dict[str, Any]) -> Turn:
     tuples = {key: tuple(item[key]) for key in ("observation", "prompt_ids", "token_ids", "logprobs")}
     calls = tuple(ToolCall(**call) for call in item["tool_calls"])
     spans = tuple((version, count) for version, count in item["versions"])
-    return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans})
+    uses = tuple(ToolUse(**use) for use in item.get("tool_uses", ()))
+    return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans, "tool_uses": uses})
 
 
 def _require(condition: bool, rule: str) -> None:

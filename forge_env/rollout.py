@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 from typing import Any, TypeVar
 
-from forge_env.env import Env, EnvFactory, invoke
+from forge_env.deadlines import Deadline
+from forge_env.env import Env
 from forge_env.episode import Episode, Group, Turn
 from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, first_error
+from forge_env.factory import EnvFactory
+from forge_env.faults import SHRINK, FaultPolicy
 from forge_env.protocols import Agent, ContextFull, Conversation
+from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Outcome, Task
 
 T = TypeVar("T")
@@ -33,30 +37,41 @@ async def run_group(
     seed: int,
     group_id: str,
     limits: EpisodeLimits,
-    env_name: str = "",
+    on_fault: FaultPolicy = SHRINK,
     env_options: Mapping[str, Any] | None = None,
 ) -> Group:
-    """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`."""
+    """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`.
 
-    def sibling(i: int) -> Coroutine[Any, Any, Episode]:
-        return run_episode(
-            factory,
-            agent,
-            task,
-            seed=seed + i,
-            episode_id=f"{group_id}/{i}",
-            group_id=group_id,
-            limits=limits,
-            env_name=env_name,
-            env_options=env_options,
-        )
+    A sibling that ends by a fault of ours is run again where `on_fault` refills, with the same seed.
+    """
+    replaced: list[Episode] = []
+
+    async def sibling(i: int) -> Episode:
+        attempt = 0
+        while True:
+            again = f".{attempt}" if attempt else ""
+            episode = await run_episode(
+                factory,
+                agent,
+                task,
+                seed=seed + i,
+                episode_id=f"{group_id}/{i}{again}",
+                group_id=group_id,
+                limits=limits,
+                env_options=env_options,
+            )
+            attempt += 1
+            if episode.outcome.is_valid or attempt >= on_fault.attempts:
+                return episode
+            replaced.append(episode)
 
     try:
         async with asyncio.TaskGroup() as running:
-            episodes = [running.create_task(sibling(i)) for i in range(count)]
+            tasks = [running.create_task(sibling(i)) for i in range(count)]
     except* Exception as errors:
         raise first_error(errors) from None
-    return Group(task=task, episodes=tuple(episode.result() for episode in episodes), id=group_id)
+    episodes = tuple(each.result() for each in tasks)
+    return Group(task=task, episodes=episodes, id=group_id, replaced=tuple(replaced))
 
 
 async def run_episode(
@@ -68,7 +83,6 @@ async def run_episode(
     episode_id: str,
     limits: EpisodeLimits,
     group_id: str = "",
-    env_name: str = "",
     env_options: Mapping[str, Any] | None = None,
 ) -> Episode:
     """Run one episode to its end.
@@ -87,7 +101,7 @@ async def run_episode(
     outcome, error = Outcome.SCORED, ""
     try:
         env = factory.make(**(env_options or {}))
-        async with asyncio.timeout(limits.episode_seconds):
+        async with Deadline(limits.episode_seconds):
             outcome = await run.play(env, task, seed)
     except TimeoutError:  # only the episode's own deadline: `_Run` names every other time-out
         outcome = Outcome.TRUNCATED
@@ -110,7 +124,7 @@ async def run_episode(
         rewards=run.rewards,
         id=episode_id,
         group_id=group_id,
-        env=env_name or factory.env_class.__name__,
+        env=factory.name,
         seed=seed,
         error=error,
         info=run.info,
@@ -136,7 +150,7 @@ class _Run:
         self.info: dict[str, Any] = {}
 
     async def play(self, env: Env, task: Task, seed: int) -> Outcome:
-        result = await self._env(invoke(env.reset, seed=seed, options={"task": task}))
+        result = await self._env(invoke(env.reset, seed=seed, options={"task": task, "limits": self.limits}))
         with _env_code("reset"):
             observation, _ = result
             self.conversation.observation = tuple(observation)
@@ -164,7 +178,8 @@ class _Run:
             observation, reward, terminated, truncated, info = result
             if not isinstance(reward, Real) or not math.isfinite(reward):
                 raise EnvError(f"step returned the reward {reward!r}; a reward is a finite number")
-            self.conversation.turns[-1] = replace(turn, reward=float(reward), seconds=seconds)
+            uses = tuple(info.get("tools", ()))
+            self.conversation.turns[-1] = replace(turn, reward=float(reward), seconds=seconds, tool_uses=uses)
             self.conversation.observation = tuple(observation)
             self.rewards.update(info.get("rewards", {}))
             if "outcome" in info:
@@ -175,13 +190,13 @@ class _Run:
 
     async def _env(self, call: Awaitable[T]) -> T:
         """Await the environment: a deadline, and its own exceptions named as its own."""
-        deadline = asyncio.timeout(self.limits.step_seconds)
+        deadline = Deadline(self.limits.step_seconds)
         with _env_code("reset or step"):
             try:
                 async with deadline:
                     return await call
             except TimeoutError:
-                if not deadline.expired():
+                if not deadline.expired:
                     raise
                 raise EnvError(f"reset or step took longer than {self.limits.step_seconds:g} s") from None
 

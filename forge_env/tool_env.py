@@ -15,88 +15,101 @@ Example::
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from forge_env.env import Env, StepResult, invoke
-from forge_env.errors import EnvError, InfraError
-from forge_env.tools import BadCall, Tool, make_tool
-from forge_env.types import Action, Message, Task, ToolCall, ToolSpec
+from forge_env.deadlines import Deadline, queued
+from forge_env.env import Env, StepResult
+from forge_env.errors import EnvError
+from forge_env.rubric import RewardFunction, RewardPart, score
+from forge_env.toolbox import Toolbox
+from forge_env.tools import Tool, is_tool, make_tool
+from forge_env.types import Action, EpisodeLimits, Message, Task, ToolCall, ToolSpec, ToolUse
 
 
 class ToolEnv(Env):
     """One instance is one episode, so its state is just attributes. `self.task` is the task at hand.
 
     A turn with tool calls is answered by one tool message per call; a turn without any is the final answer, which the
-    reward methods score. Nothing that the model writes makes it raise.
+    reward methods and the rubric score. Nothing that the model writes makes it raise.
     """
 
     system_prompt: ClassVar[str] = ""
+    rubric: ClassVar[Sequence[RewardFunction | tuple[RewardFunction, float]]] = ()
+    """Further reward functions, or pairs of one and its weight; they are called as `forge_env.rubric` says."""
+
     task: Task
+    messages: list[Message]
+    """The whole conversation, the turn at hand among it."""
 
     _tools: ClassVar[Mapping[str, Tool]] = {}
-    _rewards: ClassVar[Mapping[str, float]] = {}
+    _rewards: ClassVar[Sequence[RewardPart]] = ()
+    _rubric: ClassVar[Sequence[RewardPart]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
-        cls._tools = {n: make_tool(n, f) for n, f in methods.items() if hasattr(f, "__forge_tool__")}
-        cls._rewards = {n: f.__forge_reward__ for n, f in methods.items() if hasattr(f, "__forge_reward__")}
+        cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
+        marked = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
+        cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in marked.items()]
+        pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
+        cls._rubric = [RewardPart.of(function, weight=weight) for function, weight in pairs]
 
-    def __init__(self, *, use_tools: bool = True) -> None:
-        """`use_tools=False` shows the tools and switches them off, to measure what they are worth."""
-        self.tools: Sequence[ToolSpec] = [t.spec for t in self._tools.values()]
+    def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
+        """Make an instance.
+
+        Args:
+            use_tools: False shows the tools and switches them off, to measure what they are worth.
+            extra_tools: tools beside those of the class; one of the same name replaces it.
+        """
         self._use_tools = use_tools
+        self._limits = EpisodeLimits()
+        self.set_tools({tool.name: tool for tool in extra_tools})
+
+    def set_tools(self, extra: Mapping[str, Tool]) -> None:
+        """Give this instance the tools of its class and `extra`; before `reset`, or in an own `reset`."""
+        self._toolbox = Toolbox(extra, methods=self._tools, owner=self)
+        self.tools: Sequence[ToolSpec] = self._toolbox.specs
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.seed(seed)
         if options is None or "task" not in options:
             raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
         self.task = options["task"]
+        self._limits = options.get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        return (*system, *self.task.prompt), {}
+        observation = (*system, *self.task.prompt)
+        self.messages = list(observation)
+        return observation, {}
 
     async def step(self, action: Action) -> StepResult:
-        if action.tool_calls:
-            return await self._answer_calls(action.tool_calls), 0.0, False, False, {}
-        parts = {name: await self._reward(name, action.text) for name in self._rewards}
-        score = sum(self._rewards[name] * value for name, value in parts.items())
-        return [], score, True, False, {"rewards": parts}
+        self.messages.append(action.message)
+        if not action.tool_calls:
+            total, parts = await self._score(action.text)
+            return [], total, True, False, {"rewards": parts}
+        answers, uses = await self._answer(action.tool_calls)
+        self.messages += answers
+        return answers, 0.0, False, False, {"tools": uses}
 
-    async def _answer_calls(self, calls: Sequence[ToolCall]) -> list[Message]:
-        return [
-            {"role": "tool", "content": await self._call(call), "tool_call_id": call.id, "name": call.name}
-            for call in calls
+    async def _answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
+        if self._use_tools:
+            return await self._toolbox.answer(calls)
+        off = "Error: the tools are switched off."
+        answers: list[Message] = [
+            {"role": "tool", "content": off, "tool_call_id": call.id, "name": call.name} for call in calls
         ]
+        return answers, []
 
-    async def _call(self, call: ToolCall) -> str:
-        if not self._use_tools:
-            return "Error: the tools are switched off."
-        tool = self._tools.get(call.name)
-        if tool is None:
-            known = ", ".join(self._tools) or "none"
-            return f"Error: there is no tool {call.name!r}. Tools: {known}. {call.error}".strip()
+    async def _score(self, response: str) -> tuple[float, dict[str, float]]:
+        """Score the final answer, with a deadline of its own: the step's and the episode's clocks stand still."""
+        seconds = self._limits.scoring_seconds
+        deadline = Deadline(seconds)
         try:
-            arguments = tool.validate(call)
-        except BadCall as error:
-            return str(error)
-        try:
-            result = await asyncio.wait_for(invoke(getattr(self, call.name), **arguments), tool.timeout)
+            async with queued(), deadline:
+                own, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
+                more, further = await score(self._rubric, self.task, self.messages, response)
         except TimeoutError:
-            return f"Error: {call.name} took longer than {tool.timeout:g} s."
-        except InfraError:
-            raise
-        except Exception as error:
-            return f"Error: {type(error).__name__}: {error}"
-        text = str(result)
-        if len(text) > tool.max_output:
-            text = text[: tool.max_output] + f"\n[{len(text) - tool.max_output} more characters]"
-        return text
-
-    async def _reward(self, name: str, answer: str) -> float:
-        value = float(await invoke(getattr(self, name), answer))
-        if not math.isfinite(value):
-            raise EnvError(f"{type(self).__name__}.{name} returned {value}; a reward is a finite number")
-        return value
+            if not deadline.expired:
+                raise
+            raise EnvError(f"scoring took longer than {seconds:g} s") from None
+        return own + more, {**parts, **further}

@@ -68,6 +68,20 @@ class Action:
         return self.message["content"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What one tool call cost and whether it went well.
+
+    Example: ``ToolUse(name="python", seconds=0.004)``
+    """
+
+    name: str
+    seconds: float = 0.0
+    """Of the work, further attempts included; waiting for a place is not."""
+    error: str = ""
+    """"", "unknown_tool", "bad_arguments", "timeout" or "raised"."""
+
+
 class Outcome(StrEnum):
     """How an episode ended.
 
@@ -96,8 +110,11 @@ class EpisodeLimits:
     max_tokens: int = 4096
     """Prompt and sampled tokens of a training row at most: the context length."""
     step_seconds: float = 60.0
-    """One `reset` or `step` of the environment."""
+    """One `reset` or `step` of the environment. A tool has its own, shorter one: `ToolOptions.timeout`."""
     episode_seconds: float = 600.0
+    """All of it, generation included. Time in queues of ours and the scoring count in neither of these two."""
+    scoring_seconds: float = 120.0
+    """The reward functions of the final answer, all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

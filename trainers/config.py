@@ -6,11 +6,14 @@ Every field can be set on the command line by its dotted name: `--training.learn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from forge_env.faults import FaultPolicy
 from forge_env.types import EpisodeLimits
 
 SHORT_OPTIONS = {
     "env": "env.name",
+    "tools": "env.options.tools",
     "model": "model.path",
     "output": "output",
     "steps": "training.steps",
@@ -36,6 +39,9 @@ class DatasetConfig:
 @dataclass(kw_only=True)
 class EnvConfig:
     name: str = "code_exec"
+    """A registered name, or a "module:Class"; `forge-env list` shows them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The environment's own options, one by one: `--env.options.level 2`; `forge-env info NAME` shows them."""
     max_turns: int = 3
     max_turn_tokens: int = 32
     """Sampled tokens of one turn at most."""
@@ -43,6 +49,15 @@ class EnvConfig:
     """Prompt and sampled tokens of an episode at most."""
     step_seconds: float = 60.0
     episode_seconds: float = 300.0
+    scoring_seconds: float = 120.0
+    on_fault: Literal["refill", "shrink", "drop"] = "refill"
+    """What becomes of a group when an episode ends by a fault of ours: run the episode again, go on with the rest, or
+    give the group up."""
+    min_valid: int = 2
+    """Valid episodes that a group needs to be trained on."""
+
+    def fault_policy(self) -> FaultPolicy:
+        return FaultPolicy(mode=self.on_fault, min_valid=self.min_valid)
 
     def limits(self) -> EpisodeLimits:
         return EpisodeLimits(
@@ -51,6 +66,7 @@ class EnvConfig:
             max_tokens=self.max_tokens,
             step_seconds=self.step_seconds,
             episode_seconds=self.episode_seconds,
+            scoring_seconds=self.scoring_seconds,
         )
 
 

@@ -90,11 +90,12 @@ def check_config(config: RunConfig) -> None:
     """Check a config before anything is started.
 
     Raises:
-        UserError: for an unknown environment, a number out of range, or more GPUs than there are.
+        UserError: for an unknown environment or option of it, a number out of range, or more GPUs than there are.
     """
-    from forge_env.registry import env_class
+    from forge_env.factory import make
 
-    env_class(config.env.name)
+    make(config.env.name, **config.env.options)
+    config.env.fault_policy()
     minimum = {
         "training.steps": (config.training.steps, 0),
         "training.batch_size": (config.training.batch_size, 1),

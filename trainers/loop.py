@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from forge_env.episode import Episode, Group
 from forge_env.errors import ServiceError, first_error
+from forge_env.faults import SHRINK
 from forge_env.types import Task
 from trainers.batch import Sample
 
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_FAULTS_IN_A_ROW = 32  # groups without two usable episodes; then something is broken for good
+MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class Loop:
     steps: int
     batch_size: int
     staleness: int = 0
+    keeps: Callable[[Group], bool] = SHRINK.keeps
+    """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
     """Seconds to wait for one step's groups."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -115,17 +118,17 @@ class Loop:
 
     async def _rollout(self, task: Task, index: int, result: asyncio.Future[Group | None]) -> None:
         group = await self.run_group(task, index)
-        self.faults.update(e.outcome.value for e in group.episodes if not e.outcome.is_valid)
-        if len(group.valid) >= 2:
+        self.faults.update(e.outcome.value for e in group.faults)
+        if self.keeps(group):
             self.faults["dropped groups in a row"] = 0
             result.set_result(group)
             return
         self.faults["dropped groups in a row"] += 1
         self.faults["dropped groups"] += 1
         if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
-            reason = next((e.error for e in group.episodes if e.error), "none was given")
+            reason = next((e.error for e in group.faults if e.error), "none was given")
             raise ServiceError(
-                f"{MAX_FAULTS_IN_A_ROW} groups in a row had no two valid episodes; the last error: {reason}"
+                f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; the last error: {reason}"
             )
         result.set_result(None)
         self._open.release()

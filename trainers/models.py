@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
-from forge_env.env import Env, EnvFactory
 from forge_env.errors import UserError
 from forge_env.evaluate import evaluate
+from forge_env.factory import EnvFactory
 from forge_env.rollout import run_group
 from forge_env.types import EpisodeLimits, Message
 
@@ -56,7 +55,7 @@ def count_parameters(model: Path) -> int:
     return total
 
 
-async def make_model(folder: Path, env_class: type[Env], *, seed: int, limits: EpisodeLimits) -> int:
+async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> int:
     """Make a tiny model whose tokenizer knows the environment's text; returns its number of parameters.
 
     Raises:
@@ -64,41 +63,26 @@ async def make_model(folder: Path, env_class: type[Env], *, seed: int, limits: E
     """
     from trainers.tiny_model import TinyModel, make_tiny_model
 
-    conversations = await _expert_conversations(env_class, seed=seed, limits=limits)
-    tools = env_class().tools
+    async with factory:
+        conversations = await _expert_conversations(factory, seed=seed, limits=limits)
+        tools = factory.make().tools
     return make_tiny_model(folder, conversations, tools, seed=seed, size=TinyModel())
 
 
-async def _expert_conversations(env_class: type[Env], *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:
-    from agents.scripted import ScriptedAgent
+async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:
+    from agents.scripted import scripted_agent
 
-    agent = ScriptedAgent(expert_of(env_class))
-    tasks = env_class.tasks("train", count=CORPUS_TASKS, seed=seed)
-    async with EnvFactory(env_class) as factory:
-        evaluation = await evaluate(
-            lambda task, index: run_group(
-                factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
-            ),
-            tasks,
-            concurrency=16,
-        )
+    agent = scripted_agent(factory.name)
+    tasks = factory.tasks("train", count=CORPUS_TASKS, seed=seed)
+    evaluation = await evaluate(
+        lambda task, index: run_group(
+            factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
+        ),
+        tasks,
+        concurrency=16,
+    )
     solved = [episode.messages for episode in evaluation.episodes if episode.reward == 1.0]
     if len(solved) < len(tasks):
         errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if e.reward != 1.0}
-        raise UserError(f"the expert of {env_class.__name__} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
+        raise UserError(f"the expert of {factory.name} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
     return solved
-
-
-def expert_of(env_class: type[Env]) -> Callable[[list[Message]], Message]:
-    """Return the environment's scripted expert, `expert(messages) -> assistant message`.
-
-    Raises:
-        UserError: when it has none.
-    """
-    expert = getattr(env_class, "expert", None)
-    if expert is None:
-        raise UserError(
-            f"{env_class.__name__} has no scripted expert, which the warm-up and the tiny model need: "
-            "give it a staticmethod expert(messages), or pass --model and --warmup.steps 0"
-        )
-    return expert

@@ -29,7 +29,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     before = await run.evaluate("before", run.held_out)
     report.say(f"held-out success before {run.algorithm}: {before}")
     tool_off = None
-    if issubclass(run.env, ToolEnv):
+    if issubclass(run.factory.env_class, ToolEnv):
         tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
         report.say(f"held-out success with the tool switched off: {tool_off}")
     if objective.kl_reference == "generator":
@@ -48,6 +48,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         batch_size=training.batch_size,
         staleness=training.staleness,
         patience=training.step_seconds,
+        keeps=run.config.env.fault_policy().keeps,
     )
     await loop.run()
     train_seconds = time.perf_counter() - started

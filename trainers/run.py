@@ -14,11 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from forge_env.env import Env
 from forge_env.episode import Episode, Group
 from forge_env.errors import UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate, is_success
-from forge_env.registry import env_class
+from forge_env.factory import make
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.types import Task
 from trainers.batch import Sample
@@ -40,10 +39,10 @@ class Run:
         self.algorithm = algorithm
         self.config = config
         self.report = report
-        self.env: type[Env] = env_class(config.env.name)
+        self.factory = make(config.env.name, **config.env.options)
         seed, data = config.training.seed, config.dataset
-        self.train_tasks = self.env.tasks("train", count=data.tasks, seed=seed)
-        self.held_out = self.env.tasks("test", count=data.held_out, seed=seed)
+        self.train_tasks = self.factory.tasks("train", count=data.tasks, seed=seed)
+        self.held_out = self.factory.tasks("test", count=data.held_out, seed=seed)
         self.version = -1
         self.tokens_generated = 0
         self.tokens_trained = 0
@@ -57,7 +56,8 @@ class Run:
     ) -> Group:
         """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
         seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
-        limit = self.config.env.episode_seconds + 60.0
+        env = self.config.env
+        limit = (env.episode_seconds + env.scoring_seconds) * env.fault_policy().attempts + 60.0
         call = self.services.envs.run_group.call_one(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
@@ -233,7 +233,7 @@ async def _prepare_model(run: Run) -> tuple[Path, int]:
         report.say(f"model {model}")
         return model, count_parameters(model)
     model = report.folder / "initial_model"
-    parameters = await make_model(model, run.env, seed=config.training.seed, limits=config.env.limits())
+    parameters = await make_model(model, run.factory, seed=config.training.seed, limits=config.env.limits())
     report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
     return model, parameters
 

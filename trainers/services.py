@@ -15,7 +15,6 @@ from forge_env.runtime import weights
 from forge_env.runtime.launcher import Launcher
 from trainers.actor import TrainerActor
 from trainers.config import RunConfig, ServiceConfig
-from trainers.models import expert_of
 
 CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
@@ -55,7 +54,15 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
         "trainer", TrainerActor, environ=_resources(trainer, gpus), model=model, settings=_trainer(config)
     )
     agents = _agents(config, model, policy)
-    envs = launcher.spawn("envs", EnvActor, env=config.env.name, agents=agents, limits=config.env.limits())
+    envs = launcher.spawn(
+        "envs",
+        EnvActor,
+        env=config.env.name,
+        options=config.env.options,
+        agents=agents,
+        limits=config.env.limits(),
+        on_fault=config.env.fault_policy(),
+    )
     store = launcher.processes("store")
     engine_ready = asyncio.create_task(launcher.start("generator"))
     services = Services(trainer=titan, policy=policy, envs=envs, engine_ready=engine_ready, guard=launcher.guard)
@@ -99,7 +106,7 @@ def _agents(config: RunConfig, model: str, policy: Any) -> dict[str, AgentSpec]:
     sampled = {"model": model, "policy": ActorPolicy(policy), "temperature": config.training.temperature}
     agents: dict[str, AgentSpec] = {"policy": ("agents.token_agent:TokenAgent", sampled)}
     if hasattr(env, "expert"):
-        agents["expert"] = ("agents.scripted:ScriptedAgent", {"script": expert_of(env), "model": model})
+        agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
     return agents
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
-from forge_env.env import Env, EnvFactory
+from forge_env.env import Env
+from forge_env.factory import EnvFactory
 from forge_env.episode import Episode, Turn
 from forge_env.errors import InvariantError, PolicyError, SandboxError
 from forge_env.protocols import ContextFull, Conversation

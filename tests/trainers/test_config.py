@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from forge_env.config import leaves, parse
+from forge_env.errors import UserError
 from forge_env.types import EpisodeLimits
 from trainers.config import SHORT_OPTIONS, EnvConfig, RunConfig
 from trainers.grpo import Config, objective
 
 
 def test_short_options_name_settings() -> None:
-    assert set(SHORT_OPTIONS.values()) <= {name for name, _ in leaves(Config())}
+    names = {name for name, _ in leaves(Config())}
+    assert all(target in names or target.startswith("env.options.") for target in SHORT_OPTIONS.values())
+
+
+def test_options_of_the_environment_are_set_one_by_one() -> None:
+    config = parse(RunConfig, ["--env.options.level", "2", "--tools", "a,b"], SHORT_OPTIONS)
+    assert config.env.options == {"level": "2", "tools": "a,b"}
+    with pytest.raises(UserError, match=r"--env\.options\.NAME VALUE"):
+        parse(RunConfig, ["--env.options", "level"], SHORT_OPTIONS)
 
 
 def test_every_setting_can_be_set_by_its_dotted_name() -> None:

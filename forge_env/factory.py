@@ -1,0 +1,131 @@
+"""EnvFactory: an environment class with its options; makes instances and tasks, and opens once what they share."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from forge_env.env import Env
+from forge_env.errors import EnvError, ForgeError, UserError, nearest
+from forge_env.registry import env_class, load
+from forge_env.types import Task
+
+NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
+
+
+class EnvFactory:
+    """Makes instances of one environment class.
+
+    The options of an environment are the keyword parameters of its constructor, of its `tasks` and of its `shared`
+    factories; each of them is called with those that it names. Text, as from a command line, is converted to the
+    parameter's type; a list is written with commas.
+
+    Example::
+
+        async with EnvFactory(CodeExec, level=2) as factory:
+            tasks = factory.tasks("train", count=100)
+            env = factory.make()
+
+    Raises:
+        UserError: for an option that none of them names, or a value of the wrong type.
+    """
+
+    def __init__(self, env_class: type[Env], *, name: str = "", **options: Any) -> None:
+        self.env_class = env_class
+        self.name = name or env_class.__name__
+        openers = [load(target) for target in env_class.shared.values()]
+        known: dict[str, Any] = {}
+        for function in (*openers, env_class.tasks, env_class.__init__):
+            known |= _parameters(function)
+        for option in options.keys() - known.keys():
+            raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, known)}")
+        self.options = {n: _converted(self.name, n, value, known[n]) for n, value in options.items()}
+        self._shared: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> EnvFactory:
+        async with AsyncExitStack() as stack:
+            for name, target in self.env_class.shared.items():
+                opener = load(target)
+                opened = opener(**self._named(opener))
+                self._shared[name] = await stack.enter_async_context(opened)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def tasks(self, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        """Return `count` tasks of a split, under this factory's options.
+
+        Raises:
+            UserError: for a split that is not there, or more tasks than there are.
+        """
+        return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
+
+    def make(self, **more: Any) -> Env:
+        """Return a fresh instance; `more` goes to its constructor, beside the factory's own options.
+
+        Raises:
+            EnvError: when the environment's constructor raises.
+        """
+        env = self.env_class.__new__(self.env_class)
+        for name, value in self._shared.items():
+            setattr(env, name, value)  # first, so that the constructor may use them
+        try:
+            env.__init__(**{**self._named(self.env_class.__init__), **more})  # type: ignore[misc]
+        except ForgeError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self.env_class.__name__}() raised {type(error).__name__}: {error}") from error
+        return env
+
+    def _named(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Those of the options that a function's parameters name."""
+        names = _parameters(function)
+        return {name: value for name, value in self.options.items() if name in names}
+
+
+def make(name: str, **options: Any) -> EnvFactory:
+    """Return the factory of a registered environment, or of a "module:Class".
+
+    Example: ``async with forge_env.make("math", level=2) as factory: ...``
+
+    Raises:
+        UserError: for an unknown name or option, with the nearest one.
+    """
+    return EnvFactory(env_class(name), name=name, **options)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Named parameters that can be options, with their types."""
+    if function is object.__init__:
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError):
+        hints = {}
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: hints.get(p.name, Any) for p in parameters if p.kind in kinds and p.name not in NOT_OPTIONS}
+
+
+def _converted(env: str, name: str, value: Any, kind: Any) -> Any:
+    """Convert text to the type of an option; what is no text is the caller's own."""
+    if not isinstance(value, str) or kind in (Any, str):
+        return value
+    is_list = typing.get_origin(kind) in (list, tuple, set, frozenset, Sequence)
+    try:
+        adapter = TypeAdapter(kind)
+        return adapter.validate_python([part for part in value.split(",") if part] if is_list else value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"the option {name} of the environment {env} is {value!r}: {reason}") from None
+    except PydanticUserError:
+        return value

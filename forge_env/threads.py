@@ -1,0 +1,136 @@
+"""Plain functions off the event loop, in threads that can be told to give up.
+
+`concurrent.futures` would do, but for two things: its threads are waited for when the process ends, so that one tool
+that sleeps for an hour keeps it alive for an hour, and a call whose caller has given up goes on to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import functools
+import inspect
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+IDLE_SECONDS = 10.0
+
+
+class GivenUp(BaseException):
+    """Raised inside a call whose caller has stopped waiting. Not an Exception: a tool's own handlers let it pass."""
+
+
+async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Await a coroutine function; run a plain one in a thread, with the caller's context variables.
+
+    A caller that is cancelled stops the call: a coroutine at its next await, a plain function at its next bytecode. A
+    plain function that blocks inside a C call (`time.sleep`, a socket) ends when that call returns; what comes after it
+    is not run.
+    """
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    job = _Job(call, asyncio.get_running_loop())
+    _start(job)
+    try:
+        result = await job.future
+    except asyncio.CancelledError:
+        job.give_up()
+        raise
+    return await result if inspect.isawaitable(result) else result
+
+
+class _Job:
+    """One call, on its way through a thread."""
+
+    def __init__(self, call: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self._call = call
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._given_up = False
+
+    def run(self) -> None:
+        with self._lock:
+            if self._given_up:
+                return
+            self._thread = threading.get_ident()
+        result, error = None, None
+        try:
+            try:
+                result = self._call()
+            finally:
+                self._leave()
+        except GivenUp:
+            self._leave()
+            return
+        except StopIteration as raised:  # a future refuses it
+            error = RuntimeError(f"StopIteration: {raised}")
+        except BaseException as raised:
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(self._finish, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            if self._thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(GivenUp))
+
+    def _leave(self) -> None:
+        """From here on nothing is raised in this thread; what has not arrived yet is taken back."""
+        with self._lock:
+            if self._thread is not None and self._given_up:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+            self._thread = None
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+class _Worker(threading.Thread):
+    """Runs one job after another, and ends when there has been none for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(name="forge_env", daemon=True)
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            try:
+                job = self.jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with _idle_lock:
+                    if self in _idle:
+                        _idle.remove(self)
+                        return
+                continue  # a job was given to it in this very moment
+            job.run()
+            del job
+            with _idle_lock:
+                _idle.append(self)
+
+
+_idle: list[_Worker] = []
+_idle_lock = threading.Lock()
+
+
+def _start(job: _Job) -> None:
+    """Hand a job to an idle worker, or to a new one: a blocking call must never wait for another one's thread."""
+    with _idle_lock:
+        worker = _idle.pop() if _idle else None
+    if worker is None:
+        worker = _Worker()
+        worker.start()
+    worker.jobs.put(job)

@@ -1,0 +1,132 @@
+"""Toolbox: runs the tool calls of a turn, and turns whatever happens into observations."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pydantic_core
+
+from forge_env.deadlines import queued
+from forge_env.errors import EnvError, ForgeError, first_error
+from forge_env.threads import invoke
+from forge_env.tools import BadCall, Tool
+from forge_env.types import Message, ToolCall, ToolUse
+
+RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
+
+
+class Toolbox:
+    """The tools of one episode.
+
+    Args:
+        tools: by the name that the model calls.
+        owner: the instance that tools made of methods belong to.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
+        self._tools = {**methods, **tools}
+        self._methods = methods.keys() - tools.keys()
+        self._owner = owner
+        self.specs = [tool.spec for tool in self._tools.values()]
+
+    async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
+        """Answer the calls of one turn, in order. Neighbours that are all declared parallel run at once.
+
+        Raises:
+            EnvError: when a tool raised what it declares fatal.
+            InfraError: when something underneath a tool failed.
+        """
+        answers: list[tuple[str, ToolUse]] = []
+        for parallel, run in groupby(calls, self._is_parallel):
+            batch = list(run)
+            if parallel and len(batch) > 1:
+                answers += await self._at_once(batch)
+            else:
+                answers += [await self._call(call) for call in batch]
+        messages: list[Message] = [
+            {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
+            for call, (text, _) in zip(calls, answers, strict=True)
+        ]
+        return messages, [use for _, use in answers]
+
+    def _is_parallel(self, call: ToolCall) -> bool:
+        return call.name in self._tools and self._tools[call.name].options.parallel
+
+    async def _at_once(self, calls: Sequence[ToolCall]) -> list[tuple[str, ToolUse]]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._call(call)) for call in calls]
+        except* ForgeError as errors:
+            raise first_error(errors) from None
+        return [task.result() for task in tasks]
+
+    async def _call(self, call: ToolCall) -> tuple[str, ToolUse]:
+        started = time.perf_counter()
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools) or "none"
+            text = f"Error: there is no tool {call.name!r}. Tools: {known}. {call.error}".strip()
+            return text, ToolUse(name=call.name, error="unknown_tool")
+        try:
+            arguments = tool.validate(call)
+        except BadCall as refusal:
+            return str(refusal), ToolUse(name=call.name, error="bad_arguments")
+        places = tool.places()
+        if places is None:
+            text, error = await self._attempts(tool, arguments)
+        else:
+            async with queued():
+                await places.acquire()
+            started = time.perf_counter()
+            try:
+                text, error = await self._attempts(tool, arguments)
+            finally:
+                places.release()
+        return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=error)
+
+    async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
+        """Return the text for the model and the kind of error, if any."""
+        owner = (self._owner,) if tool.name in self._methods else ()
+        for attempt in range(tool.options.retries + 1):
+            deadline = asyncio.timeout(tool.options.timeout)
+            try:
+                async with deadline:
+                    result = await invoke(tool.function, *owner, **arguments)
+                return _shown(result, tool.options.max_output), ""
+            except ForgeError:
+                raise
+            except tool.options.fatal as error:
+                raise EnvError(f"the tool {tool.name} raised {type(error).__name__}: {error}") from error
+            except Exception as error:
+                if deadline.expired():
+                    seconds = f"{tool.options.timeout:g} s"
+                    return f"Error: {tool.name} took longer than {seconds} and was stopped.", "timeout"
+                failure = error
+            if attempt < tool.options.retries:
+                await asyncio.sleep(RETRY_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
+        return _cut(f"Error: {type(failure).__name__}: {failure}", tool.options.max_output), "raised"
+
+
+def _shown(result: Any, max_output: int) -> str:
+    """Text as it is, everything else as JSON where it can be, else as Python prints it."""
+    if isinstance(result, str):
+        text = result
+    elif dataclasses.is_dataclass(result) or isinstance(result, (dict, list, tuple, bool, type(None))):
+        text = pydantic_core.to_json(result, fallback=str, inf_nan_mode="constants").decode()
+    elif hasattr(result, "model_dump_json"):
+        text = result.model_dump_json()
+    else:
+        text = str(result)
+    return _cut(text, max_output)
+
+
+def _cut(text: str, max_output: int) -> str:
+    if len(text) <= max_output:
+        return text
+    return text[:max_output] + f"\n[{len(text) - max_output} more characters]"
