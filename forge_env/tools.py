@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import docstring_parser
+import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
@@ -192,7 +195,7 @@ def make_tool(
     for i, parameter in enumerate(_parameters(name, function)[is_method:]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
-        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+        annotation = Any if parameter.annotation is parameter.empty else _readable(parameter.annotation)
         default = ... if parameter.default is parameter.empty else parameter.default
         # An alias, so that a parameter may have a name that pydantic's models keep for themselves, such as "schema".
         about = described.get(parameter.name) or None
@@ -238,6 +241,20 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
         return list(inspect.signature(function, eval_str=True).parameters.values())
     except (NameError, TypeError, ValueError) as error:
         raise UserError(f"the signature of the tool {name} cannot be read: {error}") from None
+
+
+def _readable(annotation: Any) -> Any:
+    """Replace the TypedDicts of `typing` in an annotation, which pydantic does not read before Python 3.12."""
+    if typing.is_typeddict(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        fields = {name: _readable(hint) for name, hint in hints.items()}
+        return typing_extensions.TypedDict(annotation.__name__, fields, total=annotation.__total__)
+    arguments = typing.get_args(annotation)
+    replaced = tuple(_readable(argument) for argument in arguments)
+    if replaced == arguments:
+        return annotation
+    origin = typing.get_origin(annotation)
+    return typing.Union[replaced] if origin is types.UnionType else origin[replaced]  # noqa: UP007
 
 
 def _without_titles(schema: Any) -> Any:
