@@ -7,77 +7,100 @@ waiting in `queued()`, and every deadline around it is moved by the time that it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Generator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Deadline:
-    """`asyncio.timeout` with a clock that can be stopped.
+    """A number of seconds for some work, on a clock that can be stopped. For one use.
 
-    Raises:
-        TimeoutError: out of the `async with`, when the seconds are used up; `expired` is then true.
+    Example: ``await Deadline(30.0).run(work())``
     """
 
-    __slots__ = ("_left", "_open", "_timeout", "_token", "_waiting")
+    __slots__ = ("_left", "_open", "_timeout", "_waiting")
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._waiting = 0
         self._open = False
-        self._timeout = asyncio.Timeout(None)
+        self._timeout: asyncio.Timeout | None = None
 
     @property
     def expired(self) -> bool:
-        return self._timeout.expired()
+        """Whether a TimeoutError was this deadline's, and not one of the work's own."""
+        return self._timeout is not None and self._timeout.expired()
 
-    async def __aenter__(self) -> Deadline:
-        await self._timeout.__aenter__()
-        self._open = True
-        self._start()
-        self._token = _around.set((*_around.get(), self))
-        return self
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`. Work that never waits for anything costs no timer: it is set at the first wait.
 
-    async def __aexit__(self, *exc: Any) -> None:
-        _around.reset(self._token)
-        self._open = False  # a child task that still waits in a queue must not start the clock again
-        await self._timeout.__aexit__(*exc)
+        Raises:
+            TimeoutError: when the seconds are used up; `expired` is then true, and the work is cancelled.
+        """
+        token = _around.set((*_around.get(), self))
+        try:
+            waiting = work.__await__()
+            try:
+                wanted = next(waiting)
+            except StopIteration as done:
+                return done.value
+            self._timeout = asyncio.Timeout(None)
+            async with self._timeout:
+                self._open = True
+                self._start()
+                return await _Rest(waiting, wanted)
+        finally:
+            self._open = False  # a child task that still waits in a queue must not start the clock again
+            _around.reset(token)
 
     def stop(self) -> None:
         """Stop the clock; counted, so that two waits at once stop it once."""
         self._waiting += 1
-        when = self._timeout.when()
-        if self._waiting == 1 and when is not None and self._is_running:
+        when = self._timeout.when() if self._timeout is not None else None
+        if when is not None and self._open and not self.expired:
             self._left = when - asyncio.get_running_loop().time()
-            self._timeout.reschedule(None)
+            self._reschedule(None)
 
     def go_on(self) -> None:
         self._waiting -= 1
-        if self._waiting == 0 and self._is_running:
-            self._start()
-
-    @property
-    def _is_running(self) -> bool:
-        return self._open and not self.expired
+        self._start()
 
     def _start(self) -> None:
-        self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+        if not self._waiting and self._open and not self.expired:
+            self._reschedule(asyncio.get_running_loop().time() + self._left)
+
+    def _reschedule(self, when: float | None) -> None:
+        assert self._timeout is not None
+        self._timeout.reschedule(when)
+
+
+class _Rest:
+    """Awaits what is left of a coroutine whose first wait has been taken out of it."""
+
+    __slots__ = ("_waiting", "_wanted")
+
+    def __init__(self, waiting: Generator[Any, Any, Any], wanted: Any) -> None:
+        self._waiting = waiting
+        self._wanted = wanted
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        wanted = self._wanted
+        try:
+            while True:
+                try:
+                    sent = yield wanted
+                except BaseException as error:
+                    wanted = self._waiting.throw(error)
+                else:
+                    wanted = self._waiting.send(sent)
+        except StopIteration as done:
+            return done.value
 
 
 _around: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
-
-
-@contextmanager
-def _stopped() -> Iterator[None]:
-    stopped = _around.get()
-    for deadline in stopped:
-        deadline.stop()
-    try:
-        yield
-    finally:
-        for deadline in stopped:
-            deadline.go_on()
 
 
 @asynccontextmanager
@@ -86,5 +109,11 @@ async def queued() -> AsyncIterator[None]:
 
     What waits inside needs an end of its own: no deadline of the episode fires here.
     """
-    with _stopped():
+    stopped = _around.get()
+    for deadline in stopped:
+        deadline.stop()
+    try:
         yield
+    finally:
+        for deadline in stopped:
+            deadline.go_on()

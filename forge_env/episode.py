@@ -30,9 +30,13 @@ def digest(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Turn:
     """One answer of the model, and what the environment added before it.
+
+    The agent makes it, and the rollout loop writes into it what the environment made of it (`reward`, `seconds`,
+    `tool_uses`), once; nothing else changes a turn. It is not frozen because that alone costs as much time as a step of
+    a simple environment.
 
     kind "text" has messages only (an outside endpoint), "tokens" has ids without logprobs (an expert's demonstration),
     "sampled" has ids, logprobs and weight versions. Only sampled turns enter reinforcement learning.

@@ -46,6 +46,7 @@ class EnvFactory:
         for option in options.keys() - known.keys():
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, known)}")
         self.options = {n: _converted(self.name, n, value, known[n]) for n, value in options.items()}
+        self._for_constructor = self._named(env_class.__init__)
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
 
@@ -79,7 +80,7 @@ class EnvFactory:
         for name, value in self._shared.items():
             setattr(env, name, value)  # first, so that the constructor may use them
         try:
-            env.__init__(**{**self._named(self.env_class.__init__), **more})  # type: ignore[misc]
+            env.__init__(**{**self._for_constructor, **more})  # type: ignore[misc]
         except ForgeError:
             raise
         except Exception as error:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from forge_env.deadlines import Deadline
 from forge_env.env import Env
@@ -23,7 +21,7 @@ from forge_env.factory import EnvFactory
 from forge_env.faults import SHRINK, FaultPolicy
 from forge_env.protocols import Agent, ContextFull, Conversation
 from forge_env.threads import invoke
-from forge_env.types import Action, EpisodeLimits, Outcome, Task
+from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
 
 T = TypeVar("T")
 
@@ -101,8 +99,7 @@ async def run_episode(
     outcome, error = Outcome.SCORED, ""
     try:
         env = factory.make(**(env_options or {}))
-        async with Deadline(limits.episode_seconds):
-            outcome = await run.play(env, task, seed)
+        outcome = await Deadline(limits.episode_seconds).run(run.play(env, task, seed))
     except TimeoutError:  # only the episode's own deadline: `_Run` names every other time-out
         outcome = Outcome.TRUNCATED
     except EnvError as fault:
@@ -134,7 +131,7 @@ async def run_episode(
 async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
     """Close an environment. What it did stays as it was: a close that fails is noted, and waited for only so long."""
     try:
-        await asyncio.wait_for(invoke(env.close), seconds)
+        await Deadline(seconds).run(invoke(env.close))
     except Exception as error:
         info["close_error"] = f"{type(error).__name__}: {error}"
 
@@ -150,10 +147,8 @@ class _Run:
         self.info: dict[str, Any] = {}
 
     async def play(self, env: Env, task: Task, seed: int) -> Outcome:
-        result = await self._env(invoke(env.reset, seed=seed, options={"task": task, "limits": self.limits}))
-        with _env_code("reset"):
-            observation, _ = result
-            self.conversation.observation = tuple(observation)
+        options = {"task": task, "limits": self.limits}
+        self.conversation.observation = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
         for _ in range(self.limits.max_turns):
             started = time.perf_counter()
             try:
@@ -172,41 +167,57 @@ class _Run:
         # The turn is kept first: what the model said stays in the record even if the environment breaks on it.
         self.conversation.turns.append(turn)
         self.conversation.observation = ()
-        result = await self._env(invoke(env.step, action))
-        seconds = {"policy": policy_seconds, "env": time.perf_counter() - started}
-        with _env_code("step"):
-            observation, reward, terminated, truncated, info = result
-            if not isinstance(reward, Real) or not math.isfinite(reward):
-                raise EnvError(f"step returned the reward {reward!r}; a reward is a finite number")
-            uses = tuple(info.get("tools", ()))
-            self.conversation.turns[-1] = replace(turn, reward=float(reward), seconds=seconds, tool_uses=uses)
-            self.conversation.observation = tuple(observation)
-            self.rewards.update(info.get("rewards", {}))
-            if "outcome" in info:
-                return Outcome(info["outcome"])
-        if truncated or (terminated and action.finish_reason == "length"):
+        step = await self._env(invoke(env.step, action), _read_step)
+        turn.reward, turn.tool_uses = step.reward, step.tool_uses
+        turn.seconds = {"policy": policy_seconds, "env": time.perf_counter() - started}
+        self.conversation.observation = step.observation
+        self.rewards.update(step.rewards)
+        if step.outcome is not None:
+            return step.outcome
+        if step.truncated or (step.terminated and action.finish_reason == "length"):
             return Outcome.TRUNCATED
-        return Outcome.SCORED if terminated else None
+        return Outcome.SCORED if step.terminated else None
 
-    async def _env(self, call: Awaitable[T]) -> T:
-        """Await the environment: a deadline, and its own exceptions named as its own."""
+    async def _env(self, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+        """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own."""
         deadline = Deadline(self.limits.step_seconds)
-        with _env_code("reset or step"):
-            try:
-                async with deadline:
-                    return await call
-            except TimeoutError:
-                if not deadline.expired:
-                    raise
+        try:
+            return read(await deadline.run(call))
+        except ForgeError:
+            raise
+        except Exception as error:
+            if deadline.expired:
                 raise EnvError(f"reset or step took longer than {self.limits.step_seconds:g} s") from None
+            raise EnvError(f"reset or step: {type(error).__name__}: {error}") from error
 
 
-@contextmanager
-def _env_code(what: str) -> Iterator[None]:
-    """Name what the environment's own code raises, or gives back in a wrong shape, as an EnvError."""
-    try:
-        yield
-    except ForgeError:
-        raise
-    except Exception as error:
-        raise EnvError(f"{what}: {type(error).__name__}: {error}") from error
+class _Step(NamedTuple):
+    """What an environment's step gave back, checked."""
+
+    observation: tuple[Message, ...]
+    reward: float
+    terminated: bool
+    truncated: bool
+    rewards: Mapping[str, float]
+    tool_uses: tuple[ToolUse, ...]
+    outcome: Outcome | None
+
+
+def _read_reset(result: Any) -> tuple[Message, ...]:
+    observation, _ = result
+    return tuple(observation)
+
+
+def _read_step(result: Any) -> _Step:
+    observation, reward, terminated, truncated, info = result
+    if not isinstance(reward, (float, Real)) or not math.isfinite(reward):
+        raise EnvError(f"step returned the reward {reward!r}; a reward is a finite number")
+    return _Step(
+        tuple(observation),
+        float(reward),
+        bool(terminated),
+        bool(truncated),
+        info.get("rewards", {}),
+        tuple(info.get("tools", ())),
+        Outcome(info["outcome"]) if "outcome" in info else None,
+    )

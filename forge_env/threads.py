@@ -30,7 +30,7 @@ async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     plain function that blocks inside a C call (`time.sleep`, a socket) ends when that call returns; what comes after it
     is not run.
     """
-    if inspect.iscoroutinefunction(function):
+    if _is_coroutine_function(function):
         return await function(*args, **kwargs)
     call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
     job = _Job(call, asyncio.get_running_loop())
@@ -41,6 +41,14 @@ async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         job.give_up()
         raise
     return await result if inspect.isawaitable(result) else result
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """As `inspect.iscoroutinefunction`, which takes ten times as long for the common case."""
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_flags & inspect.CO_COROUTINE:
+        return True
+    return inspect.iscoroutinefunction(function)
 
 
 class _Job:
@@ -59,7 +67,8 @@ class _Job:
             if self._given_up:
                 return
             self._thread = threading.get_ident()
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             try:
                 result = self._call()

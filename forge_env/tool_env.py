@@ -83,6 +83,8 @@ class ToolEnv(Env):
         return observation, {}
 
     async def step(self, action: Action) -> StepResult:
+        if "messages" not in self.__dict__:
+            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
         self.messages.append(action.message)
         if not action.tool_calls:
             total, parts = await self._score(action.text)
@@ -102,14 +104,18 @@ class ToolEnv(Env):
 
     async def _score(self, response: str) -> tuple[float, dict[str, float]]:
         """Score the final answer, with a deadline of its own: the step's and the episode's clocks stand still."""
-        seconds = self._limits.scoring_seconds
-        deadline = Deadline(seconds)
+        deadline = Deadline(self._limits.scoring_seconds)
         try:
-            async with queued(), deadline:
-                own, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
-                more, further = await score(self._rubric, self.task, self.messages, response)
+            async with queued():
+                return await deadline.run(self._all_scores(response))
         except TimeoutError:
             if not deadline.expired:
                 raise
-            raise EnvError(f"scoring took longer than {seconds:g} s") from None
+            raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
+
+    async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
+        own, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
+        if not self._rubric:
+            return own, parts
+        more, further = await score(self._rubric, self.task, self.messages, response)
         return own + more, {**parts, **further}

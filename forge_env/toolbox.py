@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic_core
 
-from forge_env.deadlines import queued
+from forge_env.deadlines import Deadline, queued
 from forge_env.errors import EnvError, ForgeError, first_error
 from forge_env.threads import invoke
 from forge_env.tools import BadCall, Tool
@@ -94,17 +94,16 @@ class Toolbox:
         """Return the text for the model and the kind of error, if any."""
         owner = (self._owner,) if tool.name in self._methods else ()
         for attempt in range(tool.options.retries + 1):
-            deadline = asyncio.timeout(tool.options.timeout)
+            deadline = Deadline(tool.options.timeout)
             try:
-                async with deadline:
-                    result = await invoke(tool.function, *owner, **arguments)
+                result = await deadline.run(invoke(tool.function, *owner, **arguments))
                 return _shown(result, tool.options.max_output), ""
             except ForgeError:
                 raise
             except tool.options.fatal as error:
                 raise EnvError(f"the tool {tool.name} raised {type(error).__name__}: {error}") from error
             except Exception as error:
-                if deadline.expired():
+                if deadline.expired:
                     seconds = f"{tool.options.timeout:g} s"
                     return f"Error: {tool.name} took longer than {seconds} and was stopped.", "timeout"
                 failure = error

@@ -253,8 +253,9 @@ def _readable(annotation: Any) -> Any:
     replaced = tuple(_readable(argument) for argument in arguments)
     if replaced == arguments:
         return annotation
-    origin = typing.get_origin(annotation)
-    return typing.Union[replaced] if origin is types.UnionType else origin[replaced]  # noqa: UP007
+    origin: Any = typing.get_origin(annotation)
+    union: Any = typing.Union
+    return union[replaced] if origin is types.UnionType else origin[replaced]
 
 
 def _without_titles(schema: Any) -> Any:

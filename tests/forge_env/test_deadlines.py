@@ -3,81 +3,174 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from forge_env.deadlines import Deadline, queued
 
 
-async def test_a_deadline_fires() -> None:
+async def in_queue(event: asyncio.Event) -> str:
+    async with queued():
+        await event.wait()
+    return "through"
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def after(seconds: float) -> asyncio.Event:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    return event
+
+
+async def test_a_deadline_fires_and_cancels_the_work() -> None:
+    cancelled = False
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
     deadline = Deadline(0.01)
     with pytest.raises(TimeoutError):
-        async with deadline:
-            await asyncio.Event().wait()
-    assert deadline.expired
+        await deadline.run(work())
+    assert deadline.expired and cancelled
 
 
-async def test_waiting_in_a_queue_does_not_count() -> None:
-    loop = asyncio.get_running_loop()
-    place = asyncio.Event()
-    loop.call_later(0.15, place.set)
-    async with Deadline(0.05) as inner, Deadline(0.1) as outer, queued():
-        await place.wait()
+async def test_results_and_exceptions_come_through() -> None:
+    async def work(waits: bool, fails: bool) -> str:
+        if waits:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+        if fails:
+            raise TimeoutError("of its own")
+        return "done"
+
+    for waits in (False, True):
+        deadline = Deadline(5.0)
+        assert await deadline.run(work(waits, False)) == "done"
+        deadline = Deadline(5.0)
+        with pytest.raises(TimeoutError, match="of its own"):
+            await deadline.run(work(waits, True))
+        assert not deadline.expired
+
+
+async def test_a_caller_that_is_cancelled_cancels_the_work() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(Deadline(5.0).run(work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_work_that_waits_for_tasks_and_time_outs_of_its_own() -> None:
+    async def work() -> list[int]:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await for_ever()
+        return list(await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0.001, 2)))
+
+    deadline = Deadline(5.0)
+    assert await deadline.run(work()) == [1, 2]
+    assert not deadline.expired
+
+
+@pytest.mark.parametrize("waits_before", [False, True])
+async def test_waiting_in_a_queue_does_not_count(waits_before: bool) -> None:
+    async def work() -> str:
+        if waits_before:
+            await asyncio.sleep(0)
+        return await in_queue(after(0.15))
+
+    inner, outer = Deadline(0.05), Deadline(0.1)
+    assert await outer.run(inner.run(work())) == "through"
     assert not inner.expired and not outer.expired
 
 
 async def test_the_clock_goes_on_after_the_queue() -> None:
+    async def work() -> None:
+        await in_queue(after(0.05))
+        await for_ever()
+
+    deadline = Deadline(0.03)
     with pytest.raises(TimeoutError):
-        async with Deadline(0.03):
-            async with queued():
-                await asyncio.sleep(0.05)
-            await asyncio.Event().wait()
+        await deadline.run(work())
+    assert deadline.expired
 
 
 async def test_time_before_the_queue_counts() -> None:
     deadline = Deadline(0.2)
-    async with deadline:
-        before = deadline._left
+
+    async def work() -> float:
         await asyncio.sleep(0.02)
         async with queued():
-            assert deadline._left <= before - 0.02
+            return deadline._left
+
+    assert await deadline.run(work()) <= 0.18
 
 
 async def test_two_waits_at_once_stop_the_clock_once() -> None:
-    first, second = asyncio.Event(), asyncio.Event()
+    async def work() -> list[str]:
+        return await asyncio.gather(in_queue(after(0.1)), in_queue(after(0.2)))
 
-    async def wait(event: asyncio.Event) -> None:
-        async with queued():
-            await event.wait()
-
-    async with Deadline(0.05) as deadline:
-        tasks = [asyncio.create_task(wait(event)) for event in (first, second)]
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.1, first.set)
-        asyncio.get_running_loop().call_later(0.2, second.set)
-        await asyncio.gather(*tasks)
-    assert not deadline.expired
+    assert await Deadline(0.05).run(work()) == ["through"] * 2
 
 
 async def test_a_wait_that_outlives_its_deadline_starts_no_clock() -> None:
     place = asyncio.Event()
 
-    async def wait() -> str:
-        async with queued():
-            await place.wait()
-        return "through"
-
-    async with Deadline(5.0):
-        task = asyncio.create_task(wait())
+    async def work() -> asyncio.Task[str]:
+        task = asyncio.create_task(in_queue(place))
         await asyncio.sleep(0)
+        return task
+
+    task = await Deadline(5.0).run(work())
     place.set()
     assert await task == "through"
 
 
 async def test_a_deadline_inside_a_queue_runs() -> None:
     """The scoring has its own: only the clocks around the queue stand still."""
-    async with Deadline(0.05) as outer:
-        with pytest.raises(TimeoutError):
-            async with queued(), Deadline(0.1):
-                await asyncio.Event().wait()
-    assert not outer.expired
+    inner, outer = Deadline(0.1), Deadline(0.05)
+
+    async def work() -> None:
+        async with queued():
+            await inner.run(for_ever())
+
+    with pytest.raises(TimeoutError):
+        await outer.run(work())
+    assert inner.expired and not outer.expired
+
+
+def test_every_mix_of_waits_ends_with_its_result() -> None:
+    """Nested deadlines around work of every shape give back what the work gives."""
+
+    async def work(steps: int) -> int:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        return steps
+
+    async def all_of_them() -> None:
+        for steps in range(4):
+            nested: Coroutine[Any, Any, int] = work(steps)
+            for _ in range(4):
+                nested = Deadline(5.0).run(nested)
+            assert await nested == steps
+
+    asyncio.run(all_of_them())

@@ -92,8 +92,7 @@ async def test_places_are_shared_by_all_episodes_and_waiting_for_one_does_not_co
     scarce_tool = make_tool(scarce)
 
     async def episode(seconds: float) -> list[str]:
-        async with Deadline(seconds):
-            return await said(Toolbox({"scarce": scarce_tool}), "scarce")
+        return await Deadline(seconds).run(said(Toolbox({"scarce": scarce_tool}), "scarce"))
 
     async def holders() -> None:
         """Two that use their time up in the only two places; then the places are worth having."""
