@@ -1,1 +1,1 @@
-"""Policies and agents: vLLM, scripted. Nothing heavy is imported here."""
+"""Policies and agents: vLLM, chat endpoints, scripted. Nothing heavy is imported here."""

@@ -8,64 +8,86 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from renderers import Qwen3RendererConfig, create_renderer
+from renderers import Llama3RendererConfig, Qwen3RendererConfig, RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
-from agents.tokenizer import FastTokenizer
+from agents.dialects import parse, to_openai
+from agents.model_json import flaw
+from agents.pieces import Pieces, find_pieces
+from agents.tokenizer import FastTokenizer, chat_template
 from forge_env.errors import UserError
 from forge_env.protocols import Conversation
 from forge_env.types import Action, Message, ToolCall, ToolSpec
 
-# architecture of config.json -> renderer configuration without thinking
-_FAMILIES = {"Qwen3ForCausalLM": lambda: Qwen3RendererConfig(enable_thinking=False)}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """How the models of one architecture are set up. Thinking is off where it can be switched."""
+
+    config: Callable[[], RendererConfig]
+    template: tuple[str, ...] = ()
+    """What a chat template of this family holds: other families share the architecture's name."""
+    dialect: str = "none"
+    """Calls that the library leaves in the content, as it does with several or broken ones of Llama."""
+    one_call: bool = False
+    """Whether the template refuses a message with several calls."""
+
+
+_QWEN3 = _Family(config=lambda: Qwen3RendererConfig(enable_thinking=False))
+_LLAMA3 = _Family(
+    config=Llama3RendererConfig, template=("<|start_header_id|>", "ipython"), dialect="llama", one_call=True
+)
+# architecture of config.json -> family
+_FAMILIES = {"Qwen3ForCausalLM": _QWEN3, "Qwen3MoeForCausalLM": _QWEN3, "LlamaForCausalLM": _LLAMA3}
 
 
 class Renderer:
-    """Renders conversations for the model in a Hugging Face folder.
+    """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, and Llama from 3.1 on.
 
     Raises:
-        UserError: when the folder's model family has no renderer, or it holds no tokenizer.
+        UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
     """
 
     def __init__(self, model: str | Path) -> None:
-        config = json.loads((Path(model) / "config.json").read_text())
-        family = (config.get("architectures") or ["unknown"])[0]
-        if family not in _FAMILIES:
-            known = ", ".join(_FAMILIES)
-            raise UserError(f"the model in {model} is a {family}; renderers are set up for: {known}")
+        self._family = _family(Path(model))
         self._tokenizer = FastTokenizer(model)
-        self._renderer = create_renderer(self._tokenizer, _FAMILIES[family]())
+        try:
+            self._renderer = create_renderer(self._tokenizer, self._family.config())
+        except AssertionError as error:
+            raise UserError(f"the tokenizer in {model} is not of the model's family: {error}") from None
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         special = sorted(self._tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._starts: dict[str, list[int]] = {}
+        self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
+        self._firsts: dict[str, Pieces | None] = {}
+        self._bridges = {role: self._bridge_pieces(role) for role in ("tool", "user")}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
         """Return the next prompt, how many of its tokens are old (0 for a new row), and whether a row starts."""
         row = _last_row(conversation)
         if row:
-            *_, last = conversation.turns
-            before, sampled = row[: -len(last.token_ids)], list(last.token_ids)
-            bridged = self._renderer.bridge_to_next_turn(
-                before, sampled, self._defused(conversation.observation), tools=list(tools) or None
+            bridged = self._bridge(
+                row, conversation.turns[-1].token_ids, self._defused(conversation.observation), tools
             )
-            if bridged is not None and bridged.token_ids[: len(row)] == row:
-                return list(bridged.token_ids), len(row), False
+            if bridged is not None:
+                return bridged, len(row), False
         if not conversation.turns:
             return self._first_prompt(self._defused(conversation.observation), tools), 0, True
         messages = self._defused(conversation.messages)
-        prompt = self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
-        return list(prompt), 0, True
+        if self._family.one_call:
+            messages = _one_call_each(messages)
+        return self._render(messages, tools, add_generation_prompt=True), 0, True
 
     def write(self, message: Message) -> list[int]:
         """Return the tokens with which a model would have written `message`, up to and with its end-of-turn token."""
         question: list[Any] = [{"role": "user", "content": "?"}]
-        prompt = self._tokenizer.decode(self._renderer.render_ids(question, add_generation_prompt=True))
-        full = self._tokenizer.decode(self._renderer.render_ids([*question, message]))
+        prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
+        full = self._tokenizer.decode(self._render([*question, message]))
         if not full.startswith(prompt):
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
@@ -81,27 +103,45 @@ class Renderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Return a conversation as the text that the model reads, special tokens included."""
-        ids = self._renderer.render_ids(list(messages), tools=list(tools) or None)
-        return self._tokenizer.decode(ids)
+        return self._tokenizer.decode(self._render(messages, tools))
 
-    def read(self, prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: str) -> Action:
+    def read(self, token_ids: Sequence[int], finish_reason: str) -> Action:
         """Parse what the model wrote. Never raises for anything that it writes."""
         try:
-            parsed = self._renderer.parse_response(list(token_ids), prompt_ids=list(prompt_ids))
+            # Without the prompt: it could only say that reasoning was opened there, and thinking is off.
+            parsed = self._renderer.parse_response(list(token_ids))
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
+        content = parsed.content or ""
         calls = tuple(_tool_call(i, call) for i, call in enumerate(parsed.tool_calls))
-        message: Message = {"role": "assistant", "content": parsed.content or ""}
+        if not calls:
+            content, calls = parse(content, self._family.dialect)
+        message: Message = {"role": "assistant", "content": content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
         if calls:
-            message["tool_calls"] = [_as_openai(call) for call in calls]
+            message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
 
     def _unreadable(self, token_ids: Sequence[int], finish_reason: str, error: Exception) -> Action:
         text = self._tokenizer.decode([t for t in token_ids if t not in self.stop_token_ids])
         call = ToolCall(id="call_0", name="", arguments=None, raw=text, error=f"It could not be read: {error}.")
         return Action(message={"role": "assistant", "content": text}, tool_calls=(call,), finish_reason=finish_reason)
+
+    def _render(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
+    ) -> list[int]:
+        try:
+            return list(
+                self._renderer.render_ids(
+                    list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except ValueError as error:
+            where = self._tokenizer.name_or_path
+            raise UserError(
+                f"the template of the model in {where} has no place for this conversation: {error}"
+            ) from None
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
         """Keep what others wrote from forging turns: a special token spelt out in a message is text, not a token."""
@@ -111,15 +151,85 @@ class Renderer:
         text = content.encode("utf-8", "replace").decode()  # lone surrogates have no tokens
         return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
+    def _bridge(
+        self, row: list[int], sampled: Sequence[int], new: list[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        """Continue a row with new messages, or None where the template would rewrite what the row holds."""
+        role = new[0]["role"] if new else ""
+        pieces = self._bridges.get(role)
+        # A turn that the model itself closed, without reasoning: what follows depends on the new messages alone.
+        is_plain = sampled[-1] == self.stop_token_ids[0] and self._reasoning not in sampled
+        if pieces is not None and is_plain and all(message["role"] == role for message in new):
+            return row + pieces.fill(self._tokenizer, [message["content"] for message in new])
+        bridged = self._renderer.bridge_to_next_turn(
+            row[: -len(sampled)], list(sampled), new, tools=list(tools) or None
+        )
+        if bridged is None or bridged.token_ids[: len(row)] != row:
+            return None
+        return list(bridged.token_ids)
+
+    def _bridge_pieces(self, role: str) -> Pieces | None:
+        """Learn what the template puts around the messages that follow a turn of the model."""
+        end = self.stop_token_ids[0]
+        question: list[Any] = [{"role": "user", "content": "?"}]
+        before = self._render(question, add_generation_prompt=True)
+        sampled = [*self._tokenizer.encode("a"), end]
+
+        def render(contents: Sequence[str]) -> list[int] | None:
+            new: list[Any] = [{"role": role, "content": content} for content in contents]
+            bridged = self._renderer.bridge_to_next_turn(before, sampled, new)
+            whole = [*before, *sampled]
+            if bridged is None or bridged.token_ids[: len(whole)] != whole:
+                return None
+            return list(bridged.token_ids[len(whole) :])
+
+        return find_pieces(self._tokenizer, render, most=3)
+
     def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        """Render a first prompt; siblings and repeated tasks share it, so the last few are remembered."""
-        key = json.dumps([messages, list(tools)])
-        if key not in self._starts:
-            if len(self._starts) >= 256:
-                self._starts.clear()
-            prompt = self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
-            self._starts[key] = list(prompt)
-        return list(self._starts[key])
+        """Render a first prompt. Those of one environment differ in the last message only."""
+        *others, last = messages
+        if last["role"] != "user":
+            return self._render(messages, tools, add_generation_prompt=True)
+        key = json.dumps([others, list(tools)])
+        if key not in self._firsts:
+            if len(self._firsts) >= 64:
+                self._firsts.clear()
+            self._firsts[key] = self._first_pieces(others, tools)
+        pieces = self._firsts[key]
+        if pieces is None:
+            return self._render(messages, tools, add_generation_prompt=True)
+        return pieces.fill(self._tokenizer, [last["content"]])
+
+    def _first_pieces(self, others: list[Message], tools: Sequence[ToolSpec]) -> Pieces | None:
+        def render(contents: Sequence[str]) -> list[int]:
+            last: Message = {"role": "user", "content": contents[0]}
+            return self._render([*others, last], tools, add_generation_prompt=True)
+
+        return find_pieces(self._tokenizer, render)
+
+
+def _family(folder: Path) -> _Family:
+    config = json.loads((folder / "config.json").read_text())
+    name = (config.get("architectures") or ["unknown"])[0]
+    if name not in _FAMILIES:
+        raise UserError(f"the model in {folder} is a {name}; renderers are set up for: {', '.join(_FAMILIES)}")
+    family, template = _FAMILIES[name], chat_template(folder)
+    missing = [mark for mark in family.template if mark not in template]
+    if missing:
+        raise UserError(
+            f"the model in {folder} is a {name} whose chat template does not hold {missing[0]!r}: "
+            "of this architecture, renderers are set up for Llama 3.1 and later"
+        )
+    return family
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Split assistant messages with several calls, for templates that take one call per message."""
+    split: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        split += [message] if len(calls) < 2 else [{**message, "tool_calls": [call]} for call in calls]
+    return split
 
 
 def _last_row(conversation: Conversation) -> list[int]:
@@ -135,14 +245,13 @@ def _last_row(conversation: Conversation) -> list[int]:
 def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
     name = parsed.name if isinstance(parsed.name, str) else ""
     arguments = parsed.arguments if isinstance(parsed.arguments, dict) else None
-    if parsed.status is not ToolCallParseStatus.OK or not name or arguments is None:
-        why = {
-            ToolCallParseStatus.OK: 'A call is a JSON object with a "name" and an object of "arguments".',
-        }.get(parsed.status, f"The call could not be read: {parsed.status.value}.")
+    why = ""
+    if parsed.status is not ToolCallParseStatus.OK:
+        why = f"The call could not be read: {parsed.status.value}."
+    elif not name or arguments is None:
+        why = 'A call is a JSON object with a "name" and an object of "arguments".'
+    elif problem := flaw(arguments):
+        why = f"The call could not be read: {problem}."
+    if why:
         return ToolCall(id=f"call_{index}", name=name, arguments=None, raw=parsed.raw, error=why)
     return ToolCall(id=parsed.id or f"call_{index}", name=name, arguments=arguments)
-
-
-def _as_openai(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments) if call.arguments is not None else call.raw
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

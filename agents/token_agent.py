@@ -46,7 +46,7 @@ class TokenAgent:
             request_id=f"{conversation.request_id}/{len(conversation.turns)}",
             session=conversation.request_id,
         )
-        action = self.renderer.read(prompt, completion.token_ids, completion.finish_reason)
+        action = self.renderer.read(completion.token_ids, completion.finish_reason)
         return sampled_turn(conversation, completion, action, prompt[old:], starts_row), action
 
 

@@ -58,3 +58,14 @@ class FastTokenizer:
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
+
+
+def chat_template(folder: Path) -> str:
+    """Return the chat template of a Hugging Face folder; empty when it holds none."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    template = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
+    # Some folders hold several, each with a name.
+    return template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)

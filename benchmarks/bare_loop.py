@@ -99,7 +99,7 @@ class BareLoop:
         return episodes
 
     def _take(self, episode: dict[str, Any], answer: list[int], logprobs: list[float]) -> None:
-        action = self.renderer.read(episode["ids"], answer, "stop")
+        action = self.renderer.read(answer, "stop")
         episode["ids"] = episode["ids"] + answer
         episode["mask"] += [1] * len(answer)
         episode["logprobs"] += logprobs

@@ -37,6 +37,9 @@ class Limits:
     """Kept of stdout and of stderr each; the rest is read, counted and thrown away."""
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Call `function(*args)` after the code ran, and hand its value back as plain JSON data."""
@@ -76,6 +79,8 @@ class ExecResult:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    state_lost: bool = False
+    """In a session: what earlier cells built is gone, because this cell ended the interpreter or found it ended."""
     error: str = ""
     """For SANDBOX_ERROR: what broke."""
 
@@ -95,16 +100,75 @@ class Capabilities:
     """"cgroup_v2", "cgroup_v1", "rlimit" or "none"."""
 
 
+class SessionFileError(ValueError):
+    """A session cannot take or give this file: the fault of the caller or of the code, not of the sandbox."""
+
+
+class Session(Protocol):
+    """An interpreter that keeps its variables, imports and files (in its own directory) from cell to cell.
+
+    Cells can change their own interpreter and so forge what later cells say. That is fine for the output of a tool,
+    but take no verdict from a session: grade in a fresh `Sandbox.run`.
+
+    A cell that passes a limit or otherwise ends the interpreter takes variables, files and background processes with
+    it; the next request starts afresh, with the set-up run again. `ExecResult.state_lost` tells. Cancelling a request
+    ends the interpreter, too. Requests of one session follow each other.
+    """
+
+    async def run(self, code: str, *, stdin: str = "") -> ExecResult:
+        """Run a cell. Never raises for anything that the code does; an uncaught exception or `exit()` keeps the state.
+
+        Raises:
+            SandboxError: the session is closed.
+        """
+        ...
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders it needs, below the session's directory.
+
+        Raises:
+            SessionFileError: the path leads outside, or `data` is larger than `Limits.file_bytes` or does not fit.
+            SandboxError: the sandbox failed, or the session is closed.
+        """
+        ...
+
+    async def get(self, path: str) -> bytes:
+        """Read a regular file below the session's directory. Raises as `put` does."""
+        ...
+
+    async def reset(self) -> None:
+        """Start afresh: no variables, no files, no processes, and the set-up run again. Raises SandboxError."""
+        ...
+
+    async def close(self) -> None:
+        """End every process of the session and free its files. Idempotent; a cell in flight ends SANDBOX_ERROR."""
+        ...
+
+
 class Sandbox(Protocol):
     """A place where untrusted code runs. Safe to use from many coroutines of one event loop at once."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def run(self, request: ExecRequest) -> ExecResult:
-        """Run `request` in a fresh state. Never raises for anything that the code does."""
+    async def run(self, request: ExecRequest | str) -> ExecResult:
+        """Run `request`, or just code, in a fresh state. Never raises for anything that the code does."""
+        ...
+
+    async def open_session(self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False) -> Session:
+        """Open a session; close it in a `finally`.
+
+        Args:
+            setup: trusted code of the environment that runs first; neither its output nor its lines show.
+            limits: wall-clock, CPU and output limits hold per cell, `processes` and `tmp_bytes` for the whole session,
+                `memory_bytes` as the capabilities of the backend say.
+            echo: print the value of a cell's last expression, as an interactive interpreter does.
+
+        Raises:
+            SandboxError: the set-up raised, or no more sessions can be opened.
+        """
         ...
 
     async def close(self) -> None:
-        """End every process and remove every file of this sandbox. Idempotent."""
+        """End every process and remove every file of this sandbox and its sessions. Idempotent."""
         ...

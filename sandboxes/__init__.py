@@ -1,7 +1,8 @@
 """Sandboxes: places where untrusted code runs. The contract is `forge_env.sandbox`; each backend is one module.
 
     async with open_sandbox() as sandbox:
-        result = await sandbox.run(ExecRequest(code="print(1 + 1)"))
+        result = await sandbox.run("print(1 + 1)")  # in a fresh state
+        session = await sandbox.open_session()  # keeps its variables and files until it is closed
 
 Importing this package loads no backend.
 """

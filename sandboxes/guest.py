@@ -6,7 +6,8 @@ Run by path (`python -P -s -S guest.py <control socket>`), with nothing but the 
 
 The zygote is the parent of both, so the kernel tells it, and not the code, how a snippet ended. Killing init ends
 everything in that pid namespace; the death of the zygote ends everything at all; init ends nothing by itself and is
-there only because a pid 1 is immune to most signals, which would falsify what the snippet sees.
+there only because a pid 1 is immune to most signals, which would falsify what the snippet sees. A session is a snippet
+that stays and serves cells.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest_kernel as kernel  # type: ignore[import-not-found]
+import guest_session as session  # type: ignore[import-not-found]
 import guest_snippet as snippet  # type: ignore[import-not-found]
 
 del sys.path[0]
 
 _MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8
 _INSIDE_ID = 61000
+_IDS = 1024  # one for each slot and each session
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 
 
@@ -72,16 +75,16 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
 def _first_id() -> int:
     """Return the first uid of a range that no other live owner uses, so that process limits count per snippet."""
     # This range is not handed out by systemd, container managers or /etc/subuid defaults.
-    wished = 0x70000000 + (os.getpid() % 2**20) * 256
+    wished = 0x70000000 + (os.getpid() % 2**18) * _IDS
     with open("/proc/self/uid_map") as lines:
         ranges = [(int(inside), int(count)) for inside, _, count in map(str.split, lines)]
-    mapped = any(inside <= wished and wished + 256 <= inside + count for inside, count in ranges)
+    mapped = any(inside <= wished and wished + _IDS <= inside + count for inside, count in ranges)
     return wished if mapped else _INSIDE_ID
 
 
 @dataclass(slots=True)
 class Run:
-    """One snippet between its start and the report of its end."""
+    """One snippet or session between its start and the report of its end."""
 
     number: int
     init: int
@@ -112,6 +115,7 @@ class Zygote:
         os.environ.clear()
         os.environ.update(_ENVIRONMENT)
         sys.argv = [""]
+        kernel.allow_many_open_files()
         snippet.add_site_builtins()
         snippet.open_standard_streams()
         gc.disable()
@@ -232,7 +236,7 @@ class Zygote:
             kernel.setns(network, kernel.NEWNET)
             _arrange_fds(fds)
             self._confine(message["limits"], message["slot"])
-            snippet.run()
+            session.serve() if "session" in message else snippet.run()
         except BaseException as failure:
             # Once foreign code has started, the host takes no notice of what is said here.
             snippet.report_broken_setup(f"{type(failure).__name__}: {failure}")
@@ -247,9 +251,9 @@ class Zygote:
         if self._first_id is None:
             kernel.unshare(kernel.NEWUSER)
             kernel.map_ids(_INSIDE_ID, 0, 0)
-            _limit_resources(limits)
+            kernel.limit_resources(limits)
         else:
-            _limit_resources(limits)
+            kernel.limit_resources(limits)
             user = self._first_id + slot
             os.setgroups([])
             os.setresgid(user, user, user)
@@ -273,28 +277,6 @@ def _arrange_fds(fds: list[int]) -> None:
     os.dup2(report, snippet.REPORT_FD, inheritable=False)
     os.dup2(body, snippet.BODY_FD, inheritable=False)
     os.closerange(snippet.BODY_FD + 1, 2**16)
-
-
-def _limit_resources(limits: dict[str, int]) -> None:
-    for kind, value in (
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        value = _allowed(kind, value)
-        resource.setrlimit(kind, (value, value))
-    # SIGXCPU at the limit says why; SIGKILL one second later is for code that ignores it.
-    cpu_s = _allowed(resource.RLIMIT_CPU, limits["cpu_s"])
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, _allowed(resource.RLIMIT_CPU, cpu_s + 1)))
-
-
-def _allowed(kind: int, value: int) -> int:
-    _, highest = resource.getrlimit(kind)
-    return value if highest == resource.RLIM_INFINITY else min(value, highest)
 
 
 def _send(control: socket.socket, message: dict[str, Any]) -> None:

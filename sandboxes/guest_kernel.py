@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -70,6 +71,34 @@ def mount_private_tmp(size: int) -> None:
 
 def mount_proc(options: str | None) -> None:
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
+
+
+def allow_many_open_files() -> None:
+    """Raise our own limit as far as the system lets us: the zygote holds one descriptor per network namespace."""
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
+
+
+def limit_resources(limits: dict[str, int]) -> None:
+    for kind, value in (
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        value = _allowed(kind, value)
+        resource.setrlimit(kind, (value, value))
+    # SIGXCPU at the limit says why; SIGKILL some time later is for code that ignores it.
+    hard = _allowed(resource.RLIMIT_CPU, limits["cpu_kill_s"])
+    resource.setrlimit(resource.RLIMIT_CPU, (_allowed(resource.RLIMIT_CPU, limits["cpu_s"]), hard))
+
+
+def _allowed(kind: int, value: int) -> int:
+    _, highest = resource.getrlimit(kind)
+    return value if highest == resource.RLIM_INFINITY else min(value, highest)
 
 
 class Lockdown:

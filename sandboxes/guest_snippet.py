@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 REPORT_FD, BODY_FD = 3, 4
 MAX_VALUE_BYTES = 64 * 2**10
 _SNIPPET, _SETUP = "<snippet>", "<setup>"
-_HIDDEN = {__file__, _SETUP}
+HIDDEN_FILES = {__file__, _SETUP}
+"""Of which tracebacks show nothing."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -41,6 +42,12 @@ def report_broken_setup(text: str) -> NoReturn:
 
 def run() -> NoReturn:
     """Run the request that lies in BODY_FD and end this process."""
+    request, namespace = begin()
+    _finish(_run_foreign_code(request, namespace))
+
+
+def begin() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the request that lies in BODY_FD, run its set-up and say so; return it and the namespace for the code."""
     request = json.loads(os.pread(BODY_FD, os.fstat(BODY_FD).st_size, 0))
     os.close(BODY_FD)
     main = types.ModuleType("__main__")
@@ -50,10 +57,11 @@ def run() -> NoReturn:
     try:
         if request["setup"]:
             exec(compile(request["setup"], _SETUP, "exec"), namespace)
+            sys.stdout.flush()
     except BaseException:
         report_broken_setup("the setup code raised: " + traceback.format_exc(limit=-3))
     os.write(REPORT_FD, b"S")
-    _finish(_run_foreign_code(request, namespace))
+    return request, namespace
 
 
 def open_standard_streams() -> None:
@@ -78,20 +86,25 @@ def _run_foreign_code(request: dict[str, Any], namespace: dict[str, Any]) -> int
     owner = os.getpid()
     code: str = request["code"]
     try:
-        lines = code.splitlines(keepends=True)
-        linecache.cache[_SNIPPET] = (len(code), None, lines, _SNIPPET)
+        show_source(_SNIPPET, code)
         exec(compile(code, _SNIPPET, "exec"), namespace)
         if request["call"] and os.getpid() == owner:
             _report_value(_call(request["call"], namespace))
         _wait_for_threads()
     except SystemExit as end:
-        return _exit_code(end)
+        return exit_code(end)
     except BaseException as error:
         if os.getpid() == owner:
-            _report_exhaustion(error)
-        _print_exception(error)
+            claim = exhausted(error)
+            attempt(lambda: os.write(REPORT_FD, claim))
+        print_exception(error)
         return 1
     return 0
+
+
+def show_source(name: str, code: str) -> None:
+    """Have tracebacks show the lines of the code that is compiled under `name`."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
 
 
 def _call(call: dict[str, Any], namespace: dict[str, Any]) -> Any:
@@ -132,25 +145,25 @@ def _wait_for_threads() -> None:
         threading._shutdown()
 
 
-def _exit_code(end: SystemExit) -> int:
+def exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     if isinstance(end.code, int):
         return end.code & 0xFF
-    _try(lambda: print(end.code, file=sys.stderr))
+    attempt(lambda: print(end.code, file=sys.stderr))
     return 1
 
 
-def _report_exhaustion(error: BaseException) -> None:
+def exhausted(error: BaseException) -> bytes:
+    """Return what `error` says has run out: memory "M", processes "P", or nothing."""
     no_process = isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in error.args
     if isinstance(error, MemoryError):
-        _try(lambda: os.write(REPORT_FD, b"M"))
-    elif no_process or no_thread:
-        _try(lambda: os.write(REPORT_FD, b"P"))
+        return b"M"
+    return b"P" if no_process or no_thread else b""
 
 
-def _print_exception(error: BaseException) -> None:
+def print_exception(error: BaseException) -> None:
     """Print the traceback without our frames and without those of the environment's setup code."""
 
     def show() -> None:
@@ -158,25 +171,25 @@ def _print_exception(error: BaseException) -> None:
         _hide_frames(shown)
         print("".join(shown.format()), end="", file=sys.stderr)
 
-    if not _try(show):
-        _try(lambda: os.write(2, type(error).__name__.encode() + b"\n"))
+    if not attempt(show):
+        attempt(lambda: os.write(2, type(error).__name__.encode() + b"\n"))
 
 
 def _hide_frames(shown: traceback.TracebackException) -> None:
-    shown.stack = traceback.StackSummary.from_list([line for line in shown.stack if line.filename not in _HIDDEN])
+    shown.stack = traceback.StackSummary.from_list([line for line in shown.stack if line.filename not in HIDDEN_FILES])
     for other in (shown.__cause__, shown.__context__):
         if other is not None:
             _hide_frames(other)
 
 
 def _finish(code: int) -> NoReturn:
-    _try(atexit._run_exitfuncs)
+    attempt(atexit._run_exitfuncs)
     for stream in (sys.stdout, sys.stderr):
-        _try(stream.flush)
+        attempt(stream.flush)
     os._exit(code)
 
 
-def _try(action: Any) -> bool:
+def attempt(action: Any) -> bool:
     """Foreign code may have replaced or closed anything we use at the end; its mischief ends here."""
     try:
         action()

@@ -3,52 +3,35 @@
 Each request runs in a fork of a warm interpreter (see `guest.py`), in pid, mount, ipc, uts and network namespaces of
 its own, as a user of its own, on a read-only root that holds only what Python needs, with a small private /tmp.
 
+A session (see `session.py`) is such a fork that stays and serves one cell after the other.
+
 Not covered: memory is limited per process and not per snippet (RLIMIT_AS), so `processes` processes may use as many
-times `memory_bytes`; the CPU limit has a grain of one second; holes in the kernel itself.
+times `memory_bytes`; the CPU limit has a grain of one second, and is per process; what a session's cell leaves running
+in the background is not stopped between cells, and ends with the session; holes in the kernel itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from forge_env.errors import SandboxError, UserError
-from forge_env.sandbox import Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from sandboxes.interpreter import Spec
 from sandboxes.selftest import check_isolation
-from sandboxes.streams import CappedPipe, sealed_file
-from sandboxes.zygote import Ended, Zygote
+from sandboxes.session import NamespaceSession
+from sandboxes.streams import CappedPipe, sealed_files
+from sandboxes.zygote import Ended, Zygote, encode, guest_limits, whole_cpu_s
 
-BACKEND = "namespace"
 DEFAULT_PREIMPORT = (
-    "ast",
-    "bisect",
-    "collections",
-    "copy",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "fractions",
-    "functools",
-    "heapq",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "threading",
+    "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
+    "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "threading",
     "typing",
-)
-_MAX_SLOTS = 128  # so that the orders and kills of all fit into the control socket at once
+)  # fmt: skip
+_MAX_SLOTS, _MAX_SESSIONS = 128, 896  # together as many as the zygote has user ids
+_SESSION_WAIT_S = 60.0
 _FLOOD_FACTOR = 16
 _REPORT_BYTES = 64 * 2**10 + 6  # started byte, frame kind, length and the largest value
 _GRACE_S = 10.0
@@ -56,22 +39,27 @@ _GRACE_S = 10.0
 
 
 async def open_namespace_sandbox(
-    *, slots: int | None = None, preimport: tuple[str, ...] = DEFAULT_PREIMPORT
+    *, slots: int | None = None, max_sessions: int = 256, preimport: tuple[str, ...] = DEFAULT_PREIMPORT
 ) -> NamespaceSandbox:
     """Open the sandbox and prove that it isolates (once per process).
 
     Args:
-        slots: requests that run at once; twice the number of CPUs by default. The others wait.
+        slots: requests and cells of sessions that run at once; twice the number of CPUs by default. The others wait.
+        max_sessions: sessions that are open at once; more wait a minute for one to be closed. Each takes three file
+            descriptors and a few MB.
         preimport: standard library modules that are loaded already when a snippet starts.
 
     Raises:
-        UserError: `slots` is out of range.
+        UserError: `slots` or `max_sessions` is out of range.
         SandboxUnavailable: the kernel does not let us isolate, or a canary got out.
     """
     slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
     if not 1 <= slots <= _MAX_SLOTS:
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
-    sandbox = NamespaceSandbox(await Zygote.start(preimport=preimport), slots=slots, preimport=preimport)
+    if not 1 <= max_sessions <= _MAX_SESSIONS:
+        raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
+    zygote = await Zygote.start(preimport=preimport)
+    sandbox = NamespaceSandbox(zygote, slots=slots, max_sessions=max_sessions, preimport=preimport)
     try:
         sandbox.capabilities = await check_isolation(sandbox)
     except BaseException:
@@ -81,27 +69,30 @@ async def open_namespace_sandbox(
 
 
 class NamespaceSandbox:
-    """A `Sandbox` with one zygote and `slots` places. Made by `open_namespace_sandbox`."""
+    """A `Sandbox` with one zygote, `slots` places and the sessions. Made by `open_namespace_sandbox`."""
 
     capabilities: Capabilities
 
-    def __init__(self, zygote: Zygote, *, slots: int, preimport: tuple[str, ...]) -> None:
+    def __init__(self, zygote: Zygote, *, slots: int, max_sessions: int, preimport: tuple[str, ...]) -> None:
         self._zygote = zygote
         self._preimport = preimport
         self._starting = asyncio.Lock()
         self._closed = False
-        self._slots: asyncio.LifoQueue[int] = asyncio.LifoQueue()
-        for slot in reversed(range(slots)):
-            self._slots.put_nowait(slot)
+        self._slots = _filled(range(slots))
+        self._session_slots = _filled(range(slots, slots + max_sessions))
+        self._max_sessions = max_sessions
+        self._sessions: set[NamespaceSession] = set()
 
-    async def run(self, request: ExecRequest) -> ExecResult:
+    async def run(self, request: ExecRequest | str) -> ExecResult:
         """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet.
 
         Raises:
             TypeError, ValueError: the arguments of the call are no plain JSON data.
             SandboxError: the sandbox is closed.
         """
-        inputs = _encode(request)
+        if isinstance(request, str):
+            request = ExecRequest(code=request)
+        inputs = encode(request)
         slot = await self._slots.get()
         try:
             result, may_retry = await self._attempt(request, inputs, slot)
@@ -111,10 +102,47 @@ class NamespaceSandbox:
         finally:
             self._slots.put_nowait(slot)
 
+    async def open_session(
+        self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
+    ) -> NamespaceSession:
+        """Open a session, whose directory is /tmp. A cell takes a slot while it runs; `wall_s` starts when it has one.
+
+        Raises:
+            SandboxError: the set-up raised, `max_sessions` are open, or the sandbox is closed.
+        """
+        slot = await self._free_session_slot()
+
+        def free() -> None:
+            self._sessions.discard(session)
+            self._session_slots.put_nowait(slot)
+
+        spec = Spec(setup=setup, limits=limits, echo=echo)
+        session = NamespaceSession(spec, slot, zygote=self._live_zygote, places=self._slots, free=free)
+        self._sessions.add(session)
+        try:
+            await session.reset()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
     async def close(self) -> None:
         """End every process of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
         self._closed = True
-        await self._zygote.close()
+        async with self._starting:  # not while a new zygote starts, which would outlive us
+            await self._zygote.close()
+        for session in tuple(self._sessions):
+            await session.close()
+
+    async def _free_session_slot(self) -> int:
+        try:
+            async with asyncio.timeout(_SESSION_WAIT_S):
+                return await self._session_slots.get()
+        except TimeoutError:
+            raise SandboxError(
+                f"{self._max_sessions} sessions are open and none was closed in {_SESSION_WAIT_S:g} s; close sessions "
+                "that are done, or open the sandbox with a larger max_sessions"
+            ) from None
 
     async def _attempt(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
         """Return the result, and whether it is only that the zygote failed before any foreign code ran."""
@@ -161,8 +189,8 @@ class Execution:
     async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
         """Return the result, and whether the zygote failed before any foreign code ran."""
         begin = time.monotonic()
-        with _sealed_files(inputs) as (body, *stdin):
-            order = {"slot": slot, "limits": _guest_limits(self._limits)}
+        with sealed_files(*inputs) as (body, *stdin):
+            order = {"slot": slot, "limits": guest_limits(self._limits)}
             self._number, ended = self._zygote.submit(order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin])
         for pipe in self._pipes:
             pipe.close_write_end()
@@ -212,7 +240,7 @@ class Execution:
         status = ExecStatus.SANDBOX_ERROR if error else self._status(request, end, exit_code, value)
         return ExecResult(
             status=status,
-            backend=BACKEND,
+            backend="namespace",
             exit_code=exit_code if exit_code >= 0 and not error else None,
             signal=-exit_code if exit_code < 0 and not error else None,
             stdout=self._stdout.text(),
@@ -246,45 +274,17 @@ class Execution:
         return claims.get(self._report.data[-1:], ExecStatus.NONZERO)
 
     def _signal_status(self, number: int, cpu_s: float) -> ExecStatus:
-        out_of_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= _whole_cpu_s(self._limits))
+        out_of_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= whole_cpu_s(self._limits))
         if out_of_cpu or (number == signal.SIGKILL and self._timed_out):
             return ExecStatus.TIMEOUT
         return ExecStatus.SIGNALED
 
 
-def _encode(request: ExecRequest) -> tuple[bytes, bytes]:
-    """Return what the guest reads: the request without its limits, and the standard input."""
-    call = request.call and {"function": request.call.function, "args": list(request.call.args)}
-    body = {"code": request.code, "setup": request.setup, "call": call}
-    return json.dumps(body).encode(), request.stdin.encode("utf-8", "replace")
-
-
-@contextmanager
-def _sealed_files(inputs: tuple[bytes, bytes]) -> Iterator[list[int]]:
-    """Yield the body and, where there is any, the standard input as descriptors."""
-    fds: list[int] = []
-    try:
-        for data in inputs:
-            if data:
-                fds.append(sealed_file(data))
-        yield fds
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _guest_limits(limits: Limits) -> dict[str, Any]:
-    return {
-        "cpu_s": _whole_cpu_s(limits),
-        "memory_bytes": limits.memory_bytes,
-        "processes": limits.processes,
-        "file_bytes": limits.file_bytes,
-        "tmp_bytes": limits.tmp_bytes,
-    }
-
-
-def _whole_cpu_s(limits: Limits) -> int:
-    return max(1, math.ceil(limits.cpu_s))  # RLIMIT_CPU counts whole seconds
+def _filled(numbers: range) -> asyncio.LifoQueue[int]:
+    queue: asyncio.LifoQueue[int] = asyncio.LifoQueue()
+    for number in reversed(numbers):
+        queue.put_nowait(number)
+    return queue
 
 
 def _value(report: bytes) -> str | None:

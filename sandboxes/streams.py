@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _CHUNK = 64 * 2**10
+_MAX_PIPE_CHUNKS = 64  # more than the largest pipe that the kernel grants to an ordinary user
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF  # F_SEAL_SEAL | SHRINK | GROW | WRITE
 
 
@@ -29,6 +31,20 @@ def sealed_file(data: bytes) -> int:
     return fd
 
 
+@contextmanager
+def sealed_files(*contents: bytes) -> Iterator[list[int]]:
+    """Yield the descriptors of one sealed file for each of `contents` that is not empty."""
+    fds: list[int] = []
+    try:
+        for data in contents:
+            if data:
+                fds.append(sealed_file(data))
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
 class CappedPipe:
     """A pipe that is read to its end, of which the first `cap` bytes are kept.
 
@@ -40,7 +56,9 @@ class CappedPipe:
     def __init__(self, cap: int, flood: int, on_flood: Callable[[], None]) -> None:
         self._cap = cap
         self._flood = flood
-        self._on_flood: Callable[[], None] | None = on_flood
+        self._on_flood = on_flood
+        self._told = False
+        self._listening = True
         self._kept = bytearray()
         self._total = 0
         self._loop = asyncio.get_running_loop()
@@ -68,14 +86,35 @@ class CappedPipe:
             os.close(self.write_fd)
             self.write_fd = -1
 
+    def restart(self) -> None:
+        """Forget what came so far, and listen again after a `pause`."""
+        self._kept.clear()
+        self._total = 0
+        self._told = False
+        if self._read_fd >= 0 and not self._listening:
+            self._listening = True
+            self._loop.add_reader(self._read_fd, self._read)
+
+    def pause(self) -> None:
+        """Take what is in the pipe now and stop listening: writers then wait as soon as the pipe is full."""
+        if self._listening:
+            self._drain()
+        self._listening = False
+        if self._read_fd >= 0:
+            self._loop.remove_reader(self._read_fd)
+
     def close(self) -> None:
-        """Take what is still in the pipe (every writer is gone, so this cannot wait) and free both ends."""
+        """Take what is still in the pipe and free both ends."""
         self.close_write_end()
-        if self._read_fd < 0:
-            return
-        while self._read():
-            pass
-        self._stop_reading()
+        self._drain()
+        if self._read_fd >= 0:
+            self._stop_reading()
+
+    def _drain(self) -> None:
+        """Never waits, and ends even while somebody goes on writing."""
+        for _ in range(_MAX_PIPE_CHUNKS):
+            if not self._read():
+                return
 
     def _read(self) -> bool:
         """Read once; return whether there may be more."""
@@ -90,9 +129,9 @@ class CappedPipe:
             return False
         self._total += len(chunk)
         self._kept += chunk[: max(0, self._cap - len(self._kept))]
-        if self.flooded and self._on_flood is not None:
-            on_flood, self._on_flood = self._on_flood, None
-            on_flood()
+        if self.flooded and not self._told:
+            self._told = True
+            self._on_flood()
         return True
 
     def _stop_reading(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import os
 import platform
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import SandboxUnavailable
+from forge_env.sandbox import ExecRequest, Limits
 from sandboxes.seccomp import seccomp_filter, supported_machines
 
 _GUEST = Path(__file__).with_name("guest.py")
@@ -34,6 +36,30 @@ class Ended:
     failure: str = ""
 
 
+def encode(request: ExecRequest) -> tuple[bytes, bytes]:
+    """Return what the guest reads: the request without its limits, and the standard input."""
+    call = request.call and {"function": request.call.function, "args": list(request.call.args)}
+    body = {"code": request.code, "setup": request.setup, "call": call}
+    return json.dumps(body).encode(), request.stdin.encode("utf-8", "replace")
+
+
+def guest_limits(limits: Limits) -> dict[str, int]:
+    """Return the limits that the kernel enforces, as the guest sets them."""
+    cpu_s = whole_cpu_s(limits)
+    return {
+        "cpu_s": cpu_s,
+        "cpu_kill_s": cpu_s + 1,
+        "memory_bytes": limits.memory_bytes,
+        "processes": limits.processes,
+        "file_bytes": limits.file_bytes,
+        "tmp_bytes": limits.tmp_bytes,
+    }
+
+
+def whole_cpu_s(limits: Limits) -> int:
+    return max(1, math.ceil(limits.cpu_s))  # RLIMIT_CPU counts whole seconds
+
+
 class Zygote:
     """A running zygote. Make one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
 
@@ -42,6 +68,7 @@ class Zygote:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._unsent_kills: list[int] = []
         self._numbers = 0
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.alive = True
@@ -87,8 +114,9 @@ class Zygote:
 
     def kill(self, number: int) -> None:
         """Have every process of snippet `number` killed; its future then resolves. No-op if it has ended."""
-        if number in self._waiting:
-            self._send({"kill": number}, [])
+        if number in self._waiting and self.alive:
+            self._unsent_kills.append(number)
+            self._send_kills()
 
     def kill_all(self) -> None:
         """Kill the zygote, and with it every snippet."""
@@ -118,6 +146,20 @@ class Zygote:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
 
+    def _send_kills(self) -> None:
+        """A great many sessions may be closed at once, more than the socket takes; the rest goes when it has room."""
+        self._loop.remove_writer(self._control.fileno())
+        while self._unsent_kills:
+            try:
+                self._control.send(json.dumps({"kill": self._unsent_kills[-1]}).encode())
+            except BlockingIOError:
+                self._loop.add_writer(self._control.fileno(), self._send_kills)
+                return
+            except OSError as error:
+                self._lose(f"the zygote does not listen: {error.strerror}")
+                return
+            self._unsent_kills.pop()
+
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
         if not self.alive:
             self._lose("the zygote is gone")
@@ -145,12 +187,13 @@ class Zygote:
         ended = self._waiting.pop(message.pop("run"), None)
         if ended is not None and not ended.done():
             failure = message.pop("failed", "")
-            ended.set_result(Ended(**message, failure=failure and f"the zygote could not start the snippet: {failure}"))
+            ended.set_result(Ended(**message, failure=failure and f"the zygote could not start it: {failure}"))
 
     def _lose(self, reason: str) -> None:
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_writer(self._control.fileno())
             self._control.close()
         if not self._ready.done():
             self._ready.set_result({"failed": reason, "errno": None})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from forge_env.episode import Group
 from forge_env.evaluate import Evaluation, is_success
+from forge_env.metrics import tool_metrics
 from forge_env.runtime.launcher import within
 from forge_env.tool_env import ToolEnv
 from trainers.config import RunConfig
@@ -70,7 +71,8 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
         "s/step": seconds,
     }
     groups_with_signal = sum(len(set(group.rewards)) > 1 for group in groups)
-    values = metrics | shown | {"groups_with_signal": groups_with_signal, "episodes": len(episodes)}
+    counts = {"groups_with_signal": groups_with_signal, "episodes": len(episodes)}
+    values = metrics | shown | tool_metrics(episodes) | counts
     run.report.metrics("train", step, values)
     run.report.curve.append({"step": step, "reward": shown["reward"], "success": shown["success"], "seconds": seconds})
     run.report.episodes("train", [episode for group in groups for episode in group.episodes])

@@ -8,8 +8,8 @@ from agents.rendering import Renderer
 from agents.scripted import ScriptedAgent, ScriptedPolicy
 from agents.tokenizer import FastTokenizer
 from envs.math import Math
-from forge_env.env import EnvFactory
 from forge_env.episode import Episode
+from forge_env.factory import EnvFactory
 from forge_env.rollout import run_episode
 from forge_env.types import EpisodeLimits, Sampling
 

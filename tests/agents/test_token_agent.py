@@ -15,9 +15,9 @@ from agents.rendering import Renderer
 from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
-from forge_env.env import EnvFactory
 from forge_env.episode import Episode, digest
 from forge_env.errors import InvariantError, PolicyError
+from forge_env.factory import EnvFactory
 from forge_env.protocols import ContextFull, Conversation
 from forge_env.rollout import run_episode
 from forge_env.types import Completion, EpisodeLimits, Message, Outcome, Sampling

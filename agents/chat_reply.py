@@ -1,0 +1,110 @@
+"""What a chat endpoint sends back: answers, refusals, and the key taken out of both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+_SECRET_LENGTH = 8  # "EMPTY", "none" and the like, as local servers want them, are words and no secrets
+_CONTEXT_FULL = re.compile(
+    r"context[_ ]?(length|window|size)|maximum (context|model|input|prompt)|max_model_len|"
+    r"(prompt|input|message\w*) (is|are) too long|too many (input |prompt )?tokens",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer of the endpoint."""
+
+    message: Mapping[str, Any]
+    """As the endpoint wrote it."""
+    finish_reason: str
+    """"stop" or "length"."""
+    usage: Mapping[str, int]
+    """"prompt_tokens" and "completion_tokens"."""
+
+
+def body_of(response: httpx.Response) -> Any:
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return response.text
+
+
+def redacted(value: Any, key: str) -> Any:
+    """Take the key out of what a server sent, after JSON is read: an escape in it hides nothing."""
+    if len(key) < _SECRET_LENGTH:
+        return value
+    try:
+        return _replaced(value, key)
+    except RecursionError:
+        return "JSON that is nested too deep"
+
+
+def _replaced(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(key, "[API key]")
+    if isinstance(value, dict):
+        return {_replaced(k, key): _replaced(v, key) for k, v in value.items()}
+    return [_replaced(item, key) for item in value] if isinstance(value, list) else value
+
+
+def read_reply(data: Any) -> Reply | None:
+    try:
+        choice = data["choices"][0]
+        message = choice["message"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    if not isinstance(message, dict):
+        return None
+    used = data.get("usage")
+    counts = {name: _count(used, name) for name in ("prompt_tokens", "completion_tokens")}
+    finish = "length" if choice.get("finish_reason") in ("length", "max_tokens") else "stop"
+    return Reply(message=message, finish_reason=finish, usage=counts)
+
+
+def _count(used: Any, name: str) -> int:
+    value = used.get(name) if isinstance(used, dict) else None
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _error_of(data: Any) -> Any:
+    return data.get("error", data) if isinstance(data, dict) else data
+
+
+def says_context_full(data: Any) -> bool:
+    """Whether a refusal is about the length of the conversation; servers say it in many words."""
+    return _code_of(data) == "context_length_exceeded" or bool(_CONTEXT_FULL.search(message_of(data)))
+
+
+def says_no_quota(data: Any) -> bool:
+    """Whether a refusal is for want of credit, which no waiting mends."""
+    return _code_of(data) == "insufficient_quota"
+
+
+def _code_of(data: Any) -> Any:
+    error = _error_of(data)
+    return error.get("code") if isinstance(error, dict) else None
+
+
+def message_of(data: Any) -> str:
+    """What the server says, on one line and not too long; servers put it in several places."""
+    error = _error_of(data)
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def retry_after(response: httpx.Response) -> float:
+    """Seconds of Retry-After; its form as a date is rare here, and counts as none."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0

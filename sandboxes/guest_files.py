@@ -1,0 +1,82 @@
+"""Takes files into a session's directory and hands them out. Standard library only; imported by `guest_session.py`.
+
+Runs inside the sandbox, so a path can lead to nothing of the host. What foreign code may have put in the way (symbolic
+links, FIFOs, devices, sockets) is neither followed nor waited for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_HOME = "/tmp"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def put(path: str, source: int) -> None:
+    """Write what `source` holds to `path`, all or nothing; folders on the way are made."""
+    with _folder(path, make=True) as (folder, name):
+        new = f".{os.urandom(8).hex()}"
+        target = os.open(new, _NEW, 0o644, dir_fd=folder)
+        try:
+            _copy(source, target, os.fstat(source).st_size)
+            os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(new, dir_fd=folder)
+            raise
+        finally:
+            os.close(target)
+
+
+def get(path: str, target: int, max_bytes: int) -> None:
+    """Write the regular file at `path` into the pipe `target`."""
+    with _folder(path, make=False) as (folder, name):
+        source = os.open(name, _OLD, dir_fd=folder)
+        try:
+            found = os.fstat(source)
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, path)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, path)
+            if found.st_size > max_bytes:
+                raise OSError(errno.EFBIG, path)
+            _copy(source, target, found.st_size)
+        finally:
+            os.close(source)
+
+
+@contextmanager
+def _folder(path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+    *above, name = path.split("/")
+    folder = os.open(_HOME, _FOLDER)
+    try:
+        for part in above:
+            if make:
+                _make_folder(part, folder)
+            below = os.open(part, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _make_folder(name: str, above: int) -> None:
+    try:
+        os.mkdir(name, dir_fd=above)
+    except FileExistsError:
+        pass
+
+
+def _copy(source: int, target: int, size: int) -> None:
+    offset = 0
+    while offset < size:
+        sent = os.sendfile(target, source, offset, size - offset)
+        if not sent:
+            return  # the file was cut meanwhile
+        offset += sent

@@ -1,0 +1,136 @@
+"""Serves the cells of one session inside the session's own process. Standard library only; imported by `guest.py`.
+
+Host to guest: one JSON message with descriptors for each request. Guest to host: one `_ANSWER` for each. Foreign code
+shares this interpreter and may change anything here, so the host takes no verdict from what is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import linecache
+import math
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from typing import Any, NoReturn
+
+import guest_files as files  # type: ignore[import-not-found]
+import guest_snippet as snippet  # type: ignore[import-not-found]
+
+_ANSWER = struct.Struct("<IBcdq")
+"""Number of the request, exit code or errno, what ran out ("M", "P" or a zero byte), CPU seconds, peak memory bytes."""
+_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 2
+_MAX_SOURCES = 256
+_SELF, _CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+
+
+def serve() -> NoReturn:
+    """Run the set-up that lies in BODY_FD, then one request after the other until the host closes its end."""
+    try:
+        request, namespace = snippet.begin()
+        Server(namespace, echo=request["echo"]).serve()
+    except BaseException as error:  # foreign code left us without memory or descriptors, for example
+        snippet.print_exception(error)
+    os._exit(1)
+
+
+class Server:
+    def __init__(self, namespace: dict[str, Any], *, echo: bool) -> None:
+        self._namespace = namespace
+        self._echo = echo
+        self._control = socket.socket(fileno=snippet.REPORT_FD)
+        self._owner = os.getpid()
+        self._cells = 0
+        snippet.HIDDEN_FILES.add(__file__)
+
+    def serve(self) -> NoReturn:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
+            if not data:
+                os._exit(0)
+            message = json.loads(data)
+            cpu_s = _cpu_s()
+            code, exhausted = self._answer(message, fds)
+            if os.getpid() != self._owner:
+                os._exit(code)  # a process that the cell forked: only the first one answers
+            peak = resource.getrusage(_SELF).ru_maxrss * 1024
+            os.write(snippet.REPORT_FD, _ANSWER.pack(message["number"], code, exhausted, _cpu_s() - cpu_s, peak))
+
+    def _answer(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
+        if message["do"] == "run":
+            return self._run(message, fds)
+        try:
+            if message["do"] == "put":
+                files.put(message["path"], fds[0])
+            else:
+                files.get(message["path"], fds[0], message["max_bytes"])
+        except OSError as error:
+            return (error.errno or errno.EIO) & 0xFF, b"\0"
+        finally:
+            os.close(fds[0])
+        return 0, b"\0"
+
+    def _run(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
+        """Return the exit code that the cell would have as a script, and what ran out."""
+        name = self._next_name()
+        exhausted = b"\0"
+        try:
+            code = _read(fds[0]).decode("utf-8", "surrogatepass")
+            _set_stdin(fds[1:])
+            _allow_cpu(message["cpu_s"])
+            snippet.show_source(name, code)
+            self._execute(code, name)
+            exit_code = 0
+        except SystemExit as end:
+            exit_code = snippet.exit_code(end)
+        except BaseException as error:
+            exhausted = snippet.exhausted(error) or exhausted
+            snippet.print_exception(error)
+            exit_code = 1
+        for stream in (sys.stdout, sys.stderr):
+            snippet.attempt(stream.flush)
+        return exit_code, exhausted
+
+    def _next_name(self) -> str:
+        self._cells += 1
+        linecache.cache.pop(f"<cell {self._cells - _MAX_SOURCES}>", None)
+        return f"<cell {self._cells}>"
+
+    def _execute(self, code: str, name: str) -> None:
+        if not self._echo:
+            exec(compile(code, name, "exec"), self._namespace)
+            return
+        tree: Any = compile(code, name, "exec", ast.PyCF_ONLY_AST)
+        last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        exec(compile(tree, name, "exec"), self._namespace)
+        exec(compile(ast.Interactive(last), name, "single"), self._namespace)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+def _set_stdin(fds: list[int]) -> None:
+    fd = fds[0] if fds else os.open("/dev/null", os.O_RDONLY)
+    os.dup2(fd, 0)
+    os.close(fd)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+
+
+def _allow_cpu(cpu_s: int) -> None:
+    """The kernel counts from the start of the process, so each cell moves its soft limit on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + cpu_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _cpu_s() -> float:
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (_SELF, _CHILDREN)))
