@@ -1,4 +1,4 @@
-"""math: arithmetic word problems with a calculator tool; the answer is a number."""
+"""math: word problems by level, or problems from a data set, with a calculator tool."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import ast
 import operator
 import random
 import re
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
+from envs.math_answers import needs_verifier
+from envs.math_cheats import cheats
+from envs.math_data import load_tasks
+from envs.math_rewards import MathReward
+from envs.math_stories import Story, read_story, tasks_of_level
+from envs.math_verifier import require_math_verify
 from envs.procedural import SYMBOLS, draw_tasks
+from forge_env.errors import UserError
 from forge_env.tool_env import ToolEnv
-from forge_env.tools import reward, tool
+from forge_env.toolbox import Toolbox
+from forge_env.tools import Tool, reward, tool
 from forge_env.types import Message, Task
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
@@ -25,7 +33,9 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.UAdd: operator.pos,
 }
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_CALCULATOR_SENTENCE = "Use the calculator. "
+_NUMBER_SENTENCE = "Answer with a number."
+_BOXED_SENTENCE = "Put the final answer in \\boxed{}."
 
 # what happens to `a` boxes of `b` pens: the story, and how the story's last number enters
 _STORIES = {
@@ -36,25 +46,106 @@ _STORIES = {
 
 
 class Math(ToolEnv):
-    """Solve a word problem, with a calculator. Reward 1 when the last number of the answer is the right one."""
+    """Solve a problem, with a calculator. Reward 1 when the final answer is the right one.
 
+    The answer is what the last `<answer>` tag or `\\boxed{}` holds, else the last number (see envs/math_answers.py).
+    """
+
+    shared: ClassVar = {"verifier": "envs.math_verifier:open_verifier"}
     system_prompt: ClassVar[str] = "Use the calculator. Answer with a number."
 
+    def __init__(
+        self,
+        *,
+        use_tools: bool = True,
+        extra_tools: Iterable[Tool] = (),
+        calculator: bool = True,
+        tolerance: float = 0.0,
+        partial_credit: float = 0.0,
+        close: float = 0.0,
+        format: str = "any",
+    ) -> None:
+        """`calculator=False` takes the tool away, and the sentence about it; the rest is as in `MathReward`."""
+        self._calculator = calculator
+        self._math_reward = MathReward(tolerance=tolerance, partial_credit=partial_credit, close=close, format=format)
+        super().__init__(use_tools=use_tools, extra_tools=extra_tools)
+
+    def set_tools(self, extra: Mapping[str, Tool]) -> None:
+        super().set_tools(extra)
+        if not self._calculator:
+            methods = {name: method for name, method in self._tools.items() if name != "calculator"}
+            self._toolbox = Toolbox(extra, methods=methods, owner=self)
+            self.tools = self._toolbox.specs
+
     @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
+    def tasks(
+        cls,
+        split: str = "train",
+        *,
+        count: int,
+        seed: int = 0,
+        level: int = 1,
+        data: str = "",
+        question: str = "",
+        answer: str = "",
+        streaming: bool = False,
+    ) -> Sequence[Task]:
+        """Return word problems of a level from 1 to 4, or problems from `data`: a hub id or a local file.
+
+        Args:
+            split: "train" or "test"; of `data` any split that it has.
+            count: how many.
+            seed: which ones, and in which order.
+            level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
+            data: what `envs.math_data.load_tasks` takes, with the columns `question` and `answer` and `streaming`.
+
+        Raises:
+            UserError: for what does not exist, or cannot be graded for lack of math-verify.
+        """
+        if level not in (1, 2, 3, 4):
+            raise UserError(f"math has no level {level}; the levels are 1, 2, 3 and 4")
+        if data:
+            tasks = load_tasks(
+                data, split=split, count=count, seed=seed, question=question, answer=answer, streaming=streaming
+            )
+        elif level == 1:
+            tasks = draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
+        else:
+            tasks = tasks_of_level(level, split, count=count, seed=seed)
+        if any(needs_verifier(task.target) for task in tasks):
+            require_math_verify()
+        return tasks
+
+    @classmethod
+    def cheats(cls, task: Task) -> Sequence[str]:
+        """Final answers that must earn nothing: guesses, hedges, echoes, and text that is hard on a grader."""
+        return cheats(task)
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
         """Solve a task from what the conversation shows, as a model would have to."""
         question = next(m["content"] for m in messages if m["role"] == "user")
-        seen = next((m["content"].strip() for m in reversed(messages) if m["role"] == "tool"), None)
-        if seen is not None:
-            return {"role": "assistant", "content": seen}
-        a, b, c = re.findall(r"\d+", question)
-        operation = "plus" if "added" in question else "minus" if "lost" in question else "times"
-        call = {"name": "calculator", "arguments": {"expression": _expression(operation, int(a), int(b), int(c))}}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        results = [m["content"].strip() for m in messages if m["role"] == "tool"]
+        system = next((m["content"] for m in messages if m["role"] == "system"), None)
+        calculator = system is None or "calculator" in system
+        story = read_story(question)
+        if story is not None:
+            return _solve_story(*story, results=results, calculator=calculator)
+        expression = _expression(*_read(question))
+        if not calculator:
+            return {"role": "assistant", "content": calculate(expression)}
+        return {"role": "assistant", "content": results[-1]} if results else _call(expression)
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        messages, info = await super().reset(seed=seed, options=options)
+        text = self.system_prompt
+        if self.task.metadata.get("format") == "boxed":
+            text = text.replace(_NUMBER_SENTENCE, _BOXED_SENTENCE)
+        if not self._calculator:
+            text = text.replace(_CALCULATOR_SENTENCE, "")
+        system: Message = {"role": "system", "content": text}
+        self.messages = [system, *messages[1:]]
+        return tuple(self.messages), info
 
     @tool
     def calculator(self, expression: str) -> str:
@@ -63,9 +154,8 @@ class Math(ToolEnv):
 
     @reward
     def correct(self, answer: str) -> float:
-        """1 when the last number of the answer equals the target."""
-        numbers = _NUMBER.findall(answer.replace(",", ""))
-        return float(bool(numbers) and float(numbers[-1]) == float(self.task.target))
+        """1 when the final answer equals the target."""
+        return self._math_reward("", answer, self.task.target)
 
 
 def calculate(expression: str) -> str:
@@ -93,6 +183,23 @@ def _value(node: ast.AST) -> float:
     raise ValueError("only numbers, + - * / // % and parentheses are allowed")
 
 
+def _call(expression: str) -> Message:
+    call = {"name": "calculator", "arguments": {"expression": expression}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+
+
+def _solve_story(
+    level: int, story: Story, numbers: tuple[int, ...], *, results: list[str], calculator: bool
+) -> Message:
+    """Take the story's next step with the calculator, or answer when there is none left, or no calculator."""
+    failed = bool(results) and results[-1].startswith("Error")
+    if calculator and not failed and len(results) < len(story.steps):
+        last = results[-1] if results else ""
+        return _call(story.steps[len(results)].format(*numbers, r=last))
+    answer = results[-1] if results and not failed else story.answer(*numbers)
+    return {"role": "assistant", "content": f"\\boxed{{{answer}}}" if level == 4 else answer}
+
+
 Content = tuple[str, int, int, int]  # operation, a, b, c
 
 
@@ -102,6 +209,12 @@ def _draw(rng: random.Random) -> Content:
 
 def _expression(operation: str, a: int, b: int, c: int) -> str:
     return f"({a} + {b}) * {c}" if operation == "times" else f"{a} * {b} {SYMBOLS[operation]} {c}"
+
+
+def _read(question: str) -> Content:
+    """Read a story of level 1 back."""
+    a, b, c = (int(number) for number in re.findall(r"\d+", question))
+    return ("plus" if "added" in question else "minus" if "lost" in question else "times"), a, b, c
 
 
 def _make_task(content: Content) -> Task:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,13 +14,15 @@ from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
 from envs.math import Math, calculate
-from forge_env.env import EnvFactory
+from envs.math_answers import same_answer
+from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation
+from forge_env.factory import EnvFactory
 from forge_env.rollout import run_episode
 from forge_env.types import Action, EpisodeLimits, Task, ToolCall
 
 
-async def run(agent: ScriptedAgent, tasks: list[Task], **options: bool) -> Evaluation:
+async def run(agent: ScriptedAgent, tasks: list[Task], **options: Any) -> Evaluation:
     async with EnvFactory(Math) as factory:
         return Evaluation(
             episodes=tuple(
@@ -82,6 +88,201 @@ async def test_a_right_answer(answer: str) -> None:
 )
 async def test_a_wrong_answer(answer: str) -> None:
     assert await score(answer) == 0.0
+
+
+# ---- what the trained recipe depends on ----
+
+
+async def test_level_1_reads_as_it_always_did() -> None:
+    [task] = Math.tasks(count=1)
+    env = Math()
+    messages, _ = await env.reset(seed=0, options={"task": task})
+    assert messages == (
+        {"role": "system", "content": "Use the calculator. Answer with a number."},
+        {"role": "user", "content": "46 boxes hold 88 pens each. 52 pens are added. How many pens?"},
+    )
+    assert (task.id, task.target) == ("f3c9a80c9d5db4a1", "4100")
+    assert [spec["function"] for spec in env.tools] == [
+        {
+            "name": "calculator",
+            "description": "Calculate.",
+            "parameters": {
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+                "type": "object",
+            },
+        }
+    ]
+
+
+async def test_without_the_calculator_the_expert_still_solves_it() -> None:
+    tasks = list(Math.tasks(count=5))
+    env = Math(calculator=False)
+    messages, _ = await env.reset(seed=0, options={"task": tasks[0]})
+    assert (list(env.tools), messages[0]["content"]) == ([], "Answer with a number.")
+    result = await run(ScriptedAgent(Math.expert), tasks, calculator=False)
+    assert [(e.reward, len(e.turns)) for e in result.episodes] == [(1.0, 1)] * 5
+
+
+async def test_a_calculator_that_was_taken_away_cannot_be_called() -> None:
+    env = Math(calculator=False)
+    await env.reset(seed=0, options={"task": Math.tasks(count=1)[0]})
+    call = ToolCall(id="call_0", name="calculator", arguments={"expression": "6 * 7"})
+    messages, *_ = await env.step(Action(message={"role": "assistant", "content": ""}, tool_calls=(call,)))
+    assert messages[0]["content"].startswith("Error: there is no tool 'calculator'")
+
+
+# ---- levels ----
+
+LEVELS = [2, 3, 4]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("options", [{}, {"calculator": False}])
+async def test_the_expert_solves_every_level(level: int, options: dict[str, bool]) -> None:
+    tasks = [*Math.tasks("train", count=15, level=level), *Math.tasks("test", count=5, level=level)]
+    result = await run(ScriptedAgent(Math.expert), tasks, **options)
+    assert [e.reward for e in result.episodes] == [1.0] * 20
+    assert {len(e.turns) for e in result.episodes} == {3 if level == 2 and not options else 1}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_there_are_enough_tasks_and_the_test_split_is_new(level: int) -> None:
+    train = Math.tasks("train", count=2000, level=level)
+    test = Math.tasks("test", count=200, level=level, seed=3)
+    asked = [{task.prompt[0]["content"] for task in tasks} for tasks in (train, test)]
+    assert (len(asked[0]), len(asked[1]), len(asked[0] & asked[1])) == (2000, 200, 0)
+    pairs = {(task.metadata["operation"], task.metadata["constant"]) for task in train}
+    unseen = sum((task.metadata["operation"], task.metadata["constant"]) not in pairs for task in test)
+    assert 60 <= unseen < 200
+    assert Math.tasks("train", count=20, level=level, seed=1) != list(train[:20])
+
+
+def numbers(task: Task) -> list[int]:
+    return [int(text) for text in re.findall(r"-?\d+", task.prompt[0]["content"].replace("x^2", ""))]
+
+
+def test_targets_of_level_2_are_right() -> None:
+    right = {
+        "stock": lambda a, b, c, d: a * b + c - d,
+        "rows": lambda a, b, c, d: (a * b - c) * d,
+        "shares": lambda a, b, c, d: a * b / c + d,
+        "bags": lambda a, b, c, d: (a + b) * c - d,
+    }
+    tasks = Math.tasks(count=200, level=2)
+    assert {task.metadata["operation"] for task in tasks} == right.keys()
+    for task in tasks:
+        assert float(task.target) == right[task.metadata["operation"]](*numbers(task))
+
+
+def test_targets_of_level_3_are_right() -> None:
+    right = {
+        "price": lambda a, b, c: a * (1 + b / 100) * (1 - c / 100),
+        "pump": lambda a, b, c: a / b * c,
+        "rest": lambda a, b, c, d, e: (a - a * b / c) - (a - a * b / c) * d / e,
+        "together": lambda a, b: 1 / (1 / a + 1 / b),
+        "speed": lambda a, b: 2 / (1 / a + 1 / b),
+    }
+    tasks = Math.tasks(count=200, level=3)
+    assert {task.metadata["operation"] for task in tasks} == right.keys()
+    assert sum(Fraction(task.target).denominator > 1 for task in tasks) > 100
+    for task in tasks:
+        assert float(Fraction(task.target)) == pytest.approx(right[task.metadata["operation"]](*numbers(task)))
+
+
+def test_targets_of_level_4_are_right() -> None:
+    kinds = set()
+    for task in Math.tasks(count=200, level=4):
+        kind, given = task.metadata["operation"], numbers(task)
+        kinds.add(kind)
+        ends = [Fraction(text) for text in re.findall(r"-?\d+(?:/\d+)?", task.target)]
+        if kind == "linear":
+            a, b, c, d = given
+            assert a * ends[0] + b == c * ends[0] + d
+        elif kind == "system":
+            a, b, c, d, e, f = given
+            x, y = ends
+            assert (a * x + b * y, d * x + e * y) == (c, f)
+        elif kind == "line":
+            a, b, c, d = given
+            assert all(abs(_line_at(task.target, x) - y) < 1e-9 for x, y in ((a, b), (c, d)))
+        else:
+            b, c = given[:2]
+            assert [x * x + b * x + c for x in ends] == [0, 0]
+            assert ends[0] < ends[1]
+    assert kinds == {"linear", "system", "quadratic", "between", "outside", "line"}
+
+
+def _line_at(target: str, x: int) -> float:
+    text = re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"(\1/\2)", target)
+    return float(eval(re.sub(r"(?<=[\d)])x", "*x", text), {"__builtins__": {}}, {"x": x}))
+
+
+@pytest.mark.parametrize("level", [0, 5, -1])
+def test_a_level_that_there_is_not(level: int) -> None:
+    with pytest.raises(UserError, match=f"math has no level {level}; the levels are 1, 2, 3 and 4"):
+        Math.tasks(count=1, level=level)
+
+
+async def test_level_4_asks_for_a_box() -> None:
+    [task] = Math.tasks(count=1, level=4)
+    messages, _ = await Math().reset(seed=0, options={"task": task})
+    assert messages[0]["content"] == "Use the calculator. Put the final answer in \\boxed{}."
+
+
+@pytest.mark.parametrize("answer", ["[2, 3]", "(2, 4)", "\\{2, 3\\}", "x", "(-\\infty, \\infty)", "(x-2)(x-3) < 0"])
+async def test_a_wrong_interval(answer: str) -> None:
+    assert await score("\\boxed{(2, 3)}", target="(2, 3)") == 1.0
+    assert await score(f"\\boxed{{{answer}}}", target="(2, 3)") == 0.0
+
+
+async def test_the_graders_process_ends_with_the_factory() -> None:
+    async with EnvFactory(Math) as factory:
+        env = factory.make()
+        await env.reset(seed=0, options={"task": Task(prompt=(), target="x+1")})
+        _, reward, *_ = await env.step(Action(message={"role": "assistant", "content": "\\boxed{1+x}"}))
+        pid = env.verifier.pid  # type: ignore[attr-defined]
+        assert (reward, Path(f"/proc/{pid}").exists()) == (1.0, True)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# ---- cheats ----
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+async def test_no_cheat_scores_where_the_answer_is_a_number(level: int) -> None:
+    for task in Math.tasks(count=30, level=level):
+        env = Math()
+        await env.reset(seed=0, options={"task": task})
+        cheats = Math.cheats(task)
+        assert [cheat for cheat in cheats if env.correct(cheat)] == []
+        assert len(cheats) > 30
+        assert env.correct(task.target) == 1.0
+
+
+async def test_no_cheat_scores_in_algebra() -> None:
+    by_kind = {task.metadata["operation"]: task for task in Math.tasks(count=60, level=4)}
+    for kind in ("line", "quadratic", "between"):
+        task = by_kind[kind]
+        env = Math()
+        await env.reset(seed=0, options={"task": task})
+        assert [cheat for cheat in Math.cheats(task) if env.correct(cheat)] == []
+        assert same_answer(task.target, task.target)
+
+
+async def test_a_question_that_names_its_answer_is_no_cheat() -> None:
+    question = "11 boxes hold 12 pens each. 66 pens are lost. How many pens?"
+    task = Task(prompt=({"role": "user", "content": question},), target="66")
+    assert question not in Math.cheats(task)
+    env = Math()
+    await env.reset(seed=0, options={"task": task})
+    assert [cheat for cheat in Math.cheats(task) if env.correct(cheat)] == []
+
+
+async def test_partial_credit_is_an_option() -> None:
+    env = Math(format="boxed", partial_credit=0.5)
+    await env.reset(seed=0, options={"task": Task(prompt=(), target="893")})
+    assert [env.correct(answer) for answer in ("\\boxed{893}", "893", "894")] == [1.0, 0.5, 0.0]
 
 
 # ---- the calculator ----

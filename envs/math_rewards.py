@@ -1,0 +1,113 @@
+"""Rewards for mathematics as plain callables: `MathReward()(prompt, response, target)` gives a float in [0, 1].
+
+They need no environment, and work in any training script::
+
+    reward = MathReward(format="boxed", partial_credit=0.2)
+    reward("What is 6 * 7?", "It is \\\\boxed{42}.", 42)  # 1.0
+    reward("What is 6 * 7?", "It is 42.", 42)  # 0.2
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Real
+
+from envs.math_answers import FORMATS, extract_answer, same_answer
+from envs.math_numbers import parse_number
+from forge_env.errors import UserError, nearest
+
+
+class MathReward:
+    """1 for a right final answer, 0 for a wrong one, `partial_credit` for one that is nearly right."""
+
+    def __init__(
+        self, *, tolerance: float = 0.0, partial_credit: float = 0.0, close: float = 0.0, format: str = "any"
+    ) -> None:
+        """Say what counts as right.
+
+        Args:
+            tolerance: relative error that a right value may have. 0 is exact: 0.333 is not 1/3.
+            partial_credit: reward of a right value that is not in the asked format, or off by no more than `close`.
+            close: relative error up to which a value earns the partial credit.
+            format: the mark that is asked for: answer, boxed, gsm8k, or any.
+
+        Raises:
+            UserError: for a number below 0, a partial credit above 1, or an unknown format.
+        """
+        for name, value in {"tolerance": tolerance, "partial_credit": partial_credit, "close": close}.items():
+            if not 0 <= value < float("inf"):
+                raise UserError(f"MathReward's {name} is {value}; it must be 0 or more")
+        if partial_credit > 1:
+            raise UserError(f"MathReward's partial_credit is {partial_credit}; a full reward is 1, so it is at most 1")
+        if format not in ("any", *FORMATS):
+            raise UserError(f"MathReward has no format {format!r}. {nearest(format, ('any', *FORMATS))}")
+        self.tolerance, self.partial_credit, self.close, self.format = tolerance, partial_credit, close, format
+
+    def __call__(self, prompt: str, response: str, target: str | float) -> float:
+        """Score a response; the prompt is not looked at.
+
+        Raises:
+            UserError: when the target is an expression and math-verify is not installed.
+            EnvError: when the target cannot be graded in time.
+            ServiceError: when the grader's process broke.
+        """
+        wanted = target_text(target)
+        formats = [f for f in FORMATS if f != ("text" if parse_number(wanted) else "number")]
+        formats.sort(key=lambda f: f != self.format)  # the asked one first; the sort keeps the others' order
+        answer = extract_answer(response, formats)
+        if answer is None or not wanted:
+            return 0.0
+        if same_answer(answer.text, wanted, tolerance=self.tolerance):
+            return 1.0 if self.format in ("any", answer.format) else self.partial_credit
+        if self.partial_credit and self.close > self.tolerance:
+            return self.partial_credit * same_answer(answer.text, wanted, tolerance=self.close)
+        return 0.0
+
+
+class ThinkingReward:
+    """Rewards thinking that is marked as such: one well-formed, non-empty `<think>..</think>` before the answer."""
+
+    def __init__(self, *, tag: str = "think", full_reward: float = 1.0, partial_reward: float = 0.2) -> None:
+        """Say what to look for.
+
+        Args:
+            tag: name of the tags.
+            full_reward: of thinking that opens, says something, closes, and is followed by an answer.
+            partial_reward: of any tag that falls short of it.
+
+        Raises:
+            UserError: when the tag is no name.
+        """
+        if not re.fullmatch(r"[A-Za-z_][\w-]*", tag):
+            raise UserError(f"ThinkingReward's tag is {tag!r}; it must be a name without brackets, for example think")
+        self.tag, self.full_reward, self.partial_reward = tag, full_reward, partial_reward
+
+    def __call__(self, prompt: str, response: str, target: object = None) -> float:
+        """Score a response; the target is not looked at.
+
+        Chat templates may end the prompt with the opening tag: it then counts as the response's.
+        """
+        opening, closing = f"<{self.tag}>", f"</{self.tag}>"
+        if prompt.rstrip().endswith(opening):
+            response = opening + response
+        if opening not in response and closing not in response:
+            return 0.0
+        before, _, rest = response.partition(opening)
+        thought, _, answer = rest.partition(closing)
+        once = response.count(opening) == response.count(closing) == 1
+        well_formed = once and not before.strip() and thought.strip() and answer.strip()
+        return self.full_reward if well_formed else self.partial_reward
+
+
+def target_text(target: object) -> str:
+    """Write a target as text; floats in full, so that 0.1 is a tenth.
+
+    Raises:
+        UserError: for a target that is neither text nor a number.
+    """
+    if isinstance(target, str):
+        return target.strip()
+    if isinstance(target, Real) and not isinstance(target, bool) and math.isfinite(target):
+        return str(target)
+    raise UserError(f"a target of a math task is text or a finite number, not {type(target).__name__} {target!r:.80}")

@@ -1,0 +1,115 @@
+"""The process that runs math-verify: it compares one pair of expressions at a time, each in a fork of its own.
+
+Run as a script by envs/math_verifier.py. Requests are lines of JSON on standard input. A fork writes "target" when it
+has read the target and then "equal" or "different"; the parent writes "done" and the fork's wait status after it. What
+the kernel bounds is bounded by the kernel, because text that a model wrote decides how long the algebra takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+CPU_SECONDS = 2.0
+"""Processor time of one comparison; a fork that needs more ends with SIGPROF."""
+WALL_SECONDS = 60.0
+"""Time of one comparison on the clock, however busy the machine: it bounds what outlives a killed owner."""
+MEMORY_BYTES = 1 << 30
+
+_EXAMPLES = [
+    ("(x+1)^2", "x^2+2x+1"),
+    ("\\{1,\\frac{3}{2}\\}", "\\{1.5,1\\}"),
+    ("(-\\infty,2]\\cup(3,4)", "(3,4)\\cup(-\\infty,2]"),
+    ("(3,-1)", "(3,-1)"),
+    ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt{2}}"),
+    ("\\frac{3}{2}x-1", "y=1.5x-1"),
+    ("2\\pi i", "i\\pi\\cdot 2"),
+]
+
+
+def main() -> None:
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    _silence()
+    try:
+        _warm_up()
+    except BaseException as error:
+        channel.write(f"failed {type(error).__name__}: {error}\n".replace("\n", " ") + "\n")
+        raise SystemExit(1) from error
+    channel.write("ready\n")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _work(line, channel.fileno())
+        _, status = os.waitpid(child, 0)
+        channel.write(f"done {status}\n")
+
+
+def _warm_up() -> None:
+    """Import what is needed and fill sympy's caches with one expression of each kind, so that no fork has to."""
+    for target, answer in _EXAMPLES:
+        if not _equal(_parse(target), _parse(answer), 1e-9):
+            raise RuntimeError(f"math-verify does not take {answer} for {target}")
+
+
+def _silence() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    logging.disable(logging.CRITICAL)
+
+
+def _work(line: str, channel: int) -> None:
+    """Do one comparison and end the process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        request = json.loads(line)
+        target = _parse(request["target"])
+        os.write(channel, b"target\n")
+        equal = _equal(target, _parse(request["answer"]), request["tolerance"])
+    except (Exception, RecursionError, MemoryError):
+        equal = False  # the algebra cannot read it, or cannot hold it
+    os.write(channel, b"equal\n" if equal else b"different\n")
+    os._exit(0)
+
+
+def _parse(latex: str) -> list[Any]:
+    """Read one expression. Only the LaTeX grammar reads it: sympy's own reader would evaluate text as Python."""
+    library = importlib.import_module("math_verify")
+    return library.parse(
+        f"${latex}$",
+        extraction_config=[library.LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
+    )
+
+
+def _equal(target: list[Any], answer: list[Any], tolerance: float) -> bool:
+    # math-verify's own timeout is an alarm, which the fork has already set for the whole comparison
+    if importlib.import_module("math_verify").verify(target, answer, timeout_seconds=None):
+        return True
+    return tolerance > 0 and bool(target) and bool(answer) and _close(target[0], answer[0], tolerance)
+
+
+def _close(target: Any, answer: Any, tolerance: float) -> bool:
+    try:
+        wanted, got = float(target.evalf()), float(answer.evalf())
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return False
+    return math.isfinite(wanted) and math.isfinite(got) and abs(got - wanted) <= tolerance * abs(wanted)
+
+
+if __name__ == "__main__":
+    main()

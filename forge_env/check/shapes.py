@@ -1,0 +1,142 @@
+"""The shapes of messages and tool specs. Every function returns a sentence that says what is wrong, or nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from forge_env.types import Outcome
+
+ROLES = ("system", "user", "assistant", "tool")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def wrong_with_messages(messages: Any) -> str:
+    """Check a sequence of OpenAI-shaped messages."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        return f"the messages are a {type(messages).__name__}; return a list of messages"
+    for i, message in enumerate(messages):
+        if problem := _wrong_with_message(message):
+            return f"message {i} {problem}"
+    return ""
+
+
+def _wrong_with_message(message: Any) -> str:
+    if not isinstance(message, Mapping):
+        return f"is a {type(message).__name__}; a message is a dict with role and content"
+    if message.get("role") not in ROLES:
+        return f"has the role {message.get('role')!r}; it is one of {', '.join(ROLES)}"
+    if not isinstance(message.get("content"), str):
+        return f"has the content {message.get('content')!r}; content is text"
+    if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
+        return "is a tool's and has no tool_call_id; give it the id of the call that it answers"
+    return wrong_with_json(message)
+
+
+def wrong_with_json(value: Any) -> str:
+    """Check that a value can be written as JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"cannot be written as JSON ({error}); keep to dicts, lists, text, finite numbers, booleans and None"
+    return ""
+
+
+def wrong_with_reset(result: Any) -> str:
+    """Check what `reset` returned."""
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        return f"reset() returned {_shown(result)}; return (messages, info)"
+    messages, info = result
+    if problem := wrong_with_messages(messages):
+        return f"reset(): {problem}"
+    if not messages:
+        return "reset() returned no messages; the first observation holds at least the task's prompt"
+    if messages[-1]["role"] == "assistant":
+        return "reset() ends with an assistant message; end with what the model is to answer"
+    if not isinstance(info, Mapping):
+        return f"reset() returned the info {_shown(info)}; info is a dict"
+    return ""
+
+
+def wrong_with_step(result: Any) -> str:
+    """Check what `step` returned."""
+    if not isinstance(result, (tuple, list)) or len(result) != 5:
+        return f"step() returned {_shown(result)}; return (messages, reward, terminated, truncated, info)"
+    messages, reward, terminated, truncated, info = result
+    if problem := wrong_with_messages(messages):
+        return f"step(): {problem}"
+    if any(message["role"] == "assistant" for message in messages):
+        return "step() returned an assistant message; return only the new messages, without the action's own"
+    if not _is_number(reward):
+        return f"step() returned the reward {reward!r}; a reward is a finite number"
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if type(flag).__name__ not in ("bool", "bool_"):  # numpy's has the second name
+            return f"step() returned {name}={flag!r}; it is True or False"
+    return _wrong_with_info(info)
+
+
+def _wrong_with_info(info: Any) -> str:
+    if not isinstance(info, Mapping):
+        return f"step() returned the info {_shown(info)}; info is a dict"
+    if "outcome" in info and info["outcome"] not in list(Outcome):
+        return f"step() returned info['outcome']={info['outcome']!r}; it is one of {', '.join(Outcome)}"
+    rewards = info.get("rewards", {})
+    if not isinstance(rewards, Mapping) or not all(_is_number(value) for value in rewards.values()):
+        return f"step() returned info['rewards']={rewards!r}; it is a dict of finite numbers by name"
+    return ""
+
+
+def wrong_with_tools(tools: Any) -> str:
+    """Check the tools of an instance: OpenAI's shape, and JSON schemas of draft 2020-12."""
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        return f"tools is {_shown(tools)}; it is a list of tool specs"
+    names = []
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not {"name", "description", "parameters"} <= function.keys():
+            shape = "{'type': 'function', 'function': {'name', 'description', 'parameters'}}"
+            return f"tool {i} is {_shown(tool)}; it has the shape {shape}"
+        if not isinstance(function["name"], str) or not _NAME.fullmatch(function["name"]):
+            return f"tool {i} is named {function['name']!r}; a name is 1 to 64 letters, digits, _ and -"
+        if problem := _wrong_with_schema(function["parameters"]):
+            return f"the parameters of the tool {function['name']} {problem}"
+        names.append(function["name"])
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return f"two tools are named {twice[0]}; rename one" if twice else ""
+
+
+def _wrong_with_schema(schema: Any) -> str:
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        return f"are {_shown(schema)}; they are a JSON schema of type object"
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not all(isinstance(p, (Mapping, bool)) for p in properties.values()):
+        return "have properties that are no dict of JSON schemas"
+    if not isinstance(required, list) or not set(required) <= properties.keys():
+        return f"require {required!r}, which must be a list of names among the properties"
+    return wrong_with_json(schema) or _against_draft(schema)
+
+
+def _against_draft(schema: Mapping[str, Any]) -> str:
+    try:
+        jsonschema = importlib.import_module("jsonschema")
+    except ImportError:  # an optional package: the structural checks above have been done
+        return ""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return f"are no JSON schema of draft 2020-12: {error.message}"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and type(value) is not bool and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}..."

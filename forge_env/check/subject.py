@@ -1,0 +1,174 @@
+"""The environment under examination, and how a check says what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from forge_env.check.moves import Gate, Move, Player, by_expert, probe
+from forge_env.env import Env
+from forge_env.episode import Episode, Turn
+from forge_env.errors import EnvError
+from forge_env.factory import EnvFactory
+from forge_env.protocols import Conversation
+from forge_env.rollout import run_episode
+from forge_env.threads import invoke
+from forge_env.types import Action, EpisodeLimits, Task
+
+T = TypeVar("T")
+
+LIMITS = EpisodeLimits(max_turns=64, step_seconds=30.0, episode_seconds=120.0, scoring_seconds=60.0)
+FULL_MARKS = 1.0  # what evaluation counts as a success
+GRACE_SECONDS = 1.0  # for what was cancelled to come to its end
+
+
+class Failed(Exception):
+    """A check's finding, one sentence: what the environment does, and what to change."""
+
+
+class Skipped(Exception):
+    """Why a check has nothing to look at."""
+
+
+class Overdue(EnvError):
+    """A call that has not ended in its time."""
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """What every check is given."""
+
+    factory: EnvFactory
+    seed: int
+    count: int
+    """How many tasks to look at, at most."""
+    tasks: Sequence[Task] = ()
+    """Of the split "train"; the first check draws them."""
+    gold: dict[str, str] = field(default_factory=dict)
+    """The expert's last words by task, of those tasks that it solves; the check of the gold answers fills it."""
+    resets: list[float] = field(default_factory=list)
+    """Seconds that each `reset` took, one instance at a time."""
+    steps: list[float] = field(default_factory=list)
+
+    @property
+    def expert(self) -> Callable[..., Any] | None:
+        return getattr(self.factory.env_class, "expert", None)
+
+    @property
+    def moves(self) -> list[Move]:
+        """Ways to play any task: the expert's, where there is one, and one that tries the tools and answers "0"."""
+        return [by_expert(self.expert), probe] if self.expert else [probe]
+
+    async def episode(
+        self,
+        task: Task,
+        move: Move,
+        *,
+        seed: int | None = None,
+        gate: Gate | None = None,
+        limits: EpisodeLimits = LIMITS,
+    ) -> Episode:
+        """Run one episode through the rollout loop, as training does."""
+        try:
+            return await run_episode(
+                self.factory,
+                Player(move, gate),
+                task,
+                seed=self.seed if seed is None else seed,
+                episode_id=f"check/{task.id}",
+                limits=limits,
+            )
+        finally:
+            if gate is not None:
+                gate.leave()
+
+
+@asynccontextmanager
+async def instance(subject: Subject) -> AsyncIterator[Env]:
+    """A fresh instance, closed at the end. A `close` that fails is the finding of the check "close" alone."""
+    env = subject.factory.make()
+    try:
+        yield env
+    finally:
+        try:
+            await bounded("close()", invoke(env.close), LIMITS.step_seconds)
+        except Exception:
+            pass
+
+
+async def reset(env: Env, task: Task, seed: int) -> Any:
+    """Start an episode by hand; whatever `reset` returns, unexamined.
+
+    Raises:
+        Overdue: when it takes longer than any step may.
+    """
+    return await _in_time("reset()", invoke(env.reset, seed=seed, options={"task": task, "limits": LIMITS}))
+
+
+async def step(env: Env, action: Action) -> Any:
+    """Take one action by hand; whatever `step` returns, unexamined.
+
+    Raises:
+        Overdue: when it takes longer than any step may.
+    """
+    return await _in_time("step()", invoke(env.step, action))
+
+
+async def _in_time(what: str, call: Coroutine[Any, Any, T]) -> T:
+    """Await a call in this very task, as the rollout loop does: some libraries close only where they were opened."""
+    deadline = asyncio.timeout(LIMITS.step_seconds)
+    try:
+        async with deadline:
+            return await call
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise Overdue(f"{what} took longer than {LIMITS.step_seconds:g} s") from None
+
+
+async def by_hand(env: Env, task: Task, seed: int, move: Move) -> AsyncGenerator[tuple[float, Any]]:
+    """Play one episode without the rollout loop: the seconds and the result of `reset`, then those of every `step`."""
+    started = time.perf_counter()
+    result = await reset(env, task, seed)
+    yield time.perf_counter() - started, result
+    conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
+    for _ in range(LIMITS.max_turns):
+        action = move(conversation, env.tools)
+        conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
+        started = time.perf_counter()
+        result = await step(env, action)
+        yield time.perf_counter() - started, result
+        conversation.observation = tuple(result[0])
+        if result[2] or result[3]:
+            return
+
+
+async def bounded(what: str, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Await work for so long and no longer, even where it does not let itself be cancelled.
+
+    Raises:
+        Overdue: when it has not ended by then.
+    """
+    task = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await cancelled(task)
+        raise
+    if not done:
+        await cancelled(task)
+        raise Overdue(f"{what} took longer than {seconds:g} s")
+    return task.result()
+
+
+async def cancelled(task: asyncio.Task[Any], seconds: float = GRACE_SECONDS) -> bool:
+    """Cancel a task, and return whether that ended it."""
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if done and not task.cancelled():
+        task.exception()  # seen: nobody is told of it when the task is thrown away
+    return bool(done)

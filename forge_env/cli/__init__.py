@@ -1,0 +1,1 @@
+"""The command line, `forge-env`: one file for each command or pair of commands."""

@@ -1,0 +1,76 @@
+"""What commands print: text for people, or one JSON object on stdout and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
+
+
+def emit(data: Any) -> None:
+    """Print one JSON object."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a line for people."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    sys.stderr.write(f"note: {text}\n")
+
+
+def fail(sentence: str, *, as_json: bool) -> None:
+    """Print an error: one sentence on stderr, and in JSON mode on stdout too."""
+    sentence = " ".join(sentence.split())
+    sys.stderr.write(f"error: {sentence}\n")
+    if as_json:
+        emit({"error": sentence})
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table as wide as the terminal; long cells are folded, never cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*map(Text, row))  # as it is: brackets are no markup
+    Console().print(table)
+
+
+def show_json(data: Any) -> None:
+    """Print JSON for people, indented."""
+    from rich.console import Console
+
+    Console(soft_wrap=True).print_json(data=data, default=str)
+
+
+@contextmanager
+def stdout_to_stderr(wanted: bool) -> Iterator[None]:
+    """Send what other code prints meanwhile to stderr, so that stdout holds the JSON object only."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)  # of this process's children and C libraries too
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
