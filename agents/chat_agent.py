@@ -109,7 +109,7 @@ class ChatAgent:
 
 def _room(conversation: Conversation) -> int:
     """Tokens that the next answer may have. What the conversation holds is known from the last answer's usage."""
-    held = sum(conversation.turns[-1].usage.values()) if conversation.turns else 0
+    held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
     room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
     if room < 1:
         raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")

@@ -6,7 +6,7 @@ Four figures, all in one run:
 
     text        environment steps/s with messages only
     tokens      environment steps/s with every token accounted for: rendered, bridged, parsed, checked
-    memory      growth for each live episode, with 4,096 of them in their last turn
+    memory      growth for each live episode, with 4,096 of them that wait for the model's last turn
     latency     a batch of 1,024 episodes with a model that takes 500 ms a turn, against the ideal of five times 500 ms
 
 What plays the model gives the text or the tokens of the turn that is due; everything else is what a real run does. The
@@ -126,26 +126,36 @@ async def steps_per_second(agent: Agent, episodes: int) -> float:
     return TURNS * episodes / statistics.median(runs[1:])
 
 
-async def bytes_per_live_episode(agent: Agent, live: int) -> float:
-    """Growth of this process's memory for each of `live` episodes that all wait in their last turn."""
-    arrived, release, grown = 0, asyncio.Event(), 0
+class GatheringPolicy(PreparedPolicy):
+    """Holds the last turn of every episode back until `live` of them wait for it."""
 
-    class Waiting(Calculator):
-        @reward
-        async def correct(self, answer: str) -> float:
-            nonlocal arrived, grown
-            arrived += 1
-            if arrived == live:
+    def __init__(self, model: str, live: int) -> None:
+        super().__init__(model)
+        self._missing = live
+        self._all_here = asyncio.Event()
+        self.resident = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        if request_id.endswith(f"/{TURNS - 1}"):
+            self._missing -= 1
+            if not self._missing:
                 gc.collect()
-                grown = resident() - before
-                release.set()
-            await release.wait()
-            return 1.0
+                self.resident = resident()
+                self._all_here.set()
+            await self._all_here.wait()
+        return await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
 
+
+async def bytes_per_live_episode(model: str, live: int) -> float:
+    """Growth of this process's memory for each of `live` episodes at once."""
+    policy = GatheringPolicy(model, live)
+    agent = TokenAgent(model, policy)
     gc.collect()
     before = resident()
-    await play(Waiting, agent, live, live)
-    return grown / live
+    await play(Calculator, agent, live, live)
+    return (policy.resident - before) / live
 
 
 def resident() -> int:
@@ -159,7 +169,7 @@ async def measure(model: str) -> dict[str, Any]:
     figures = {
         "text_steps_per_second": await steps_per_second(ScriptedAgent(script), 2000),
         "token_steps_per_second": await steps_per_second(tokens, 800),
-        "bytes_per_live_episode": await bytes_per_live_episode(tokens, 4096),
+        "bytes_per_live_episode": await bytes_per_live_episode(model, 4096),
     }
     batch = statistics.median([await play(Calculator, patient, 1024, 1024) for _ in range(3)])
     return figures | {"batch_seconds": batch, "batch_against_ideal": batch / (MODEL_SECONDS * TURNS)}

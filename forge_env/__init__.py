@@ -1,38 +1,60 @@
 """forge_env: a gym for language-model agents, and the trainer behind it.
 
-Importing this package loads neither torch nor vllm, monarch or docker.
+Importing this package loads neither torch nor vllm, monarch or docker, and a name's module only when it is used.
 """
 
-from forge_env.env import Env
-from forge_env.episode import Episode, Group, Row, Turn
-from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
-from forge_env.factory import EnvFactory, make
-from forge_env.faults import FaultPolicy
-from forge_env.protocols import Agent, Conversation, Policy
-from forge_env.registry import env_class, env_names, register
-from forge_env.rollout import run_episode, run_group
-from forge_env.tool_env import ToolEnv
-from forge_env.tools import Tool, reward, tool
-from forge_env.types import (
-    Action,
-    Completion,
-    EpisodeLimits,
-    Message,
-    Outcome,
-    Sampling,
-    Task,
-    ToolCall,
-    ToolSpec,
-    ToolUse,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge_env.env import Env
+    from forge_env.episode import Episode, Group, Row, Turn
+    from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
+    from forge_env.factory import EnvFactory, make
+    from forge_env.faults import FaultPolicy
+    from forge_env.protocols import Agent, Conversation, Policy
+    from forge_env.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
+    from forge_env.rollout import run_episode, run_group
+    from forge_env.tool_env import ToolEnv
+    from forge_env.tools import Tool, ToolOptions, reward, tool
+    from forge_env.types import (
+        Action,
+        Completion,
+        EpisodeLimits,
+        Message,
+        Outcome,
+        Sampling,
+        Task,
+        ToolCall,
+        ToolSpec,
+        ToolUse,
+    )
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "forge_env.env": "Env",
+    "forge_env.episode": "Episode Group Row Turn",
+    "forge_env.errors": "EnvError ForgeError InfraError InvariantError UserError",
+    "forge_env.factory": "EnvFactory make",
+    "forge_env.faults": "FaultPolicy",
+    "forge_env.protocols": "Agent Conversation Policy",
+    "forge_env.registry": "Entry entries env_class env_names register tool_names tools_of",
+    "forge_env.rollout": "run_episode run_group",
+    "forge_env.tool_env": "ToolEnv",
+    "forge_env.tools": "Tool ToolOptions reward tool",
+    "forge_env.types": "Action Completion EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Action",
     "Agent",
     "Completion",
     "Conversation",
+    "Entry",
     "Env",
     "EnvError",
     "EnvFactory",
@@ -52,10 +74,12 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolEnv",
+    "ToolOptions",
     "ToolSpec",
     "ToolUse",
     "Turn",
     "UserError",
+    "entries",
     "env_class",
     "env_names",
     "make",
@@ -64,4 +88,18 @@ __all__ = [
     "run_episode",
     "run_group",
     "tool",
+    "tool_names",
+    "tools_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from forge_env.errors import InvariantError, UserError
 from forge_env.types import Message, Outcome, Task, ToolCall, ToolUse
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TurnKind = Literal["text", "tokens", "sampled"]
 
 
@@ -34,8 +34,8 @@ def digest(token_ids: Sequence[int]) -> str:
 class Turn:
     """One answer of the model, and what the environment added before it.
 
-    The agent makes it, and the rollout loop writes into it what the environment made of it (`reward`, `seconds`,
-    `tool_uses`), once; nothing else changes a turn. It is not frozen because that alone costs as much time as a step of
+    The agent makes it, and the rollout loop writes into it what the environment made of it (`reward`, `tool_uses`,
+    the seconds), once; nothing else changes a turn. It is not frozen because that alone costs as much time as a step of
     a simple environment.
 
     kind "text" has messages only (an outside endpoint), "tokens" has ids without logprobs (an expert's demonstration),
@@ -63,11 +63,13 @@ class Turn:
     finish_reason: str = "stop"
     reward: float = 0.0
     """The environment's step reward for this turn."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went: "policy", "env"."""
+    policy_seconds: float = 0.0
+    """How long the model took to answer."""
+    env_seconds: float = 0.0
+    """How long the environment took to react."""
     tool_uses: tuple[ToolUse, ...] = ()
     """What became of the tool calls."""
-    usage: Mapping[str, float] = field(default_factory=dict)
+    usage: Mapping[str, float] | None = None
     """What an outside endpoint says this turn cost: "prompt_tokens", "completion_tokens"."""
 
     def __post_init__(self) -> None:

@@ -27,8 +27,14 @@ __all__ = ["Entry", "entries", "env_class", "env_names", "find", "load", "regist
 ENVS: dict[str, str] = {
     "code_exec": "envs.code_exec:CodeExec",
     "math": "envs.math:Math",
+    "tool_api": "envs.tool_api:ToolApi",
 }
 TOOLS: dict[str, str] = {}
+FAMILIES: dict[str, str] = {
+    "gymnasium": "envs.gymnasium_text:resolve",
+    "reasoning_gym": "envs.reasoning_gym_env:resolve",
+}
+"""Names with a prefix, such as "gymnasium:FrozenLake-v1": a function makes the class from what follows it."""
 
 FILE_VARIABLE = "FORGE_ENV_REGISTRY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -131,11 +137,14 @@ def tool_names() -> list[str]:
 
 
 def env_class(name: str) -> type[Env]:
-    """Return the class of a registered name, or of a target such as "module:Class".
+    """Return the class of a registered name, of a target such as "module:Class", or of a family's member.
 
     Raises:
         UserError: for an unknown name, with the nearest one, or what is no environment.
     """
+    family, colon, member = name.partition(":")
+    if colon and family in FAMILIES:
+        return load(FAMILIES[family])(member)
     found = load_entry(resolve(name, "env"))
     if not _is_env(found):
         raise UserError(f"{name!r} is not an environment: {found!r} is no subclass of forge_env.Env")

@@ -169,7 +169,7 @@ class _Run:
         self.conversation.observation = ()
         step = await self._env(invoke(env.step, action), _read_step)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
-        turn.seconds = {"policy": policy_seconds, "env": time.perf_counter() - started}
+        turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         self.conversation.observation = step.observation
         self.rewards.update(step.rewards)
         if step.outcome is not None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import forge_env
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # package -> which of ours it may import
@@ -101,5 +103,27 @@ def test_importing_the_gym_half_loads_nothing_heavy() -> None:
         "for name in forge_env.env_names(): forge_env.env_class(name)\n"
         f"print(sorted(sys.modules.keys() & {set(OWNERS)!r}))"
     )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_every_public_name_is_there_for_readers_and_for_python() -> None:
+    source = (REPOSITORY / "forge_env" / "__init__.py").read_text(encoding="utf-8")
+    shown = {
+        (alias.name, node.module)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("forge_env.")
+        for alias in node.names
+    }
+    assert shown == set(forge_env._MODULE_OF.items())
+    assert sorted(forge_env.__all__) == sorted(forge_env._MODULE_OF)
+    for name in forge_env.__all__:
+        assert getattr(forge_env, name) is not None
+
+
+def test_importing_the_package_loads_nothing_of_it() -> None:
+    """The command line says its help in a tenth of a second."""
+    heavy = ("forge_env.", "pydantic", "gymnasium", "numpy")
+    code = f"import sys, forge_env; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -77,7 +77,7 @@ def episodes(draw: st.DrawFn, kinds: tuple[str, ...] = ("text", "tokens", "sampl
             "message": {"role": "assistant", "content": draw(words)},
             "tool_calls": draw(calls),
             "reward": draw(st.floats(-1, 1)),
-            "seconds": {"policy": draw(st.floats(0, 9))},
+            "policy_seconds": draw(st.floats(0, 9)),
         }
         if kind == "text":
             turns.append(Turn(kind="text", **common))
@@ -264,7 +264,7 @@ FOREIGN = [
     '{"schema_version": 99, "task": {}}',
     pytest.param("[1]"),
     pytest.param(
-        '{"schema_version": 1, "step": 3}',
+        '{"schema_version": 2, "step": 3}',
     ),
 ]
 

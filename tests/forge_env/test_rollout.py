@@ -342,7 +342,7 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
         return messages[-1]["content"][::-1]
 
     def without_times(result: Episode) -> Episode:
-        return replace(result, turns=tuple(replace(turn, seconds={}) for turn in result.turns))
+        return replace(result, turns=tuple(replace(turn, policy_seconds=0.0, env_seconds=0.0) for turn in result.turns))
 
     async with EnvFactory(Dice) as factory:
         crowd = await run_group(factory, agent(script), TASK, count=64, seed=5, group_id="g", limits=LIMITS)
