@@ -6,7 +6,7 @@ import ast
 import operator
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from envs.math_answers import needs_verifier
@@ -18,7 +18,6 @@ from envs.math_verifier import require_math_verify
 from envs.procedural import SYMBOLS, draw_tasks
 from forge_env.errors import UserError
 from forge_env.tool_env import ToolEnv
-from forge_env.toolbox import Toolbox
 from forge_env.tools import Tool, reward, tool
 from forge_env.types import Message, Task
 
@@ -70,12 +69,8 @@ class Math(ToolEnv):
         self._math_reward = MathReward(tolerance=tolerance, partial_credit=partial_credit, close=close, format=format)
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
 
-    def set_tools(self, extra: Mapping[str, Tool]) -> None:
-        super().set_tools(extra)
-        if not self._calculator:
-            methods = {name: method for name, method in self._tools.items() if name != "calculator"}
-            self._toolbox = Toolbox(extra, methods=methods, owner=self)
-            self.tools = self._toolbox.specs
+    def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
+        super().set_tools(extra, without=without if self._calculator else {*without, "calculator"})
 
     @classmethod
     def tasks(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from forge_env.gymnasium_ids import register_with_gymnasium
+
 if TYPE_CHECKING:
     from forge_env.env import Env
     from forge_env.episode import Episode, Group, Row, Turn
@@ -91,6 +93,9 @@ __all__ = [
     "tool_names",
     "tools_of",
 ]
+
+
+register_with_gymnasium()
 
 
 def __getattr__(name: str) -> Any:

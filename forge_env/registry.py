@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from forge_env import gymnasium_ids
 from forge_env.env import Env
 from forge_env.errors import UserError, nearest
 from forge_env.registry_file import FILE, Entry, Kind, RegistryFile
@@ -78,6 +79,8 @@ def register(
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
     _process[kind, name] = entry
+    if kind == "env" and gymnasium_ids.is_imported():
+        gymnasium_ids.register_env(name)
 
 
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: dict[str, Any]) -> Entry:

@@ -11,6 +11,7 @@ import contextvars
 import ctypes
 import functools
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -133,6 +134,16 @@ class _Worker(threading.Thread):
 
 _idle: list[_Worker] = []
 _idle_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A fork has none of its parent's threads."""
+    global _idle_lock
+    _idle_lock = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(job: _Job) -> None:

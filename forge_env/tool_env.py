@@ -15,7 +15,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from forge_env.deadlines import Deadline, queued
@@ -43,6 +43,7 @@ class ToolEnv(Env):
     """The whole conversation, the turn at hand among it."""
 
     _tools: ClassVar[Mapping[str, Tool]] = {}
+    _specs: ClassVar[Sequence[ToolSpec]] = ()
     _rewards: ClassVar[Sequence[RewardPart]] = ()
     _rubric: ClassVar[Sequence[RewardPart]] = ()
 
@@ -50,6 +51,7 @@ class ToolEnv(Env):
         super().__init_subclass__(**kwargs)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
+        cls._specs = [tool.spec for tool in cls._tools.values()]
         marked = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
         cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in marked.items()]
         pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
@@ -66,10 +68,14 @@ class ToolEnv(Env):
         self._limits = EpisodeLimits()
         self.set_tools({tool.name: tool for tool in extra_tools})
 
-    def set_tools(self, extra: Mapping[str, Tool]) -> None:
-        """Give this instance the tools of its class and `extra`; before `reset`, or in an own `reset`."""
-        self._toolbox = Toolbox(extra, methods=self._tools, owner=self)
-        self.tools: Sequence[ToolSpec] = self._toolbox.specs
+    def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
+        """Give this instance the tools of its class, but those named `without`, and `extra`.
+
+        For a constructor, or an own `reset`.
+        """
+        methods = {name: tool for name, tool in self._tools.items() if name not in without} if without else self._tools
+        self._toolbox = Toolbox(extra, methods=methods, owner=self)
+        self.tools: Sequence[ToolSpec] = self._toolbox.specs if extra or without else self._specs
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.seed(seed)

@@ -16,7 +16,7 @@ from forge_env.deadlines import Deadline, queued
 from forge_env.errors import EnvError, ForgeError, first_error
 from forge_env.threads import invoke
 from forge_env.tools import BadCall, Tool
-from forge_env.types import Message, ToolCall, ToolUse
+from forge_env.types import Message, ToolCall, ToolSpec, ToolUse
 
 RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
 
@@ -30,10 +30,14 @@ class Toolbox:
     """
 
     def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
-        self._tools = {**methods, **tools}
-        self._methods = methods.keys() - tools.keys()
+        self._tools = {**methods, **tools} if tools else methods
+        self._methods = methods.keys() - tools.keys() if tools else methods.keys()
         self._owner = owner
-        self.specs = [tool.spec for tool in self._tools.values()]
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """What the model is shown."""
+        return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
         """Answer the calls of one turn, in order. Neighbours that are all declared parallel run at once.

@@ -248,7 +248,8 @@ def _readable(annotation: Any) -> Any:
     if typing.is_typeddict(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
         fields = {name: _readable(hint) for name, hint in hints.items()}
-        return typing_extensions.TypedDict(annotation.__name__, fields, total=annotation.__total__)
+        make: Any = typing_extensions.TypedDict
+        return make(annotation.__name__, fields, total=annotation.__total__)
     arguments = typing.get_args(annotation)
     replaced = tuple(_readable(argument) for argument in arguments)
     if replaced == arguments:

@@ -1,0 +1,202 @@
+"""Checks the arguments of a call against a JSON schema that somebody else wrote, and mends what is plainly meant.
+
+A number written as text where the schema wants a number, a number where it wants text, JSON as text where it wants a
+list or an object: each is put right, as pydantic does it for the tools of functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from forge_env.errors import UserError
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ROUNDS = 5  # what is mended may show what else is wrong, once for each level of nesting in text
+_MAX_PROBLEMS, _MAX_TEXT = 3, 200
+
+
+class SchemaArguments:
+    """Callable as `forge_env.tools.Tool.arguments`; made from a schema of type object.
+
+    Raises:
+        UserError: when the schema is none, or refers to another document; `where` names it.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], *, where: str) -> None:
+        self._validator = _validator(schema, where)
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments, mended.
+
+        Raises:
+            ValueError: with what is wrong with them.
+        """
+        value = copy.deepcopy(arguments)
+        for _ in range(_ROUNDS):
+            errors = self._errors(value)
+            if not errors:
+                return value
+            mended = [_mend(value, error) for error in errors]
+            if not any(mended):
+                break
+        raise ValueError("; ".join(_problem(error) for error in self._errors(value)[:_MAX_PROBLEMS]) + ".")
+
+    def _errors(self, value: dict[str, Any]) -> list[Any]:
+        return list(islice(self._validator.iter_errors(value), 50))
+
+
+def shown(schema: Any) -> Any:
+    """A schema without what costs tokens and tells the model nothing."""
+    if isinstance(schema, dict):
+        kept = {
+            key: value for key, value in schema.items() if not (key in ("title", "$schema") and isinstance(value, str))
+        }
+        return {key: shown(value) for key, value in kept.items()}
+    return [shown(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _validator(schema: Mapping[str, Any], where: str) -> Any:
+    try:
+        from jsonschema import exceptions, validators
+        from referencing import Registry
+    except ImportError:
+        raise UserError("tools with JSON schemas need jsonschema: pip install 'forge-env[tools]'") from None
+    dialect = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        for part in _parts(schema):
+            _check_part(dialect, json.dumps(part))
+        for node in _objects(schema):
+            _check_node(schema, node, where)
+    except exceptions.SchemaError as error:
+        raise UserError(f"{where} has a JSON schema that is none: {_cut(error.message)}") from None
+    except RecursionError:
+        raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
+    # An empty registry: by default jsonschema would fetch what a schema refers to from the network.
+    return validators.extend(dialect, {"pattern": _pattern})(schema, registry=Registry())
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """A schema in pieces: the tools of one service share most of them, and a piece is checked once."""
+    frame = dict(schema)
+    for key in ("properties", "$defs"):
+        if isinstance(frame.get(key), dict):
+            yield from frame.pop(key).values()
+    yield frame
+
+
+@functools.lru_cache(1024)
+def _check_part(dialect: Any, text: str) -> None:
+    # Without formats: a pattern of ECMAScript's is a good one, whatever Python makes of it.
+    dialect.check_schema(json.loads(text), format_checker=None)
+
+
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _objects(item)
+
+
+def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        if isinstance(node.get(keyword), str):
+            _check_reference(schema, node[keyword], where)
+    patterns = node.get("patternProperties")
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise UserError(
+                f"{where} has properties by the pattern {pattern[:100]!r}, which Python cannot read"
+            ) from None
+
+
+def _check_reference(schema: Any, reference: str, where: str) -> None:
+    """A reference is followed by jsonschema at each call; that it leads somewhere is seen now.
+
+    Raises:
+        UserError: when it does not, or leads out of the schema.
+    """
+    if reference == "#":
+        return
+    if not reference.startswith("#/"):
+        raise UserError(f"{where} has a JSON schema that refers to {reference!r}, outside of itself")
+    node = schema
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, (dict, bool)):
+        raise UserError(f"{where} has a JSON schema that refers to {reference!r}, which is not there")
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `pattern`, but one that Python cannot read (they are ECMAScript's) lets everything pass."""
+    from jsonschema import ValidationError
+
+    try:
+        is_bad = validator.is_type(instance, "string") and re.search(pattern, instance) is None
+    except re.error:
+        return
+    if is_bad:
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _mend(value: dict[str, Any], error: Any) -> bool:
+    """Put right what an error is about, in place; whether that could be done."""
+    if error.validator in ("anyOf", "oneOf"):
+        return any(_mend(value, cause) for cause in error.context)
+    path = list(error.absolute_path)
+    if error.validator != "type" or not path:
+        return False
+    wanted = error.validator_value
+    parent: Any = value
+    for step in path[:-1]:
+        parent = parent[step]
+    for kind in [wanted] if isinstance(wanted, str) else wanted:
+        is_mended, mended = _as(kind, parent[path[-1]])
+        if is_mended:
+            parent[path[-1]] = mended
+            return True
+    return False
+
+
+def _as(kind: str, value: Any) -> tuple[bool, Any]:
+    """Return whether a value can be read as a JSON type that it is not, and as what."""
+    if kind == "string":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number, json.dumps(value) if is_number else value
+    if not isinstance(value, str):
+        return False, value
+    try:
+        read = json.loads(value.strip().lower() if kind == "boolean" else value)
+    except (ValueError, RecursionError):
+        return False, value
+    is_integer = isinstance(read, int) and not isinstance(read, bool)
+    fits = {
+        "integer": is_integer,
+        "number": is_integer or isinstance(read, float),
+        "boolean": isinstance(read, bool),
+        "array": isinstance(read, list),
+        "object": isinstance(read, dict),
+        "null": read is None,
+    }
+    return fits.get(kind, False), read
+
+
+def _problem(error: Any) -> str:
+    """One error in a few words; of alternatives, what the best of them says."""
+    from jsonschema.exceptions import best_match
+
+    deepest = best_match([error]) or error
+    path = ".".join(str(step) for step in deepest.absolute_path)
+    return f"{path}: {_cut(deepest.message)}" if path else _cut(deepest.message)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."

@@ -1,0 +1,230 @@
+"""reasoning_gym:NAME: every dataset of reasoning-gym as an environment of one turn.
+
+The options of an environment are those of its dataset's configuration, and `partial_credit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import signal
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic_core import to_jsonable_python
+
+from envs.procedural import bucket
+from envs.reasoning_gym_process import require_reasoning_gym, worker
+from forge_env.deadlines import queued
+from forge_env.env import Env, StepResult
+from forge_env.errors import EnvError, UserError, nearest
+from forge_env.threads import invoke
+from forge_env.types import Action, Message, Task
+
+SYSTEM_PROMPT = (
+    "Think step by step, then give the answer alone between <answer> and </answer>. "
+    "Where the question shows an example, follow its format."
+)
+MAX_ANSWER = 10_000
+"""Characters of an answer; a longer one scores 0."""
+TEST_SHARE = 5
+"""One question in five is held out, by its text."""
+
+_BLOCK = 50
+"""Entries taken of one dataset seed: those of even index, so that datasets of seeds of the other parity share none."""
+_IN_VAIN = 4
+"""Dataset seeds without a new task before it is said that there are no more."""
+_REMEMBERED = 100_000
+_gold: OrderedDict[str, str] = OrderedDict()
+
+
+class ReasoningGym(Env):
+    """Base of what `resolve` returns. The answer is scored by the dataset itself, from 0 to 1.
+
+    An answer that its scorer cannot read scores 0. Entries are made again from the task's metadata: the name of the
+    dataset, its configuration, its seed and the index. Entries whose gold answer does not score full marks, or whose
+    scorer gives them for anything, never become tasks.
+    """
+
+    dataset: ClassVar[str]
+    system_prompt: ClassVar[str] = SYSTEM_PROMPT
+
+    def __init__(self, *, partial_credit: bool = True) -> None:
+        """Make an instance.
+
+        Args:
+            partial_credit: False gives 1 for full marks and 0 for everything else.
+        """
+        self._partial_credit = partial_credit
+        self._task: Task | None = None
+
+    @classmethod
+    def draw(cls, split: str, *, count: int, seed: int, config: Mapping[str, Any]) -> list[Task]:
+        """Return `count` distinct tasks; `tasks` of each dataset calls it with the options of its configuration.
+
+        Raises:
+            UserError: for an unknown split, a wrong configuration, or more tasks than there are.
+        """
+        if split not in ("train", "test"):
+            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        settings = to_jsonable_python(dict(config))
+        cls._check(settings)
+        rng = random.Random(f"{split}/{seed}")
+        found: dict[str, Task] = {}
+        in_vain = 0
+        while in_vain < _IN_VAIN:
+            before = len(found)
+            block = 2 * rng.randrange(2**30) + (split == "test")
+            for task in cls._block(block, settings, split, count - len(found)):
+                found.setdefault(task.prompt[0]["content"], task)
+                if len(found) == count:
+                    return list(found.values())
+            in_vain = 0 if len(found) > before else in_vain + 1
+        raise UserError(
+            f"{count} distinct {split} tasks were asked for, {len(found)} were found that are sound: ask for fewer"
+        )
+
+    @staticmethod
+    def expert(messages: list[Message]) -> Message:
+        """Return the gold answer of a task that was made in this process.
+
+        Raises:
+            EnvError: for another question, or one of a dataset without gold answers.
+        """
+        question = next((m["content"] for m in messages if m["role"] == "user"), "")
+        if question not in _gold:
+            raise EnvError(
+                "no gold answer is known for this question: its dataset has none, or it is not of this process"
+            )
+        return {"role": "assistant", "content": f"<answer>{_gold[question]}</answer>"}
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.seed(seed)
+        if options is None or "task" not in options:
+            raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
+        self._task = options["task"]
+        system: Message = {"role": "system", "content": self.system_prompt}
+        return (system, *self._task.prompt), {}
+
+    async def step(self, action: Action) -> StepResult:
+        if self._task is None:
+            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        answer = extract_answer(action.text)
+        score = 0.0
+        if answer and len(answer) <= MAX_ANSWER:
+            async with queued():  # episodes wait for each other at the one process, which has deadlines of its own
+                score = await invoke(self.score, self._task, answer)
+        reward = score if self._partial_credit else float(score == 1.0)
+        return (), reward, True, False, {"rewards": {"score": score}}
+
+    @staticmethod
+    def score(task: Task, answer: str) -> float:
+        """Score an answer, from 0 to 1, by the dataset of the task.
+
+        Raises:
+            EnvError: when the scorer raises for the gold answer too, or the entry cannot be made again.
+            ServiceError: when the helper process broke.
+        """
+        result = _ask_score(task, answer)
+        if "raised" in result and task.target is not None:
+            gold = _ask_score(task, task.target)
+            if "raised" in gold:
+                raise EnvError(f"the scorer of {task.metadata['dataset']} raises for its own answer: {gold['raised']}")
+        if result.get("signal", signal.SIGPROF) not in (signal.SIGPROF, signal.SIGALRM):
+            raise EnvError(f"the scorer of {task.metadata['dataset']} ended by the signal {result['signal']}")
+        return float(result.get("score", 0.0))
+
+    @classmethod
+    def _check(cls, config: Mapping[str, Any]) -> None:
+        invalid = worker.ask({"do": "check", "dataset": cls.dataset, "config": config}).get("invalid")
+        if invalid:
+            raise UserError(f"the options of reasoning_gym:{cls.dataset} are wrong: {invalid}")
+
+    @classmethod
+    def _block(cls, seed: int, config: Mapping[str, Any], split: str, wanted: int) -> Iterator[Task]:
+        """Those tasks of one dataset seed that are of a split; entries are asked for as they are needed."""
+        share = 1 if split == "train" else TEST_SHARE
+        size = min(_BLOCK, max(1, wanted * share + 2))
+        for start in range(0, _BLOCK, size):
+            indices = [2 * i for i in range(start, min(start + size, _BLOCK))]
+            request = {"do": "entries", "dataset": cls.dataset, "config": config, "seed": seed, "indices": indices}
+            for entry in worker.ask(request)["entries"]:
+                if (bucket(entry["question"], TEST_SHARE) == 0) == (split == "test"):
+                    yield cls._task_of(entry, seed, config)
+
+    @classmethod
+    def _task_of(cls, entry: Mapping[str, Any], seed: int, config: Mapping[str, Any]) -> Task:
+        question, answer = entry["question"], entry["answer"]
+        if answer is not None:
+            _gold[question] = answer
+            if len(_gold) > _REMEMBERED:
+                _gold.popitem(last=False)
+        metadata = {"dataset": cls.dataset, "seed": seed, "index": entry["index"], "config": dict(config)}
+        return Task(prompt=({"role": "user", "content": question},), target=answer, metadata=metadata)
+
+
+def _ask_score(task: Task, answer: str) -> dict[str, Any]:
+    return worker.ask({"do": "score", **task.metadata, "question": task.prompt[0]["content"], "answer": answer})
+
+
+def extract_answer(text: str) -> str:
+    """Return what stands between the last pair of answer tags; "" when there is none.
+
+    >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
+    '2'
+    """
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return text[start + len("<answer>") : end].strip() if start >= 0 else ""
+
+
+@functools.cache
+def resolve(rest: str) -> type[Env]:
+    """Return the environment of "reasoning_gym:REST"; REST is the name of a dataset.
+
+    Raises:
+        UserError: for an unknown dataset, with the nearest one, or when reasoning-gym is not installed.
+    """
+    datasets = _datasets()
+    if rest not in datasets:
+        raise UserError(f"reasoning-gym has no dataset {rest!r}. {nearest(rest, datasets)}")
+    attributes = {
+        "dataset": rest,
+        "tasks": classmethod(_tasks_of(datasets[rest])),
+        "__doc__": f"The reasoning-gym dataset {rest}, one question an episode.",
+        "__module__": __name__,
+    }
+    return type("".join(word.capitalize() for word in rest.split("_")), (ReasoningGym,), attributes)
+
+
+def dataset_names() -> list[str]:
+    """Return the names of all datasets.
+
+    Raises:
+        UserError: when reasoning-gym is not installed.
+    """
+    return sorted(_datasets())
+
+
+@functools.cache
+def _datasets() -> dict[str, list[str]]:
+    """The options of each dataset; "composite" is left out, which mixes others."""
+    require_reasoning_gym()
+    found = worker.ask({"do": "datasets"})["datasets"]
+    fields = {name: [field for field in fields if field not in ("seed", "size")] for name, fields in found.items()}
+    return {name: options for name, options in fields.items() if name != "composite"}
+
+
+def _tasks_of(fields: list[str]) -> Callable[..., list[Task]]:
+    """Return a `tasks` whose keyword arguments are the fields of a configuration."""
+
+    def tasks(cls: type[ReasoningGym], split: str = "train", *, count: int, seed: int = 0, **config: Any) -> list[Task]:
+        """Return `count` tasks of a split, under a configuration of the dataset."""
+        return cls.draw(split, count=count, seed=seed, config=config)
+
+    own = [p for p in inspect.signature(tasks).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in fields]
+    tasks.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    return tasks

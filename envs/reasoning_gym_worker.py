@@ -1,0 +1,286 @@
+"""The process that makes and scores the entries of reasoning-gym datasets.
+
+Run as a script by envs/reasoning_gym_process.py. Requests and answers are lines of JSON. Entries are made in this
+process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
+bounded by the kernel: text that a model wrote decides how long a scorer takes. Scorers that would evaluate that text as
+Python get a reader of plain literals and formulas instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import logging
+import math
+import operator
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import typing
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+CPU_SECONDS = 3.0
+"""Processor time of one scoring; a fork that needs more ends with SIGPROF."""
+BATCH_SECONDS = 60.0
+"""The same, of the gold answers of a batch of entries."""
+WALL_SECONDS = 120.0
+MEMORY_BYTES = 4 << 30
+MAX_FORMULA = 500
+"""Characters of a formula that a scorer hands to sympy."""
+BLOCK = 100
+"""Entries of one dataset object: some make all of them at once."""
+
+JUNK = "?"
+_CACHED = 16
+_FORMULA = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_FUNCTIONS = frozenset(
+    {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "asinh", "acosh"}
+    | {"atanh", "exp", "log", "ln", "sqrt", "pi", "Abs", "erf"}
+)
+
+
+def main() -> None:
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    _silence()
+    library = Library()
+    channel.write('{"ready": true}\n')
+    for line in sys.stdin:
+        try:
+            answer = library.answer(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        channel.write(json.dumps(answer) + "\n")
+
+
+def _silence() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+class Library:
+    """The datasets, with those used last kept."""
+
+    def __init__(self) -> None:
+        self._tables = importlib.import_module("reasoning_gym").factory.DATASETS
+        self._sympy = importlib.import_module("sympy")
+        self._datasets: OrderedDict[str, Any] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "datasets":
+            return {"datasets": {name: _fields(config) for name, (_, config) in self._tables.items()}}
+        if request["do"] == "check":
+            return self._check(request)
+        if request["do"] == "entries":
+            return {"entries": self._sound_entries(request)}
+        return self._score(request)
+
+    def _check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make a dataset, which raises what is wrong with its configuration."""
+        try:
+            self._dataset({**request, "seed": 0})
+        except (AssertionError, ValueError, TypeError) as error:
+            return {"invalid": str(error) or type(error).__name__}
+        return {}
+
+    def _dataset(self, request: dict[str, Any]) -> Any:
+        key = json.dumps([request["dataset"], request["seed"], request["config"]], sort_keys=True)
+        if key not in self._datasets:
+            dataset_class, config_class = self._tables[request["dataset"]]
+            config = _config(config_class, {**request["config"], "seed": request["seed"], "size": BLOCK})
+            _seed_globals(key)
+            _keep(self._datasets, key, dataset_class(config))
+        return self._datasets[key]
+
+    def _entry(self, request: dict[str, Any], index: int) -> dict[str, Any]:
+        dataset = self._dataset(request)
+        key = (json.dumps([request["dataset"], request["seed"], request["config"]], sort_keys=True), index)
+        if key not in self._entries:
+            _seed_globals(str(key))
+            _keep(self._entries, key, dataset[index], 4 * BLOCK)
+        return self._entries[key]
+
+    def _sound_entries(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Make entries; leave out those whose gold answer does not score full marks, or whose scorer takes anything.
+
+        Some of reasoning-gym are like that: an integral that is its own answer, a scorer that compares by bool().
+        """
+        entries = [self._entry(request, index) for index in request["indices"]]
+        golds = [_gold(entry) for entry in entries]
+        pairs = [(e, text) for e, gold in zip(entries, golds, strict=True) for text in (gold or JUNK, JUNK)]
+        results = self._forked(self._dataset(request), pairs, BATCH_SECONDS)
+        if isinstance(results, int):
+            raise TimeoutError(f"scoring gold answers ended by the signal {results}")
+        sound = []
+        for i, (index, entry, gold) in enumerate(zip(request["indices"], entries, golds, strict=True)):
+            of_gold, of_junk = results[2 * i : 2 * i + 2]
+            if gold is not None and "raised" in of_gold:
+                raise RuntimeError(f"for its own answer: {of_gold['raised']}")
+            if (gold is None or of_gold["score"] == 1.0) and of_junk.get("score") != 1.0:
+                sound.append({"index": index, "question": str(entry["question"]), "answer": gold})
+        return sound
+
+    def _score(self, request: dict[str, Any]) -> dict[str, Any]:
+        dataset, entry = self._dataset(request), self._entry(request, request["index"])
+        if str(entry["question"]) != request["question"]:
+            return {"error": "the dataset does not give the same question again"}
+        result = self._forked(dataset, [(entry, request["answer"])], CPU_SECONDS)
+        return {"signal": result} if isinstance(result, int) else result[0]
+
+    def _forked(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float) -> list[dict[str, Any]] | int:
+        """Score entries and answers in a fork; returns what came of each, or the signal that ended it."""
+        readable, writable = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(readable)
+            self._work(dataset, pairs, cpu_seconds, writable)
+        os.close(writable)
+        with os.fdopen(readable) as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            return os.WTERMSIG(status)
+        return json.loads(said)
+
+    def _work(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float, channel: int) -> None:
+        """Score, and end the process."""
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        self._guard()
+        results = [_scored(dataset, entry, answer) for entry, answer in pairs]
+        with os.fdopen(channel, "w") as pipe:
+            json.dump(results, pipe)
+        os._exit(0)
+
+    def _guard(self) -> None:
+        """Take `eval` and sympy's reader, which evaluates too, away from the scorers."""
+        read = self._sympy.parse_expr
+        formula = _guarded(read)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("reasoning_gym."):
+                vars(module)["eval"] = literal
+                if vars(module).get("parse_expr") is read:
+                    vars(module)["parse_expr"] = formula
+        vars(self._sympy)["parse_expr"] = formula
+
+
+def _keep(table: OrderedDict[Any, Any], key: Any, value: Any, size: int = _CACHED) -> None:
+    table[key] = value
+    if len(table) > size:
+        table.popitem(last=False)
+
+
+def _seed_globals(key: str) -> None:
+    """Seed the global generators: some datasets draw from them, beside their own."""
+    random.seed(key)
+    importlib.import_module("numpy").random.seed(random.getrandbits(32))
+
+
+def _fields(config_class: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(config_class)]
+
+
+def _config(config_class: type, values: dict[str, Any]) -> Any:
+    """Make a dataset's configuration; text becomes what a field holds, a list is written with commas."""
+    adapter = importlib.import_module("pydantic").TypeAdapter
+    hints = typing.get_type_hints(config_class)
+    given: dict[str, Any] = {}
+    for name in values.keys() & set(_fields(config_class)):
+        kind, value = hints[name], values[name]
+        if isinstance(value, str) and (typing.get_origin(kind) or kind) in (list, tuple):
+            value = [part for part in value.split(",") if part]
+        given[name] = adapter(kind).validate_python(value)
+    config = config_class(**given)
+    if hasattr(config, "validate"):
+        config.validate()
+    return config
+
+
+def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
+    try:
+        return {"score": _number(dataset.score_answer(answer, entry))}
+    except (Exception, RecursionError, MemoryError) as error:
+        return {"raised": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _gold(entry: dict[str, Any]) -> str | None:
+    answer = entry["answer"]
+    return None if answer is None else str(answer)
+
+
+def _number(score: Any) -> float:
+    value = float(score)
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
+
+
+def _guarded(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return sympy's `parse_expr` for arithmetic, the usual functions and names of one letter only."""
+
+    def parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
+        words = _WORD.findall(text)
+        if len(text) > MAX_FORMULA or not _FORMULA.fullmatch(text):
+            raise ValueError("not a formula")
+        if any(word not in _FUNCTIONS and not re.fullmatch(r"[A-Za-z]\d*", word) for word in words):
+            raise ValueError("a formula holds functions and names of one letter only")
+        return read(text, *args, **kwargs)
+
+    return parse_expr
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+}
+
+
+def literal(text: str, *_: Any) -> Any:
+    """Evaluate a Python literal or plain arithmetic; stands in for `eval`.
+
+    >>> literal("[1, 2, 3 + 4]")
+    [1, 2, 7]
+    """
+    return _value(ast.parse(text.strip(), mode="eval").body)
+
+
+def _value(node: ast.AST) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.List):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(each) for each in node.elts)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.operand))
+    raise ValueError(f"{type(node).__name__} is no part of a literal")
+
+
+if __name__ == "__main__":
+    main()
