@@ -33,9 +33,10 @@ def parse(config_class: type[C], arguments: Sequence[str], short: Mapping[str, s
     for _, path in (pair for pair in pairs if pair[0] == "config"):
         for name, value in _flatten(_read_yaml(path)):
             set_value(config, name, value, short, source=path)
-    for name, value in pairs:
-        if name != "config":
-            set_value(config, name, value, short, source="the command line")
+    for name in dict.fromkeys(name for name, _ in pairs if name != "config"):
+        values = [value for other, value in pairs if other == name]
+        several = len(values) > 1 and _dict_of(config, short.get(name, name)) is not None
+        set_value(config, name, values if several else values[-1], short, source="the command line")
     return config
 
 
@@ -43,16 +44,21 @@ def set_value(config: Any, name: str, value: Any, short: Mapping[str, str], *, s
     """Set one dotted name, converting the value to the field's type."""
     names = dict(leaves(config))
     dotted = short.get(name, name)
-    for leaf, kind in names.items():
-        if typing.get_origin(kind) is dict and dotted.startswith(f"{leaf}."):
-            _leaf(config, leaf)[dotted.removeprefix(f"{leaf}.")] = value
-            return
+    if (leaf := _dict_of(config, dotted)) is not None:
+        _leaf(config, leaf)[dotted.removeprefix(f"{leaf}.")] = value
+        return
     if dotted not in names:
         close = difflib.get_close_matches(name, [*short, *names], n=1)
         hint = f"did you mean --{close[0]}? " if close else ""
         raise UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
     section, _, field = dotted.rpartition(".")
     setattr(_leaf(config, section) if section else config, field, _convert(value, names[dotted], f"{source}: --{name}"))
+
+
+def _dict_of(config: Any, dotted: str) -> str | None:
+    """The dictionary that a dotted name is an entry of; an entry that is given several times is a list."""
+    dicts = [leaf for leaf, kind in leaves(config) if typing.get_origin(kind) is dict]
+    return next((leaf for leaf in dicts if dotted.startswith(f"{leaf}.")), None)
 
 
 def _leaf(config: Any, dotted: str) -> Any:

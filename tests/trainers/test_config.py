@@ -21,6 +21,8 @@ def test_short_options_name_settings() -> None:
 def test_options_of_the_environment_are_set_one_by_one() -> None:
     config = parse(RunConfig, ["--env.options.level", "2", "--tools", "a,b"], SHORT_OPTIONS)
     assert config.env.options == {"level": "2", "tools": "a,b"}
+    config = parse(RunConfig, ["--tools", "a,b", "--tools", "c", "--steps", "1", "--steps", "2"], SHORT_OPTIONS)
+    assert config.env.options == {"tools": ["a,b", "c"]} and config.training.steps == 2
     with pytest.raises(UserError, match=r"--env\.options\.NAME VALUE"):
         parse(RunConfig, ["--env.options", "level"], SHORT_OPTIONS)
 

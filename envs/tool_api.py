@@ -1,0 +1,171 @@
+"""tool_api: tools over real APIs. By default those of a small shop, whose final state is the score.
+
+    make("tool_api", level=2)                                        the shop
+    make("tool_api", tools=["add"])                                  a registered function: calls of it are the tasks
+    make("tool_api", tools=["openapi:https://api.example.com/openapi.json"], data="tasks.jsonl")
+    make("tool_api", tools=["mcp:python -m my_server", "file.py:fn"], data="tasks.jsonl", reward="file.py:grade")
+
+The options are those of `envs.tool_api_services.open_services`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from envs.shop.expert import expert as shop_expert
+from envs.shop.tasks import score as shop_score
+from envs.shop.tasks import shop_of
+from envs.tool_api_answers import same_answer
+from envs.tool_api_calls import asked_call, call_expert
+from envs.tool_api_services import Services
+from envs.tool_api_tasks import SHOP, make_tasks
+from forge_env.env import StepResult
+from forge_env.errors import EnvError, UserError
+from forge_env.rubric import score
+from forge_env.tool_env import ToolEnv
+from forge_env.tools import Tool, reward
+from forge_env.types import Action, Message, Task
+
+
+class ToolApi(ToolEnv):
+    """Do with the tools what is asked for.
+
+    Reward 1 when the shop ends up as it should, or, without the shop, when the final answer is the right one.
+    """
+
+    shared: ClassVar = {"services": "envs.tool_api_services:open_services"}
+    system_prompt: ClassVar[str] = "Use the tools. Answer with the result alone."
+
+    services: Services
+
+    def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
+        if not hasattr(self, "services"):
+            raise EnvError("ToolApi is made by its factory, which opens its tools: forge_env.make('tool_api')")
+        self._more = {tool.name: tool for tool in extra_tools}
+        self._token = ""
+        super().__init__(use_tools=use_tools, extra_tools={**self.services.tools(), **self._more}.values())
+
+    @classmethod
+    def tasks(
+        cls,
+        split: str = "train",
+        *,
+        count: int,
+        seed: int = 0,
+        tools: Sequence[str] = (SHOP,),
+        level: int = 1,
+        operations: Sequence[str] = (),
+        data: str = "",
+    ) -> Sequence[Task]:
+        """Return the tasks of the shop, of a file, or calls of the user's functions, which are called for it.
+
+        Args:
+            split: "train" or "test"; of `data` also "all".
+            count: how many.
+            seed: which ones, and in which order.
+            tools: what the tasks are about.
+            level: 1 to 3. Of the shop: one change, changes that need look-ups, changes that have conditions.
+            operations: of the shop; only tasks that they suffice for are drawn.
+            data: a file of tasks.
+
+        Raises:
+            UserError: see `envs.tool_api_tasks.make_tasks`.
+        """
+        return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
+
+    @staticmethod
+    def expert(messages: list[Message]) -> Message:
+        """Solve a task of the shop, or make the call that is asked for; from what the conversation shows.
+
+        Raises:
+            UserError: for a task of a file, which nothing says how to solve.
+        """
+        question = next(m["content"] for m in messages if m["role"] == "user")
+        call = asked_call(question)
+        if call is not None:
+            return call_expert(messages, *call)
+        try:
+            return shop_expert(messages)
+        except ValueError:
+            raise UserError(f"tool_api has no expert for the tasks of a file: {question[:80]!r}") from None
+
+    @classmethod
+    def cheats(cls, task: Task) -> Sequence[str]:
+        """Final answers, given without a single call, that must earn nothing."""
+        question = "\n".join(message["content"] for message in task.prompt)
+        cheats = ["", " \n", "Done.", "None", "null", "target", "state: 1.0", question, "OK (200 OK, no content)"]
+        if "shop" in task.metadata:
+            calls = [{"name": name, "arguments": arguments} for name, arguments in task.target]
+            texts = [json.dumps(call) for call in calls]
+            return [
+                *cheats,
+                "Nothing had to be changed.",
+                *texts,
+                *(f"<tool_call>{text}</tool_call>" for text in texts),
+            ]
+        arguments = task.metadata.get("arguments", {})
+        cheats += [json.dumps(arguments), *(str(value) for value in arguments.values())]
+        cheats += [f"{task.target} or {task.target}", f"<think>{task.target}</think>", f"<think>{task.target}"]
+        return [cheat for cheat in cheats if not same_answer(cheat, task.target)]
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self._end_session()
+        result = await super().reset(seed=seed, options=options)
+        shop = self.services.shop
+        if shop is not None:
+            self._token = shop.open(self.task)
+            self.set_tools({**self.services.tools(self._token), **self._more})
+        return result
+
+    async def step(self, action: Action) -> StepResult:
+        if self.services.shop is not None and not self._token:
+            raise EnvError("ToolApi.step was called before reset or after close: reset starts an episode")
+        return await super().step(action)
+
+    async def close(self) -> None:
+        self._end_session()
+
+    @reward
+    def state(self) -> float:
+        """1 when all of the shop is as it should be at the end.
+
+        Where nothing was to be changed, somebody who never looked has not earned it: then the order in question must
+        have been shown by a tool.
+        """
+        shop = self.services.shop
+        assert shop is not None
+        if not self.task.target and not self._has_seen(_subject(self.task)):
+            return 0.0
+        return shop_score(shop.state(self._token), self.task)["state"]
+
+    @reward
+    def answer(self, answer: str) -> float:
+        """1 when the final answer is the target; see `envs.tool_api_answers.same_answer`."""
+        return float(same_answer(answer, self.task.target))
+
+    async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
+        """Score by the state of the shop, else by the user's own reward, else by the answer."""
+        off = {"answer"} if self.services.shop is not None else {"state"}
+        off |= {"answer"} if self.services.rewards else set()
+        own = [part for part in self._rewards if part.name not in off]
+        total, parts = await score(own, self.task, self.messages, response, owner=self)
+        more, further = await score((*self._rubric, *self.services.rewards), self.task, self.messages, response)
+        return total + more, {**parts, **further}
+
+    def _has_seen(self, order: int) -> bool:
+        shown = (m["content"] for m in self.messages if m["role"] == "tool" and not m["content"].startswith("Error"))
+        return any(f'"order_id":{order},' in text for text in shown)
+
+    def _end_session(self) -> None:
+        token, self._token = self._token, ""
+        if token and self.services.shop is not None:
+            self.services.shop.close(token)
+
+
+def _subject(task: Task) -> int:
+    """The order that a task is about: the latest of the shop's first customer."""
+    shop = shop_of(task)
+    mine = [order for order in shop.orders if order[1] == shop.customers[0][0]]
+    return max(mine, key=lambda order: order[3])[0]

@@ -1,0 +1,169 @@
+"""What all episodes of tool_api in a process share: the sources of its tools, and the shop."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from envs.apis.http import ApiClient
+from envs.apis.openapi import OpenApi
+from envs.apis.pool import ApiSettings
+from envs.apis.sources import Sources, open_sources
+from envs.shop.database import State
+from envs.shop.server import ShopServer
+from envs.shop.tasks import shop_of
+from envs.tool_api_tasks import SHOP, checked_sources, shop_operations
+from forge_env.errors import EnvError, ServiceError, UserError
+from forge_env.registry import load
+from forge_env.rubric import RewardPart
+from forge_env.tools import Tool
+from forge_env.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShopSessions:
+    """The shop: a database for each episode, and the tools that work on it."""
+
+    server: ShopServer
+    api: OpenApi
+    client: ApiClient
+
+    def open(self, task: Task) -> str:
+        """Start the shop of a task; returns the session's token.
+
+        Raises:
+            EnvError: when it is no task of the shop.
+            ServiceError: when the service has died, or the database cannot be written.
+        """
+        if "shop" not in task.metadata:
+            raise EnvError(f"the task {task.id} is no task of the shop: tool_api makes those with tools=shop")
+        try:
+            return self.server.open(shop_of(task))
+        except (OSError, sqlite3.Error) as error:
+            raise ServiceError(f"the shop of an episode cannot be written: {error}") from error
+
+    def tools(self, token: str = "") -> dict[str, Tool]:
+        """Return the tools of a session; without a token they can be shown, and are refused when called."""
+        client = self.client.with_headers({"Authorization": f"Bearer {token}"}) if token else self.client
+        return {tool.name: tool for tool in self.api.tools(client)}
+
+    def state(self, token: str) -> State:
+        return self.server.state(token)
+
+    def close(self, token: str) -> None:
+        self.server.close(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """See this module."""
+
+    sources: Sources
+    shop: ShopSessions | None = None
+    rewards: tuple[RewardPart, ...] = ()
+    """The user's own reward, in place of the comparison of the final answer."""
+
+    def tools(self, token: str = "") -> dict[str, Tool]:
+        """Return all tools, those of the shop for a session."""
+        return {**(self.shop.tools(token) if self.shop else {}), **self.sources.episode_tools()}
+
+
+@asynccontextmanager
+async def open_services(
+    *,
+    tools: Sequence[str] = (SHOP,),
+    level: int = 1,
+    operations: Sequence[str] = (),
+    data: str = "",
+    reward: str = "",
+    auth: Sequence[str] = (),
+    mcp_env: Sequence[str] = (),
+    cassette: str = "",
+    cassette_mode: str = "auto",
+    requests_per_second: float | None = None,
+    host_concurrency: int = 32,
+) -> AsyncIterator[Services]:
+    """Open the tools, and close them when left.
+
+    Args:
+        tools: "shop", and what `envs.apis.sources` says: registered names, functions in files, openapi: and mcp:.
+        level: of the shop's tasks, which says which operations are tools.
+        operations: these instead; names may hold * for any text.
+        data: a file of tasks; see `envs.tool_api_tasks.file_tasks`.
+        reward: "module:function" or "file.py:function" that scores the tasks of `data`; see `forge_env.rubric`.
+        auth: credentials of the sources; see `envs.apis.sources`.
+        mcp_env: names of environment variables that MCP servers are started with.
+        cassette: file of recorded answers of openapi: sources.
+        cassette_mode: "auto", "replay" or "record"; see `envs.apis.cassette`.
+        requests_per_second: for each host; None for any number. The shop has no such limit.
+        host_concurrency: requests at once, for each host.
+
+    Raises:
+        UserError: for options that do not go together, and what cannot be had.
+        ServiceError: when a server does not come up.
+    """
+    named = checked_sources(tools, data=data)
+    others = [source for source in named if source != SHOP]
+    has_shop = SHOP in named
+    _check_options(others, has_shop=has_shop, operations=operations, reward=reward)
+    _check_cassette(others, cassette, cassette_mode)
+    async with AsyncExitStack() as stack:
+        sources = await stack.enter_async_context(
+            open_sources(
+                others,
+                auth=auth,
+                mcp_env=mcp_env,
+                requests_per_second=requests_per_second,
+                host_concurrency=host_concurrency,
+                cassette=cassette,
+                cassette_mode=cassette_mode,
+            )
+        )
+        shop = None
+        if has_shop:
+            shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations), host_concurrency))
+            _check_names(shop, sources)
+        yield Services(sources=sources, shop=shop, rewards=_rewards(reward))
+
+
+def _check_options(others: Sequence[str], *, has_shop: bool, operations: Sequence[str], reward: str) -> None:
+    if has_shop and reward:
+        raise UserError(f"the shop is scored by its final state, so reward={reward!r} has no place: leave it out")
+    if operations and not has_shop:
+        raise UserError(f"operations are those of the shop, and tools is {','.join(others)}: leave them out")
+
+
+def _check_cassette(others: Sequence[str], cassette: str, mode: str) -> None:
+    if mode != "auto" and not cassette:
+        raise UserError(f"cassette_mode is {mode!r} and there is no cassette: name its file with cassette=")
+    if cassette and not any(source.startswith("openapi:") for source in others):
+        raise UserError("a cassette records the answers of openapi: sources, and tools names none: leave it out")
+
+
+@asynccontextmanager
+async def _open_shop(operations: Sequence[str], concurrency: int) -> AsyncIterator[ShopSessions]:
+    # A client of its own: the state of the shop is what is scored, so no cassette may answer in its place.
+    settings = ApiSettings(concurrency=concurrency)
+    async with ShopServer() as server, ApiClient(settings) as client:
+        api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client, include=operations)
+        yield ShopSessions(server=server, api=api, client=api.connect(client))
+
+
+def _check_names(shop: ShopSessions, sources: Sources) -> None:
+    for name in shop.tools().keys() & sources.tools.keys():
+        raise UserError(
+            f"two tools are named {name!r}: one of the shop and one of {sources.origins[name]!r}; leave one out"
+        )
+
+
+def _rewards(target: str) -> tuple[RewardPart, ...]:
+    if not target:
+        return ()
+    found: Any = load(target)
+    function = found() if isinstance(found, type) else found
+    if not callable(function):
+        raise UserError(f"the reward {target!r} is no function")
+    return (RewardPart.of(function),)

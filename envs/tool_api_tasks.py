@@ -1,0 +1,197 @@
+"""The tasks of tool_api: over the shop, out of a file, or calls of the user's own functions."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.procedural import bucket
+from envs.shop.kinds import KINDS
+from envs.shop.operations import OPERATIONS
+from envs.shop.tasks import LEVELS, shop_tasks
+from envs.tool_api_calls import call_tasks
+from forge_env.errors import UserError, nearest
+from forge_env.registry import find, tool_names, tools_of
+from forge_env.tools import Tool
+from forge_env.types import Message, Task
+
+SHOP = "shop"
+_QUESTIONS, _ANSWERS = ("prompt", "question"), ("answer", "target")
+_SPLITS = ("train", "test", "all")
+
+_NEEDED: Mapping[str, Sequence[str]] = {
+    "cancel": ("cancel_order",),
+    "refund": ("get_order", "refund_order"),
+    "restock": ("search_products", "restock_product"),
+    "move": ("find_customer", "update_address"),
+    "cancel_latest": ("find_customer", "list_orders", "cancel_order"),
+    "refund_latest": ("find_customer", "list_orders", "get_order", "refund_order"),
+    "buy": ("find_customer", "search_products", "create_order"),
+    "buy_cheapest": ("find_customer", "search_products", "create_order"),
+    "refund_if": ("find_customer", "list_orders", "get_order", "get_shop", "refund_order"),
+    "settle": ("get_order", "get_shop", "cancel_order", "refund_order"),
+    "buy_if": ("search_products", "restock_product", "find_customer", "create_order"),
+}
+"""Kind of shop task -> the operations with which it can be solved."""
+_SHORT = ("cancel", "restock")
+"""The kinds of level 1 whose episodes are short."""
+
+
+def make_tasks(
+    split: str, *, count: int, seed: int, tools: Sequence[str], level: int, operations: Sequence[str], data: str
+) -> list[Task]:
+    """Return the tasks that these options of tool_api ask for.
+
+    Raises:
+        UserError: for options that do not go together, more tasks than there are, and tools that no tasks can be made
+            for.
+    """
+    sources = checked_sources(tools, data=data)
+    if data:
+        return file_tasks(data, split, count=count, seed=seed)
+    if SHOP in sources:
+        return tasks_of_operations(split, count=count, seed=seed, level=level, operations=operations)
+    return call_tasks(_functions(sources), split, count=count, seed=seed, level=level)
+
+
+def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
+    """Return the sources of tools that a user named.
+
+    Raises:
+        UserError: for none, one that is there twice or not at all, and tasks of two kinds.
+    """
+    sources = [source.strip() for source in tools if source.strip()]
+    if not sources:
+        raise UserError("tool_api has no tools: name some, for example tools=shop, or a registered name")
+    for i, source in enumerate(sources):
+        if source in sources[:i]:
+            raise UserError(f"the source of tools {source!r} is named twice: leave one out")
+        if source != SHOP and ":" not in source and find(source) is None:
+            raise UserError(f"there are no tools {source!r}. {nearest(source, [SHOP, *tool_names()])}")
+    if SHOP in sources and data:
+        raise UserError(f"the shop has tasks of its own, and data={data!r} has others: leave one of them out")
+    return sources
+
+
+def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
+    """Return the operations of the shop that are tools: those named, else some that tasks of the level need.
+
+    At level 1 that is not all of them, so that an episode has room in the 512 tokens of a tiny model.
+
+    Args:
+        operations: names of operations, with * for any text.
+
+    Raises:
+        UserError: for a level or an operation that is not there.
+    """
+    if level not in LEVELS:
+        raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LEVELS))}")
+    kinds = _SHORT if level == 1 else _kinds(level)
+    for pattern in operations:
+        if not fnmatch.filter(OPERATIONS, pattern):
+            raise UserError(f"the shop has no operation {pattern!r}. {nearest(pattern, OPERATIONS)}")
+    chosen = [n for each in operations for n in fnmatch.filter(OPERATIONS, each)]
+    return list(dict.fromkeys(chosen or [name for kind in kinds for name in _NEEDED[kind]]))
+
+
+def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operations: Sequence[str] = ()) -> list[Task]:
+    """Return shop tasks of a level, of those kinds that can be solved with the operations.
+
+    Raises:
+        UserError: when none can, and as `shop_tasks` and `shop_operations`.
+    """
+    given = shop_operations(level, operations)
+    kinds = [kind for kind in _kinds(level) if set(_NEEDED[kind]) <= set(given)]
+    if not kinds:
+        needs = "; ".join(f"{kind}: {', '.join(_NEEDED[kind])}" for kind in _kinds(level))
+        raise UserError(f"no task of level {level} can be solved with {', '.join(given)} alone. They need {needs}")
+    drawn = count
+    while True:  # until there are enough of the kinds, or the shop says that there are no more
+        tasks = shop_tasks(split, count=drawn, seed=seed, levels=(level,))
+        fitting = [task for task in tasks if task.metadata["kind"] in kinds]
+        if len(fitting) >= count:
+            return fitting[:count]
+        drawn = 2 * drawn + 8
+
+
+def file_tasks(data: str, split: str, *, count: int, seed: int) -> list[Task]:
+    """Return tasks out of a file of JSON lines, each with a question and an answer.
+
+    Args:
+        data: the file. With {split} in its name it is one file for each split; otherwise one question in ten is "test",
+            the others are "train", and "all" is the whole file.
+
+    Raises:
+        UserError: for a file that cannot be read, a line that is no task, and more tasks than there are.
+    """
+    path = Path(data.replace("{split}", split)).expanduser()
+    is_divided = "{split}" not in data
+    if is_divided and split not in _SPLITS:
+        raise UserError(f"there is no split {split!r} of {path}. {nearest(split, _SPLITS)}")
+    tasks: dict[str, Task] = {}
+    for number, row in _rows(path):
+        task = _file_task(row, f"{path}:{number}")
+        key = json.dumps(task.prompt)
+        if not is_divided or split == "all" or (bucket(key, 10) == 0) == (split == "test"):
+            tasks.setdefault(key, task)
+    if len(tasks) < count:
+        hint = ', or for the split "all"' if is_divided and split != "all" else ""
+        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer{hint}")
+    return random.Random(seed).sample(list(tasks.values()), count)
+
+
+def _kinds(level: int) -> list[str]:
+    return [name for name, kind in KINDS.items() if kind.level == level]
+
+
+def _functions(sources: Sequence[str]) -> dict[str, Tool]:
+    found: dict[str, Tool] = {}
+    for source in sources:
+        if source.startswith(("openapi:", "mcp:")):
+            raise UserError(
+                f"no tasks can be made up for {source!r}, whose answers may change: give tasks of your own with data="
+            )
+        for tool in tools_of(source):
+            if tool.name in found:
+                raise UserError(f"two tools are named {tool.name!r}, one of them of {source!r}: leave one out")
+            found[tool.name] = tool
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, json.loads(line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the data file {path} cannot be read: {_reason(error)}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}:{number} is no JSON: a data file has one JSON object in each line") from None
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is no text in UTF-8"
+
+
+def _file_task(row: Any, where: str) -> Task:
+    columns = row if isinstance(row, dict) else {}
+    question = next((columns[name] for name in _QUESTIONS if columns.get(name)), None)
+    answer = next((columns[name] for name in _ANSWERS if columns.get(name) not in (None, "")), None)
+    if question is None or answer is None:
+        raise UserError(f'{where} is no task: a line is an object like {{"prompt": "What is 2 + 2?", "answer": "4"}}')
+    return Task(prompt=_prompt(question, where), target=answer, metadata={"source": where.rpartition(":")[0]})
+
+
+def _prompt(question: Any, where: str) -> tuple[Message, ...]:
+    if isinstance(question, str):
+        return ({"role": "user", "content": question},)
+    if isinstance(question, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in question
+    ):
+        return tuple({"role": m["role"], "content": m["content"]} for m in question)
+    raise UserError(f"{where}: the question is neither a text nor a list of messages with role and content")

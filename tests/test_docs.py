@@ -1,0 +1,86 @@
+"""Every block of docs/ and every example runs, and prints what the page says.
+
+A page is a story: its blocks run from top to bottom in one folder. A Python block whose first line names a file is
+saved there; the others run one after another with the names of those before them. A `text` block is what the block
+above it prints, "..." standing for anything.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MARK = "@end of block@"
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "XDG_CONFIG_HOME": str(folder)}
+    environ["FORGE_ENV_REGISTRY"] = str(folder / ".forge_env" / "registry.yaml")
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def same(shown: str, printed: str) -> bool:
+    shown = re.sub(r"\.\.\.(\n|$)", "...\n", shown)
+    return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    assert blocks
+    script: list[str] = []
+    """The Python blocks since the last shell block: they share one process, and so its names."""
+    story: list[str] = []
+    printed: list[str] = []
+    expected: dict[int, str] = {}
+
+    def flush() -> None:
+        if not script:
+            return
+        marked = [f"{code}\nprint({MARK!r})\n" for code in script]
+        before = [
+            f"import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n    exec({code!r})\n"
+            for code in story
+        ]
+        printed.extend(run([sys.executable, "-c", "".join(before + marked)], tmp_path).split(MARK + "\n")[:-1])
+        story.extend(script)
+        script.clear()
+
+    for language, body in blocks:
+        file = re.match(r"# (\S+\.py)\n", body)
+        if language == "python" and file:
+            (tmp_path / file[1]).write_text(body, encoding="utf-8")
+        elif language == "python":
+            script.append(body)
+        elif language == "bash":
+            flush()
+            printed.append(run(["bash", "-euo", "pipefail", "-c", body], tmp_path))
+        else:
+            assert language == "text", f"{page.name} has a block of {language!r}, which no test runs"
+            expected[len(printed) + len(script) - 1] = body
+    flush()
+    for number, shown in expected.items():
+        assert same(shown, printed[number]), f"{page.name} shows\n{shown}\nand this was printed:\n{printed[number]}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_runs(example: Path, tmp_path: Path) -> None:
+    assert "reward 1.0" in run([sys.executable, str(example)], tmp_path)
+
+
+def test_the_pages_and_examples_are_there() -> None:
+    assert {"environments.md", "tools.md"} <= {page.name for page in PAGES}
+    assert len(EXAMPLES) >= 3
