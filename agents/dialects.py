@@ -63,7 +63,9 @@ def from_openai(message: Mapping[str, Any]) -> Calls:
     if not listed:
         return ()
     items = listed if isinstance(listed, (list, tuple)) else [listed]
-    return _with_ids([_openai_call(item, _ARGUMENTS_FORM) for item in items])
+    if any(isinstance(item, Mapping) and "id" in item for item in items):
+        return _with_ids([_openai_call(item, _ARGUMENTS_FORM) for item in items])
+    return tuple(_openai_call(item, _ARGUMENTS_FORM, f"call_{i}") for i, item in enumerate(items))
 
 
 def to_openai(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
@@ -104,14 +106,14 @@ def _parts(value: Any, keys: Sequence[str]) -> tuple[str, dict[str, Any] | None,
     return name, value[key], ""
 
 
-def _openai_call(item: Any, form: str) -> ToolCall:
+def _openai_call(item: Any, form: str, id_: str = "") -> ToolCall:
     """One entry of `tool_calls`. `raw` is what the model wrote as arguments, so that it can be shown to it again."""
     if not isinstance(item, Mapping):
-        return _unreadable("", _text_of(item), f"it is {kind(item)} and not a JSON object", form)
+        return _unreadable(id_, _text_of(item), f"it is {kind(item)} and not a JSON object", form)
     function = item.get("function", item)
     if not isinstance(function, Mapping):
-        return _unreadable("", _text_of(function), f'its "function" is {kind(function)} and not a JSON object', form)
-    id_ = item["id"] if isinstance(item.get("id"), str) else ""
+        return _unreadable(id_, _text_of(function), f'its "function" is {kind(function)} and not a JSON object', form)
+    id_ = item["id"] if isinstance(item.get("id"), str) else id_
     name = function["name"] if isinstance(function.get("name"), str) else ""
     arguments, problem = function.get("arguments"), ""
     if isinstance(arguments, str):

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from forge_env.errors import UserError
 
+SHORT, REMEMBERED = 32, 4096  # characters, texts: templates ask for the same few words with every message
+
 
 class FastTokenizer:
     """Reads `tokenizer.json` of a Hugging Face folder.
@@ -29,13 +31,21 @@ class FastTokenizer:
             )
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_file(str(path))
+        self._short: dict[str, list[int]] = {}
         config = Path(folder) / "tokenizer_config.json"
         eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
         eos = eos.get("content") if isinstance(eos, dict) else eos
         self.eos_token_id = self._tokenizer.token_to_id(eos) if eos else None
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) > SHORT:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._short.get(text)
+        if ids is None:
+            if len(self._short) >= REMEMBERED:
+                self._short.clear()
+            ids = self._short[text] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids.copy()
 
     def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

@@ -260,15 +260,19 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
 
 
 def _join(turns: Sequence[Turn]) -> Row:
+    seen = hashlib.blake2b(digest_size=8)  # of the row so far: `digest` from the start at every turn would be quadratic
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
     versions: list[int] = []
     for turn in turns:
         n, k = len(turn.prompt_ids), len(turn.token_ids)
-        ids += turn.prompt_ids
+        seen.update(array("i", turn.prompt_ids))
         if turn.context_digest:
-            _require(digest(ids) == turn.context_digest, "what the engine saw is the concatenation of the row")
+            same = seen.hexdigest() == turn.context_digest
+            _require(same, "what the engine saw is the concatenation of the row")
+        seen.update(array("i", turn.token_ids))
+        ids += turn.prompt_ids
         ids += turn.token_ids
         mask += [False] * n + [True] * k
         logprobs += [0.0] * n + list(turn.logprobs or [0.0] * k)

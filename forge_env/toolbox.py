@@ -46,6 +46,9 @@ class Toolbox:
             EnvError: when a tool raised what it declares fatal.
             InfraError: when something underneath a tool failed.
         """
+        if len(calls) == 1:
+            text, use = await self._call(calls[0])
+            return [_message(calls[0], text)], [use]
         answers: list[tuple[str, ToolUse]] = []
         for parallel, run in groupby(calls, self._is_parallel):
             batch = list(run)
@@ -53,10 +56,7 @@ class Toolbox:
                 answers += await self._at_once(batch)
             else:
                 answers += [await self._call(call) for call in batch]
-        messages: list[Message] = [
-            {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
-            for call, (text, _) in zip(calls, answers, strict=True)
-        ]
+        messages = [_message(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
         return messages, [use for _, use in answers]
 
     def _is_parallel(self, call: ToolCall) -> bool:
@@ -114,6 +114,10 @@ class Toolbox:
             if attempt < tool.options.retries:
                 await asyncio.sleep(RETRY_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
         return _cut(f"Error: {type(failure).__name__}: {failure}", tool.options.max_output), "raised"
+
+
+def _message(call: ToolCall, text: str) -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 
 def _shown(result: Any, max_output: int) -> str:
