@@ -1,75 +1,170 @@
 """code_exec: the model runs Python in a sandbox, then answers with a program that hidden tests grade.
 
-The tasks are procedural. A table `t` exists only inside the `python` tool; the program asked for needs one of its
-values, so no answer is right without having looked. The answer is graded in fresh sandbox processes, where neither the
-table nor anything that the model's earlier code left behind exists; expected values never enter the sandbox.
+The tasks are procedural, by level, or come from a data set. In those of level 1 a table `t` exists only inside the
+`python` tool; the program asked for needs one of its values, so no answer is right without having looked. Answers are
+graded in fresh sandbox processes, where neither the table nor anything that the model's earlier code left behind
+exists; expected values never enter the sandbox (see envs/code_tests.py).
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
+from envs.code_cheats import cheats
+from envs.code_data import load_tasks
+from envs.code_files import next_step, tasks_with_files
+from envs.code_levels import Step, solve_story, tasks_of_level
+from envs.code_tests import Verdict, grade
 from envs.procedural import SYMBOLS, draw_tasks
-from forge_env.errors import SandboxError
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
+from forge_env.deadlines import queued
+from forge_env.env import StepResult
+from forge_env.errors import SandboxError, UserError
+from forge_env.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session
 from forge_env.tool_env import ToolEnv
-from forge_env.tools import reward, tool
-from forge_env.types import Message, Task
+from forge_env.tools import Tool, reward, tool
+from forge_env.types import Action, Message, Task
 
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
-_TESTS = "\n\ndef _call_f(arguments):\n    return [f(x) for x in arguments]\n"
-_PROMPT = re.compile(r"t\[(\d+)\]")
+_LOOK_UP = re.compile(r"Write f\(x\): x (plus|minus|times) t\[(\d+)\] (plus|minus|times) (\d+)\.")
 
 
 class CodeExec(ToolEnv):
-    """Look something up with the python tool, then write a function. Reward 1 when it passes every hidden test."""
+    """Try code with the python tool, then answer with a program. Reward 1 when it passes every hidden test."""
 
     shared: ClassVar = {"sandbox": "sandboxes:open_sandbox"}
     system_prompt: ClassVar[str] = "Only python knows t. Answer with code."
+    """Of level 1; other tasks have their own in `metadata["system"]`."""
     limits: ClassVar[Limits] = Limits(wall_s=5.0, cpu_s=4.0)
 
     sandbox: Sandbox
 
+    def __init__(
+        self,
+        *,
+        use_tools: bool = True,
+        extra_tools: Iterable[Tool] = (),
+        stateful: bool = True,
+        partial_credit: bool = False,
+        seconds: float | None = None,
+    ) -> None:
+        """Make an instance.
+
+        Args:
+            stateful: the variables and files of the python tool last for the episode. The session is opened at the
+                first call, and as many episodes can hold one as the sandbox has sessions; False runs each call alone.
+            partial_credit: the reward is the share of the tests that pass.
+            seconds: CPU seconds of one call of the tool, and of one test; one more of wall-clock time.
+        """
+        if seconds is not None and not 0 < seconds <= 60:
+            raise UserError(f"the option seconds of code_exec is {seconds!r}; it is above 0 and at most 60")
+        self._stateful = stateful
+        self._partial_credit = partial_credit
+        self._limits_of_run = self.limits if seconds is None else _limits_of(self.limits, seconds)
+        self._session: Session | None = None
+        self._verdict: Verdict | None = None
+        super().__init__(use_tools=use_tools, extra_tools=extra_tools)
+
     @classmethod
-    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
+    def tasks(
+        cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1, data: str = ""
+    ) -> Sequence[Task]:
+        """Return tasks of a level from 1 to 4, or those of a data set.
+
+        Args:
+            split: "train" or "test"; of `data` also "all".
+            count: how many.
+            seed: which ones, and in which order.
+            level: 1 is a look-up, 2 has two look-ups or texts, 3 lists and programs that read and print, 4 a file that
+                has to be explored.
+            data: a local file, .jsonl, .jsonl.gz, .json or .parquet, in the shape of HumanEval, MBPP, APPS or
+                LiveCodeBench; see `envs.code_data.load_tasks`.
+
+        Raises:
+            UserError: for what does not exist or cannot be read, or more tasks than there are.
+        """
+        if level not in (1, 2, 3, 4):
+            raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
+        if data:
+            return load_tasks(data, split=split, count=count, seed=seed)
+        if level == 1:
+            return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
+        if level == 4:
+            return tasks_with_files(split, count=count, seed=seed)
+        return tasks_of_level(level, split, count=count, seed=seed)
+
+    @classmethod
+    def cheats(cls, task: Task) -> Sequence[str]:
+        """Final answers that must earn nothing: they go for the grader, or know what was shown by heart."""
+        return cheats(task)
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task from what the conversation shows, as a model would have to."""
+        """Solve a task of any level from what the conversation shows, as a model would have to.
+
+        Raises:
+            UserError: for a task of a data set.
+        """
         question = next(m["content"] for m in messages if m["role"] == "user")
-        seen = next((m["content"].strip() for m in reversed(messages) if m["role"] == "tool"), None)
-        if seen is None:
-            index = _PROMPT.search(question)
-            assert index is not None
-            call = {"name": "python", "arguments": {"code": f"print(t[{index[1]}])"}}
-            return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-        first, second, constant = re.findall(r"(plus|minus|times)|\b(\d+)\.", question)[0:3]
-        expression = f"x {SYMBOLS[first[0]]} {seen} {SYMBOLS[second[0]]} {constant[1]}"
-        return {"role": "assistant", "content": f"def f(x): return {expression}"}
+        results = [m["content"].strip() for m in messages if m["role"] == "tool"]
+        step = _solve_look_up(question, results) or solve_story(question, results) or next_step(question, results)
+        if step is None:
+            raise UserError("the expert of code_exec solves the tasks of its levels, not those of a data set")
+        if step.is_answer:
+            return {"role": "assistant", "content": step.code}
+        call = {"name": "python", "arguments": {"code": step.code}}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        await self.close()
+        self._verdict = None
+        messages, info = await super().reset(seed=seed, options=options)
+        if "system" in self.task.metadata:
+            own: Message = {"role": "system", "content": self.task.metadata["system"]}
+            self.messages = [own, *(m for m in messages if m["role"] != "system")]
+        return tuple(self.messages), info
+
+    async def step(self, action: Action) -> StepResult:
+        """Take one action; after the final answer `info["tests"]` has the `Verdict` as a dict."""
+        observation, total, terminated, truncated, info = await super().step(action)
+        if terminated and self._verdict is not None:
+            info["tests"] = asdict(self._verdict)
+        return observation, total, terminated, truncated, info
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     @tool(timeout=30.0)
     async def python(self, code: str) -> str:
         """Run Python code."""
-        result = await self.sandbox.run(
-            ExecRequest(code=code, setup=f"t = {self.task.metadata['table']!r}", limits=self.limits)
-        )
-        return _report(_checked(result))
+        return _report(_checked(await self._execute(code)))
 
     @reward
     async def tests(self, answer: str) -> float:
-        """Share of hidden tests that the answer's function passes: all or nothing."""
-        arguments = [argument for argument, _ in self.task.target]
-        expected = [value for _, value in self.task.target]
-        request = ExecRequest(
-            code=extract_code(answer) + _TESTS, call=Call(function="_call_f", args=[arguments]), limits=self.limits
+        """1 when the answer passes every hidden test, else 0; the share that passes with `partial_credit`."""
+        self._verdict = await grade(
+            self.sandbox,
+            extract_code(answer),
+            self.task.target,
+            limits=self._limits_of_run,
+            all_or_nothing=not self._partial_credit,
+            seed=(self._seed, answer),
         )
-        result = _checked(await self.sandbox.run(request))
-        return float(result.status is ExecStatus.OK and _same(result.value, expected))
+        return self._verdict.share if self._partial_credit else float(self._verdict.share == 1.0)
+
+    async def _execute(self, code: str) -> ExecResult:
+        setup = _setup(self.task)
+        if not self._stateful:
+            return await self.sandbox.run(ExecRequest(code=code, setup=setup, limits=self._limits_of_run))
+        if self._session is None:
+            async with queued():  # other episodes may hold all of the sandbox's sessions
+                self._session = await self.sandbox.open_session(setup=setup, limits=self._limits_of_run)
+        return await self._session.run(code)
 
 
 def extract_code(answer: str) -> str:
@@ -101,6 +196,28 @@ def _make_task(content: Content) -> Task:
     )
 
 
+def _solve_look_up(question: str, results: Sequence[str]) -> Step | None:
+    """The next step of a task of level 1."""
+    story = _LOOK_UP.fullmatch(question)
+    if story is None:
+        return None
+    first, index, second, constant = story.groups()
+    if not results:
+        return Step(code=f"print(t[{index}])")
+    return Step(code=f"def f(x): return x {SYMBOLS[first]} {results[-1]} {SYMBOLS[second]} {constant}", is_answer=True)
+
+
+def _setup(task: Task) -> str:
+    """The code that runs in the python tool before the model's own: it makes the tables and files of the task."""
+    if "table" in task.metadata:
+        return f"t = {task.metadata['table']!r}"
+    return str(task.metadata.get("setup", ""))
+
+
+def _limits_of(limits: Limits, seconds: float) -> Limits:
+    return replace(limits, cpu_s=seconds, wall_s=seconds + 1.0)
+
+
 def _checked(result: ExecResult) -> ExecResult:
     if result.status is ExecStatus.SANDBOX_ERROR:
         raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
@@ -112,20 +229,12 @@ def _report(result: ExecResult) -> str:
     text = result.stdout.rstrip("\n")
     if result.truncated_stdout:
         text += "\n[output cut]"
+    lost = "[variables and files are gone]" if result.state_lost else ""
     if result.status is ExecStatus.OK:
-        return text
+        return "\n".join(part for part in (text, lost) if part)
     reason = {
         ExecStatus.NONZERO: f"exit code {result.exit_code}",
         ExecStatus.SIGNALED: f"killed by signal {result.signal}",
     }.get(result.status, result.status.value.replace("_", " "))
     last_lines = "\n".join(result.stderr.rstrip().splitlines()[-4:])
-    return "\n".join(part for part in (text, last_lines, f"[{reason}]") if part)
-
-
-def _same(value: str | None, expected: list[Any]) -> bool:
-    """Compare a list of values that came out of the sandbox, as data: equal, and of exactly the same types."""
-    try:
-        got = json.loads(value or "")
-    except ValueError:
-        return False
-    return got == expected and [type(x) for x in got] == [type(x) for x in expected]
+    return "\n".join(part for part in (text, last_lines, f"[{reason}]", lost) if part)

@@ -1,43 +1,87 @@
-"""Evaluation: the rollout loop with frozen weights, and what its episodes say."""
+"""Evaluation: the rollout loop with frozen weights, and what its episodes say.
+
+The same code measures a policy inside of training (`trainers`) and any agent from the command line (`forge-env eval`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from forge_env.episode import Episode, Group
 from forge_env.errors import ForgeError, first_error
+from forge_env.statistics import Estimate, clustered_mean, clustered_share, pass_at_k, pass_hat_k, wilson
 from forge_env.types import Task
 
+__all__ = ["Evaluation", "evaluate", "is_success", "wilson"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Success over the valid episodes; a fault of ours is counted apart and never as a failure."""
+    """Success over the valid episodes; a fault of ours is counted apart and never as a failure.
+
+    Each task has the same weight, however many of its attempts are valid, and intervals are clustered by task.
+    """
 
     episodes: tuple[Episode, ...]
 
-    @property
+    @cached_property
     def valid(self) -> tuple[Episode, ...]:
         return tuple(e for e in self.episodes if e.outcome.is_valid)
+
+    @cached_property
+    def by_task(self) -> dict[str, list[Episode]]:
+        """The valid attempts of each task that has any."""
+        attempts: dict[str, list[Episode]] = defaultdict(list)
+        for episode in self.valid:
+            attempts[episode.task.id].append(episode)
+        return dict(attempts)
 
     @property
     def successes(self) -> int:
         return sum(is_success(e) for e in self.valid)
 
     @property
+    def success(self) -> Estimate:
+        """Success rate of one attempt: avg@n, which is pass@1."""
+        return self.pass_at(1)
+
+    @property
     def success_rate(self) -> float:
-        return self.successes / len(self.valid) if self.valid else math.nan
+        return self.success.value
 
     @property
     def interval(self) -> tuple[float, float]:
         """95% interval of the success rate."""
-        return wilson(self.successes, len(self.valid))
+        return self.success.interval
 
     @property
     def faults(self) -> int:
         return len(self.episodes) - len(self.valid)
+
+    @property
+    def reward(self) -> Estimate:
+        """Mean reward of one attempt; its interval stays within 0 and 1 where all rewards do."""
+        values = [sum(e.reward or 0.0 for e in each) / len(each) for each in self.by_task.values()]
+        if all(0 <= (e.reward or 0.0) <= 1 for e in self.valid):
+            return clustered_share(values, attempts=len(self.valid))
+        return clustered_mean(values)
+
+    def pass_at(self, k: int) -> Estimate:
+        """Probability that one of k attempts succeeds, over the tasks that have k valid attempts."""
+        return self._share(pass_at_k, k)
+
+    def pass_hat(self, k: int) -> Estimate:
+        """Probability that all of k attempts succeed, over the tasks that have k valid attempts."""
+        return self._share(pass_hat_k, k)
+
+    def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
+        tasks = [each for each in self.by_task.values() if len(each) >= k]
+        values = [estimate(len(each), sum(map(is_success, each)), k) for each in tasks]
+        return clustered_share(values, attempts=sum(map(len, tasks)))
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -75,17 +119,3 @@ async def evaluate(
     except* ForgeError as errors:
         raise first_error(errors) from None
     return Evaluation(episodes=tuple(e for group in groups for e in group.result().episodes))
-
-
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927); z is the normal quantile, 1.96 for 95%.
-
-    >>> tuple(round(x, 3) for x in wilson(8, 10))
-    (0.49, 0.943)
-    """
-    if trials == 0:
-        return 0.0, 1.0
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)

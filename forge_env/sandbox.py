@@ -97,7 +97,13 @@ class Capabilities:
     seccomp: bool
     uid_drop: bool
     memory_limit: str
-    """"cgroup_v2", "cgroup_v1", "rlimit" or "none"."""
+    """"cgroup_v2" and "cgroup_v1" limit a snippet as a whole, "rlimit" each of its processes; "none"."""
+    process_limit: str = "rlimit"
+    """As `memory_limit`."""
+    cpu_share: bool = False
+    """Whether a slot gets at most one CPU however many processes it has."""
+    missing: tuple[str, ...] = ()
+    """What this machine could not give, each with its remedy."""
 
 
 class SessionFileError(ValueError):

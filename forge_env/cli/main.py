@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import typer
 
-from forge_env.cli import check, listing, new, output, register
+from forge_env.cli import audit, check, diff, evaluate, listing, new, output, register, sandbox, score
 from forge_env.errors import ForgeError, InvariantError, UserError, first_error
 
 app = typer.Typer(
@@ -30,6 +30,11 @@ app.command("list")(listing.list_names)
 app.command("info")(listing.info)
 app.command("new")(new.new)
 app.command("check")(check.check)
+app.add_typer(sandbox.app, name="sandbox")
+app.command("eval")(evaluate.evaluate)
+app.command("score")(score.score)
+app.command("diff")(diff.diff)
+app.command("audit")(audit.audit)
 
 
 @app.callback()

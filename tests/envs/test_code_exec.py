@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from agents.scripted import ScriptedAgent
 from envs.code_exec import CodeExec, extract_code
-from forge_env.env import EnvFactory
-from forge_env.errors import SandboxError
+from forge_env.errors import SandboxError, UserError
+from forge_env.factory import EnvFactory, make
 from forge_env.rollout import run_episode, run_group
 from forge_env.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.types import Action, EpisodeLimits, Outcome, Task, ToolCall
@@ -46,8 +48,8 @@ async def score(*answers: str, before: str | None = None) -> list[float]:
     return rewards
 
 
-async def run_tool(*snippets: str) -> list[str]:
-    async with EnvFactory(CodeExec) as factory:
+async def run_tool(*snippets: str, **options: Any) -> list[str]:
+    async with EnvFactory(CodeExec, **options) as factory:
         env = factory.make()
         await env.reset(seed=0, options={"task": TASK})
         return [(await env.step(says(code=code)))[0][0]["content"] for code in snippets]
@@ -59,7 +61,7 @@ async def run_tool(*snippets: str) -> list[str]:
 @pytest.mark.parametrize("split", ["train", "test"])
 async def test_the_expert_earns_the_full_reward(split: str) -> None:
     async with EnvFactory(CodeExec) as factory:
-        for i, task in enumerate(CodeExec.tasks(split, count=20)):
+        for i, task in enumerate(CodeExec.tasks(split, count=10)):
             result = await run_episode(
                 factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
             )
@@ -88,6 +90,67 @@ def test_the_question_does_not_tell_the_value() -> None:
         value = solution(task).split()[2]
         assert value not in task.prompt[0]["content"].split()
         assert all(eval(solution(task), {"x": x}) == y for x, y in task.target)
+
+
+@pytest.mark.parametrize("level", [2, 3, 4])
+@pytest.mark.parametrize("split", ["train", "test"])
+async def test_the_expert_solves_every_level(level: int, split: str) -> None:
+    async with EnvFactory(CodeExec, level=level) as factory:
+        tasks = factory.tasks(split, count=8)
+        for i, task in enumerate(tasks):
+            result = await run_episode(
+                factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
+            )
+            assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
+    assert len({task.metadata["operation"] for task in tasks}) >= 2
+
+
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_the_tasks_of_a_level(level: int) -> None:
+    """Many, repeatable, and disjoint by content from those of the test split."""
+    train = CodeExec.tasks("train", count=400, seed=1, level=level)
+    test = CodeExec.tasks("test", count=60, seed=2, level=level)
+    asked = [{task.prompt[0]["content"] for task in tasks} for tasks in (train, test)]
+    assert (len(asked[0]), len(asked[1]), asked[0] & asked[1]) == (400, 60, set())
+    known = {(task.metadata["operation"], task.metadata["constant"]) for task in train}
+    unseen = [task for task in test if (task.metadata["operation"], task.metadata["constant"]) not in known]
+    assert len(unseen) >= 20
+    assert CodeExec.tasks("train", count=400, seed=1, level=level) == train
+    json.dumps([task.target for task in train])
+
+
+async def test_level_4_needs_the_session() -> None:
+    """The expert's later calls use the rows that an earlier one read."""
+    async with make("code_exec", level=4, stateful=False) as factory:
+        result = await run_episode(
+            factory, ScriptedAgent(CodeExec.expert), factory.tasks(count=1)[0], seed=0, episode_id="e", limits=LIMITS
+        )
+    assert (result.outcome, result.reward) == (Outcome.SCORED, 0.0)
+    assert any("NameError: name 'rows' is not defined" in message["content"] for message in result.messages)
+
+
+def test_the_expert_says_what_it_cannot_solve() -> None:
+    with pytest.raises(UserError, match="not those of a data set"):
+        CodeExec.expert([{"role": "user", "content": "Write a compiler."}])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"level": 5}, "no level 5; the levels are 1, 2, 3 and 4"),
+        ({"level": "two"}, "'two'"),
+        ({"data": "rows.csv"}, "rows.csv.*jsonl.gz"),
+        ({"data": "nowhere.jsonl"}, "there is no file nowhere.jsonl"),
+    ],
+)
+def test_mistakes_in_the_options_of_tasks(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make("code_exec", **options).tasks(count=1)
+
+
+def test_seconds_out_of_range() -> None:
+    with pytest.raises(UserError, match="seconds of code_exec is 100.0; it is above 0 and at most 60"):
+        CodeExec(seconds=100.0)
 
 
 # ---- answers ----
@@ -154,6 +217,54 @@ async def test_cheats_earn_nothing() -> None:
     assert dict(zip(CHEATS, rewards, strict=True)) == dict.fromkeys(CHEATS, 0.0)
 
 
+@pytest.mark.parametrize(("level", "partial_credit"), [(1, False), (2, False), (3, False), (4, True)])
+async def test_the_cheats_that_the_environment_names_earn_nothing(level: int, partial_credit: bool) -> None:
+    by_kind = {t.target["tests"][0]["type"] if level > 1 else "": t for t in CodeExec.tasks(count=20, level=level)}
+    assert len(by_kind) == (2 if level == 3 else 1)
+    async with EnvFactory(CodeExec, partial_credit=partial_credit) as factory:
+        for task in by_kind.values():
+            cheats = CodeExec.cheats(task)
+            assert len(cheats) > 15
+            env = factory.make()
+            for cheat in cheats:
+                await env.reset(seed=0, options={"task": task})
+                _, reward, *_ = await env.step(says(cheat))
+                assert reward == 0.0, cheat
+
+
+async def test_why_an_answer_failed_is_in_the_info() -> None:
+    """And not in what the model sees."""
+    async with EnvFactory(CodeExec) as factory:
+        env = factory.make()
+        for answer, reason in (
+            ("", "the answer is empty"),
+            ("def f(x): return 1", "returned [1, 1] for"),
+            ("def f(x): return 1 / 0", "nonzero: ZeroDivisionError: division by zero"),
+            ("def f(x) return 1", "SyntaxError"),
+            ("def f(x): return {1}", "type set cannot be returned"),
+        ):
+            await env.reset(seed=0, options={"task": TASK})
+            observation, reward, _, _, info = await env.step(says(answer))
+            assert (list(observation), reward) == ([], 0.0)
+            assert info["tests"]["passed"] == 0 and reason in info["tests"]["reason"]
+        await env.reset(seed=0, options={"task": TASK})
+        *_, info = await env.step(says(f"def f(x): return {solution(TASK)}"))
+        assert info["tests"] == {"passed": 1, "total": 1, "reason": "", "trusted": True}
+
+
+async def test_partial_credit_is_the_share_of_the_tests() -> None:
+    task = next(t for t in CodeExec.tasks(count=20, level=3) if t.metadata["operation"] == "unique")
+    answer = "def f(xs): return []"  # right for the empty list, and where nothing is large enough
+    right = sum(test["accepted"] == ["[]"] for test in task.target["tests"])
+    assert 0 < right < len(task.target["tests"])
+    for partial_credit, expected in ((False, 0.0), (True, right / len(task.target["tests"]))):
+        async with EnvFactory(CodeExec, partial_credit=partial_credit) as factory:
+            env = factory.make()
+            await env.reset(seed=0, options={"task": task})
+            _, reward, *_ = await env.step(says(answer))
+            assert reward == expected
+
+
 async def test_what_the_tool_left_behind_does_not_reach_the_grading() -> None:
     """Neither files, nor modules, nor names."""
     leave = (
@@ -193,15 +304,62 @@ async def test_an_endless_answer_ends() -> None:
 
 async def test_what_the_model_is_told() -> None:
     table = TASK.metadata["table"]
-    value, nothing, error, end, state, gone = await run_tool(
-        "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)", "a = 1", "print(a)"
+    value, nothing, error, end, unreadable = await run_tool(
+        "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)", "def f(:\n  pass"
     )
     assert value == f"{table[10]} {table[11]}"
-    assert (nothing, state) == ("", "")
+    assert nothing == ""
     assert error.startswith("so far\n") and "IndexError: list index out of range" in error
     assert error.endswith("[exit code 1]")
     assert end == "[exit code 3]"
-    assert "NameError" in gone  # each call is a fresh process
+    assert "SyntaxError: invalid syntax" in unreadable and "def f(:" in unreadable
+
+
+STATE = ("a = 1; open('note.txt', 'w').write('kept')", "print(a, open('note.txt').read(), len(t))")
+
+
+async def test_variables_and_files_last_for_the_episode() -> None:
+    assert (await run_tool(*STATE))[1] == "1 kept 100"
+    assert "NameError: name 'a' is not defined" in (await run_tool(*STATE, stateful=False))[1]
+
+
+async def test_episodes_share_nothing() -> None:
+    async with EnvFactory(CodeExec) as factory:
+        first, second = factory.make(), factory.make()
+        for env in (first, second):
+            await env.reset(seed=0, options={"task": TASK})
+        await first.step(says(code=STATE[0]))
+        [message], *_ = await second.step(says(code=STATE[1]))
+        assert "NameError" in message["content"]
+        await first.reset(seed=0, options={"task": TASK})  # an episode anew
+        [message], *_ = await first.step(says(code=STATE[1]))
+        assert "NameError" in message["content"]
+        await first.close()
+        await first.close()
+        await second.close()
+
+
+async def test_lost_state_is_told() -> None:
+    """A cell that ends the interpreter takes what earlier cells built; what the task provides is there again."""
+    _, killed, after = await run_tool("a = 1", "import os; os._exit(7)", "print('a' in globals(), len(t))")
+    assert killed == "[exit code 7]\n[variables and files are gone]"
+    assert after == "False 100"
+
+
+async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end() -> None:
+    async with EnvFactory(CodeExec) as factory:
+        env = factory.make()
+        await env.reset(seed=0, options={"task": TASK})
+        await env.step(says(code="a = 1"))
+        waiting = asyncio.ensure_future(env.step(says(code="while True: pass")))
+        _, pending = await asyncio.wait([waiting], timeout=0.2)
+        for step in pending:
+            step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        [message], *_ = await env.step(says(code="print('a' in globals())"))
+        assert message["content"] == "False\n[variables and files are gone]"
+        await env.close()
 
 
 async def test_a_surrogate_in_the_code_is_told_to_the_model() -> None:
@@ -214,6 +372,12 @@ class BrokenSandbox:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         return ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="broken", error="no more processes")
+
+    async def open_session(self, **settings: Any) -> BrokenSandbox:
+        return self
+
+    async def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("action", [says("def f(x): return 1"), says(code="print(1)")], ids=["answer", "tool"])

@@ -13,9 +13,9 @@ import pytest
 
 from agents.scripted import ScriptedAgent
 from forge_env.env import Env
-from forge_env.factory import EnvFactory
 from forge_env.episode import Episode, Turn
 from forge_env.errors import InvariantError, PolicyError, SandboxError
+from forge_env.factory import EnvFactory
 from forge_env.protocols import ContextFull, Conversation
 from forge_env.rollout import run_episode, run_group
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.factory import EnvFactory
 from forge_env.episode import Turn
 from forge_env.errors import EnvError, SandboxError
+from forge_env.factory import EnvFactory
 from forge_env.protocols import Agent, Conversation
 from forge_env.rollout import run_episode
 from forge_env.tool_env import ToolEnv

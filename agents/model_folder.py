@@ -1,0 +1,53 @@
+"""Finds the folder of a model: a local one, or one from the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forge_env.errors import UserError
+
+
+def find_model(name: str, *, option: str = "--model") -> Path:
+    """Return the folder of a local model, or download one from the hub.
+
+    Args:
+        name: a Hugging Face folder or a hub id.
+        option: where the user wrote it, for the sentence of an error.
+
+    Raises:
+        UserError: when a folder lacks what a model needs, or the hub does not have it.
+    """
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        return _download(name)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{name} holds no config.json: {option} wants a Hugging Face folder or a hub id")
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"the model folder {name} holds no *.safetensors: save its weights there in that format")
+    return folder
+
+
+def context_length(folder: Path) -> int | None:
+    """Tokens that a model can read and write together, as its config says; None where it does not say."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    length = config.get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _download(name: str) -> Path:
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError(
+            f"to download {name} the package huggingface-hub is needed: pip install 'forge-env[cpu]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the model {name} is no local folder and could not be downloaded: {reason}") from None

@@ -1,0 +1,54 @@
+"""`forge-env diff`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forge_env.cli.output import Json, emit, note, show_table
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run, or a .jsonl file.")],
+    second: Annotated[Path, typer.Argument(help="Another one, on the same tasks.")],
+    as_json: Json = False,
+) -> None:
+    """Compare two runs on the attempts that both have: the second minus the first, with paired statistics."""
+    from forge_env.compare import compare
+
+    found = compare(first, second)
+    if as_json:
+        comparisons = [_finite(dataclasses.asdict(c)) for c in found]
+        emit({"first": str(first), "second": str(second), "comparisons": comparisons})
+        return
+    rows = [
+        (
+            f"{c.phase} {c.measure}".strip(),
+            f"{c.first:.4f}",
+            f"{c.second:.4f}",
+            f"{c.paired.difference.value:+.4f}",
+            f"{c.paired.difference.low:+.4f} to {c.paired.difference.high:+.4f}",
+            f"{c.paired.wins} / {c.paired.losses} / {c.paired.ties}",
+            f"{c.paired.p_value:.4f}",
+            f"{c.episodes} of {c.tasks} tasks",
+        )
+        for c in found
+    ]
+    columns = ("", "first", "second", "difference", "95% interval", "tasks better / worse / same", "p", "pairs")
+    show_table(columns, rows)
+    for c in (c for c in found if c.measure == "success"):
+        if any(c.unpaired):
+            note(f"{c.phase or 'they'}: {c.unpaired[0]} and {c.unpaired[1]} episodes have no counterpart")
+        if c.other_seeds:
+            note(f"{c.phase or 'they'}: {c.other_seeds} pairs have different seeds")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,106 @@
+"""What `forge-env eval` shows: how far it is, and the tables at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Self
+
+from forge_env.cli.output import say, show_table
+from forge_env.episode import Episode
+from forge_env.eval_summary import tokens_of
+from forge_env.evaluate import is_success
+
+_LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
+
+
+class LiveView:
+    """A progress bar with the success rate so far, on stderr; lines where that is no terminal, nothing when quiet."""
+
+    def __init__(self, title: str, *, quiet: bool) -> None:
+        self.done = self.total = 0
+        self._title = title
+        self._quiet = quiet
+        self._valid = self._successes = self._tokens = 0
+        self._bar: Any = None
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            self._bar = _bar()
+            self._bar.start()
+            self._task = self._bar.add_task(self._title, total=None, figures="", markup=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, total: int, episode: Episode | None) -> None:
+        """Count one episode that is there; None before the first one."""
+        self.total = total
+        if episode is not None:
+            self.done += episode.outcome.is_valid
+            self._successes += is_success(episode)
+            self._tokens += sum(tokens_of(episode))
+        if self._bar is not None:
+            self._bar.update(self._task, total=total, completed=self.done, figures=self._figures())
+        elif not self._quiet and time.monotonic() - self._last_line > _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            sys.stderr.write(f"{self._title}: {self.done}/{total}  {self._figures()}\n")
+
+    def _figures(self) -> str:
+        rate = f"success {self._successes / self.done:.3f}" if self.done else ""
+        return f"{rate}  {self._tokens:,} tokens" if self._tokens else rate
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """Print the tables of a finished evaluation."""
+    n = result["n"]
+    names = [f"avg@{n}", *(f"pass@{k}" for k in range(1, n + 1)), *(f"pass^{k}" for k in range(1, n + 1)), "reward"]
+    show_table(
+        ("figure", "value", "95% interval, by task"),
+        [(name, _short(result[name]), _range(result["intervals"][name])) for name in names],
+    )
+    if result["tools"]:
+        rows = [
+            (name, str(t["calls"]), _counts(t["errors"]), f"{t['p50_s']:.4f} s", f"{t['p95_s']:.4f} s")
+            for name, t in result["tools"].items()
+        ]
+        show_table(("tool", "calls", "errors", "p50", "p95"), rows)
+    if result["faults"]:
+        show_table(("fault", "episodes"), [(name, str(count)) for name, count in result["faults"].items()])
+    cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
+    say(
+        f"{result['agent']} in {result['env']}: {result['episodes']} episodes of {result['tasks']} tasks "
+        f"({_counts(result['outcomes'])}), {result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
+    )
+    say(f"everything is in {result['out']}")
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _range(interval: list[float | None] | None) -> str:
+    return "-" if interval is None else f"{_short(interval[0])} to {_short(interval[1])}"

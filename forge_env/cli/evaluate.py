@@ -1,0 +1,110 @@
+"""`forge-env eval`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forge_env.cli.output import Json, emit, note, stdout_to_stderr
+from forge_env.cli.running import run
+from forge_env.errors import UserError
+
+Limit = Annotated[int | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
+Seconds = Annotated[float | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
+
+
+def evaluate(
+    env: Annotated[str, typer.Option(help="An environment's name, or its target.")],
+    agent: Annotated[
+        str,
+        typer.Option(
+            help="scripted:expert, scripted:null, scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, "
+            "vllm:FOLDER_OR_HUB_ID or checkpoint:RUN."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the results; the same command goes on where it stopped.")],
+    n: Annotated[int, typer.Option("-n", help="Attempts at each task.")] = 1,
+    tasks: Annotated[int, typer.Option(help="How many tasks.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the tasks and the episodes.")] = 0,
+    split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
+    option: Annotated[list[str], typer.Option(help="Option of the environment, as level=2; may be repeated.")] = [],  # noqa: B006 (typer reads it, nobody changes it)
+    tools: Annotated[list[str], typer.Option(help="The environment's option tools; may be repeated.")] = [],  # noqa: B006
+    concurrency: Annotated[int, typer.Option(help="Episodes at once.")] = 16,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling; 1, or the endpoint's own.")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and repeats exactly.")] = False,
+    max_turns: Limit = None,
+    max_turn_tokens: Limit = None,
+    max_tokens: Limit = None,
+    step_seconds: Seconds = None,
+    episode_seconds: Seconds = None,
+    requests_per_minute: Annotated[float | None, typer.Option(help="To an endpoint, at most.")] = None,
+    api_key_env: Annotated[str, typer.Option(help="Variable with an endpoint's key.")] = "OPENAI_API_KEY",
+    price_prompt: Annotated[float | None, typer.Option(help="Of a million prompt tokens.")] = None,
+    price_completion: Annotated[float | None, typer.Option(help="Of a million sampled tokens.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Measure an agent in an environment, and write every episode down.
+
+    Ends with 1 when no episode came to an end without a fault of the machinery.
+    """
+    from forge_env.cli.eval_view import LiveView, show_result
+    from forge_env.eval_plan import EvalPlan, limits_of
+    from forge_env.eval_run import run_evaluation
+    from forge_env.eval_summary import Prices
+
+    given: dict[str, Any] = {
+        "max_turns": max_turns,
+        "max_turn_tokens": max_turn_tokens,
+        "max_tokens": max_tokens,
+        "step_seconds": step_seconds,
+        "episode_seconds": episode_seconds,
+    }
+    plan = EvalPlan(
+        env=env,
+        agent=agent,
+        options=_options(option, tools),
+        split=split,
+        tasks=tasks,
+        n=n,
+        seed=seed,
+        temperature=temperature,
+        deterministic=deterministic,
+        limits=replace(limits_of(agent), **{name: value for name, value in given.items() if value is not None}),
+    )
+    priced = price_prompt is not None or price_completion is not None
+    prices = Prices(prompt=price_prompt or 0.0, completion=price_completion or 0.0) if priced else None
+    view = LiveView(f"{agent} in {env}", quiet=as_json)
+    try:
+        with stdout_to_stderr(as_json), view:
+            result = run(
+                run_evaluation(
+                    plan,
+                    out,
+                    concurrency=concurrency,
+                    requests_per_minute=requests_per_minute,
+                    api_key_env=api_key_env,
+                    prices=prices,
+                    progress=view.update,
+                )
+            )
+    except (KeyboardInterrupt, SystemExit):
+        note(f"{view.done} of {view.total} episodes are in {out}; the same command goes on from there")
+        raise
+    result["out"] = str(out)
+    emit(result) if as_json else show_result(result)
+    if open_places := sum(result["faults"].values()):
+        note(f"{open_places} episodes ended by faults, see {out}/faults.jsonl; the same command tries them again")
+    return 0 if result["episodes"] else 1
+
+
+def _options(option: list[str], tools: list[str]) -> dict[str, Any]:
+    for text in option:
+        if "=" not in text[1:]:
+            raise UserError(f"--option {text!r} is not of the form name=value, for example --option level=2")
+    options: dict[str, Any] = {name: value for name, _, value in (text.partition("=") for text in option)}
+    if tools:
+        options["tools"] = tools[0] if len(tools) == 1 else tools  # one text may be a list with commas
+    return options

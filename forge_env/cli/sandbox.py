@@ -1,0 +1,115 @@
+"""`forge-env sandbox run` and `forge-env sandbox info`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from forge_env.cli.output import Json, emit, say, show_table
+from forge_env.errors import SandboxUnavailable, UserError
+
+app = typer.Typer(help="Run untrusted code, and see what keeps it in.", rich_markup_mode=None)
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_REAL = ("namespace", "docker")
+
+
+@app.command("run")
+def run(
+    file: Annotated[str, typer.Argument(help="Python file, or - for standard input.")],
+    backend: Annotated[
+        Literal["auto", "namespace", "docker", "subprocess"],
+        typer.Option(help="subprocess isolates nothing and needs FORGE_ENV_ALLOW_INSECURE_SANDBOX=1."),
+    ] = "auto",
+    stdin: Annotated[str, typer.Option(help="File that the code reads as its standard input.")] = "",
+    wall: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 2.0,
+    memory: Annotated[str, typer.Option(help="Most memory, for example 256M.")] = "256M",
+    repeat: Annotated[int, typer.Option(help="How many times, each in a fresh state.")] = 1,
+) -> int:
+    """Run a file in a sandbox and print one JSON line for each run.
+
+    Exits with 0 when every run ended with the status "ok", else with 1.
+    """
+    if wall <= 0 or repeat < 1:
+        raise UserError(f"--wall is {wall:g} and --repeat {repeat}; seconds must be above 0, and runs at least 1")
+    limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": _bytes(memory)}
+    code = _read(file)
+    return asyncio.run(_run(backend, code, _read(stdin) if stdin else "", limits, repeat))
+
+
+@app.command("info")
+def info(as_json: Json = False) -> None:
+    """Say what each sandbox enforces on this machine, found out by trying it, and what is missing."""
+    found = asyncio.run(_look())
+    if as_json:
+        emit({"backends": found})
+        return
+    capabilities = [name for name in next((c for c in found.values() if "missing" in c), {}) if name != "missing"]
+    rows = [[name, *(_word(found[backend].get(name)) for backend in found)] for name in capabilities]
+    if rows:
+        show_table(("", *found), rows)
+    for backend, entry in found.items():
+        for lack in entry.get("missing", [entry.get("unavailable")]):
+            say(f"{backend}: {lack}")
+
+
+async def _run(backend: str, code: str, stdin: str, limits: dict[str, Any], repeat: int) -> int:
+    from forge_env.sandbox import ExecRequest, Limits
+    from sandboxes import open_sandbox
+
+    all_ok = True
+    async with open_sandbox(backend) as sandbox:
+        for _ in range(repeat):
+            result = await sandbox.run(ExecRequest(code=code, stdin=stdin, limits=Limits(**limits)))
+            all_ok = all_ok and result.status == "ok"
+            emit(_as_data(result))
+            sys.stdout.flush()
+    return 0 if all_ok else 1
+
+
+def _as_data(result: Any) -> dict[str, Any]:
+    data = asdict(result)
+    data["peak_mem"] = data.pop("peak_memory_bytes")
+    del data["value"], data["state_lost"]  # of calls and sessions
+    return data
+
+
+async def _look() -> dict[str, dict[str, Any]]:
+    from sandboxes import open_sandbox
+
+    found: dict[str, dict[str, Any]] = {}
+    for backend in _REAL:
+        try:
+            async with open_sandbox(backend) as sandbox:
+                found[backend] = asdict(sandbox.capabilities)
+        except SandboxUnavailable as error:
+            found[backend] = {"unavailable": str(error)}
+    return found
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no", None: "-"}.get(value, str(value)) if not isinstance(value, str) else value
+
+
+def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{name} cannot be read: {reason}") from None
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if size < 2**24:
+        raise UserError(f"--memory is {text!r}; it must be a number with K, M or G and at least 16M, for example 256M")
+    return size

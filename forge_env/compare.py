@@ -1,0 +1,84 @@
+"""Compares two runs on what both of them did: the same attempts at the same tasks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_env.episode import Episode, read_jsonl
+from forge_env.errors import UserError
+from forge_env.evaluate import is_success
+from forge_env.run_files import episode_files
+from forge_env.statistics import Paired, clustered_mean, paired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One phase of two runs. `first` and `second` are means over the common attempts, each task with one weight."""
+
+    phase: str
+    measure: str
+    """ "success" or "reward"."""
+    tasks: int
+    episodes: int
+    first: float
+    second: float
+    paired: Paired
+    """Of the second run minus the first."""
+    unpaired: tuple[int, int]
+    """Valid episodes of each run that the other one lacks."""
+    other_seeds: int
+    """Pairs whose seeds differ, so that chance does not fall out of the difference."""
+
+
+Key = tuple[str, str]
+
+
+def compare(first: Path, second: Path) -> list[Comparison]:
+    """Compare the success and the reward of two runs, phase by phase.
+
+    Raises:
+        UserError: when they have nothing in common.
+    """
+    files, others = episode_files(first), episode_files(second)
+    found = []
+    for phase in files.keys() & others.keys():
+        a, b = _by_key(read_jsonl(files[phase])), _by_key(read_jsonl(others[phase]))
+        if a.keys() & b.keys():
+            found += [_compare(phase, a, b, name, value) for name, value in _MEASURES.items()]
+    if not found:
+        raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
+    return sorted(found, key=lambda c: (c.phase, c.measure != "success"))
+
+
+def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
+    return {(e.task.id, e.id): e for e in episodes if e.outcome.is_valid}
+
+
+def _compare(
+    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], name: str, value: Callable[[Episode], float]
+) -> Comparison:
+    tasks: dict[str, list[Key]] = defaultdict(list)
+    for key in sorted(a.keys() & b.keys()):
+        tasks[key[0]].append(key)
+    x, y = ([sum(value(run[k]) for k in keys) / len(keys) for keys in tasks.values()] for run in (a, b))
+    common = a.keys() & b.keys()
+    return Comparison(
+        phase=phase,
+        measure=name,
+        tasks=len(tasks),
+        episodes=len(common),
+        first=clustered_mean(x).value,
+        second=clustered_mean(y).value,
+        paired=paired(y, x),
+        unpaired=(len(a) - len(common), len(b) - len(common)),
+        other_seeds=sum(a[key].seed != b[key].seed for key in common),
+    )
+
+
+_MEASURES: dict[str, Callable[[Episode], float]] = {
+    "success": lambda episode: float(is_success(episode)),
+    "reward": lambda episode: episode.reward or 0.0,
+}

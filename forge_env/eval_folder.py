@@ -1,0 +1,201 @@
+"""The folder of an offline evaluation, which a run can be killed in at any point and go on with.
+
+    plan.json        the settings, written before the first episode
+    episodes.jsonl   one valid Episode per line, in the order in which they ended
+    faults.jsonl     the episodes that ended by a fault of ours: {"class": ..., "error": ..., "episode": {...}}
+    eval.json        settings and figures, written when no place is open any more but those that faulted
+
+One process at a time has it: a lock on the folder itself, which ends with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from forge_env.atomic import replace_file
+from forge_env.episode import Episode, read_jsonl
+from forge_env.errors import InfraError, UserError
+from forge_env.types import Outcome
+
+PLAN, EPISODES, FAULTS, RESULT = "plan.json", "episodes.jsonl", "faults.jsonl", "eval.json"
+_BLOCK = 1 << 20
+
+
+class EvalFolder:
+    """Opens a folder for a plan, as `with`.
+
+    Args:
+        path: of the folder; made when it is not there.
+        plan: settings, in JSON.
+
+    Raises:
+        UserError: on entering, when the folder is in use, holds something else, or an evaluation with other settings.
+    """
+
+    def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
+        self.path = path
+        self._plan = json.loads(json.dumps(plan, default=str))  # as it is read back
+        self._lock = -1
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise UserError(f"the folder {self.path} cannot be had: {error.strerror}") from None
+        try:
+            self._take()
+            self._check_plan()
+            for name in (EPISODES, FAULTS):
+                _mend(self.path / name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and give the folder free. May be called twice."""
+        for descriptor in (*self._files.values(), self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._files, self._lock = {}, -1
+
+    def begin(self) -> None:
+        """Write the plan, where it is not there yet; before the first episode."""
+        if not (self.path / PLAN).exists():
+            replace_file(self.path / PLAN, json.dumps(self._plan, indent=2) + "\n")
+
+    def add(self, episode: Episode) -> None:
+        """Write an episode down. After this it survives the process.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
+        if episode.outcome.is_valid:
+            self._append(EPISODES, episode.to_json())
+            return
+        record = {"class": fault_class(episode), "error": episode.error, "episode": json.loads(episode.to_json())}
+        self._append(FAULTS, json.dumps(record))
+
+    def episodes(self) -> Iterator[Episode]:
+        """The valid episodes, in the order in which they ended.
+
+        Raises:
+            UserError: naming a line that is no Episode.
+        """
+        if (self.path / EPISODES).exists():
+            yield from read_jsonl(self.path / EPISODES)
+
+    def faults(self) -> Iterator[Episode]:
+        """The episodes that ended by a fault of ours, those that were run again later among them.
+
+        Raises:
+            UserError: naming a line that holds none.
+        """
+        if (self.path / FAULTS).exists():
+            yield from read_faults(self.path / FAULTS)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write eval.json, whole."""
+        replace_file(self.path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process evaluates into {self.path}: wait for it, or choose another --out"
+            ) from None
+
+    def _check_plan(self) -> None:
+        file = self.path / PLAN
+        if not file.exists():
+            if any(not name.endswith(".new") for name in os.listdir(self.path)):
+                raise UserError(f"{self.path} holds other files and no {PLAN}: choose another --out")
+            return
+        there = read_plan(self.path)
+        differing = sorted(k for k in self._plan.keys() | there.keys() if self._plan.get(k) != there.get(k))
+        if differing == ["task_digest"]:
+            raise UserError(
+                f"the tasks of {self._plan.get('env')} have changed since {self.path}: choose another --out"
+            )
+        if differing:
+            settings = ", ".join(f"{k} {there.get(k)!r}" for k in differing if k != "task_digest")
+            raise UserError(
+                f"{self.path} holds an evaluation with other settings ({settings}): repeat them or choose another --out"
+            )
+
+    def _append(self, name: str, line: str) -> None:
+        if name not in self._files:
+            self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        data = line.encode("ascii") + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._files[name], data) :]
+        except OSError as error:
+            raise InfraError(f"{self.path / name} cannot be written: {error.strerror}") from error
+
+
+def fault_class(episode: Episode) -> str:
+    """Which exception stands behind a fault: "EnvError", "PolicyError", "SandboxError", ..."""
+    if episode.outcome is Outcome.ENV_FAULT:
+        return "EnvError"
+    return episode.error.partition(":")[0]
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Read plan.json of an evaluation.
+
+    Raises:
+        UserError: when the folder is none of an evaluation.
+    """
+    try:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no {PLAN}: it is no folder of an evaluation") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / PLAN} cannot be read: {error}") from None
+    if not isinstance(plan, dict):
+        raise UserError(f"{folder / PLAN} is no plan: it holds no JSON object")
+    return plan
+
+
+def read_faults(path: Path) -> Iterator[Episode]:
+    """Read the episodes of a faults.jsonl.
+
+    Raises:
+        UserError: naming the file and line that holds none.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Episode.from_json(json.dumps(json.loads(line)["episode"]))
+            except (UserError, ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}:{number}: {error}") from None
+
+
+def _mend(path: Path) -> None:
+    """Cut off the half-written line that a killed process has left at the end."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)

@@ -1,0 +1,112 @@
+"""What an offline evaluation measures: its settings, the places that they ask for, and the seed of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge_env.agent_spec import split_agent
+from forge_env.episode import Episode
+from forge_env.errors import UserError
+from forge_env.types import EpisodeLimits, Task
+
+PLAN_VERSION = 1
+CHECKPOINT = Path("checkpoint/forge_env.json")
+"""What a training run says about itself, in its folder."""
+
+
+class Place(NamedTuple):
+    """One attempt at one task; what identifies an episode in its folder."""
+
+    task_id: str
+    attempt: int
+
+    @classmethod
+    def of(cls, episode: Episode) -> Place:
+        """The place that an episode of an evaluation fills."""
+        return cls(episode.task.id, int(episode.id.rpartition("/")[2]))
+
+    @property
+    def episode_id(self) -> str:
+        return f"{self.task_id}/{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalPlan:
+    """The settings of an evaluation, all that its numbers depend on.
+
+    Example: ``EvalPlan(env="math", agent="scripted:expert", tasks=200, n=8)``
+
+    Raises:
+        UserError: for an unknown kind of agent, or a number out of range.
+    """
+
+    env: str
+    agent: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environment."""
+    split: str = "test"
+    tasks: int = 200
+    n: int = 1
+    """Attempts at each task."""
+    seed: int = 0
+    temperature: float | None = None
+    deterministic: bool = False
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+
+    def __post_init__(self) -> None:
+        split_agent(self.agent)
+        if self.tasks < 1 or self.n < 1:
+            raise UserError(f"{self.tasks} tasks and {self.n} attempts at each were asked for; both are 1 or more")
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
+        wrong = [f"{name} is {value:g}" for name, value in asdict(self.limits).items() if not value > 0]
+        if wrong:
+            raise UserError(f"a limit of the episodes makes no sense: {', '.join(wrong)}; all are above 0")
+
+    def to_dict(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        """The plan as JSON, with a digest of the tasks that it gave: code and data change."""
+        return {"version": PLAN_VERSION, **asdict(self), "task_digest": digest_of(tasks)}
+
+
+def limits_of(agent: str) -> EpisodeLimits:
+    """The limits under which an agent was trained, where it is a checkpoint that says so; else the usual ones.
+
+    Raises:
+        UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
+    """
+    kind, rest = split_agent(agent)
+    file = Path(rest).expanduser() / CHECKPOINT
+    if kind != "checkpoint" or not file.is_file():
+        return EpisodeLimits()
+    try:
+        trained = json.loads(file.read_text(encoding="utf-8"))["extra"]["config"]["env"]
+        return EpisodeLimits(**{f.name: trained[f.name] for f in fields(EpisodeLimits) if f.name in trained})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is not of a training run: {type(error).__name__}: {error}") from None
+
+
+def places(tasks: Sequence[Task], n: int) -> dict[Place, Task]:
+    """The places of an evaluation, task by task. A task that comes up twice is attempted twice as often."""
+    found: dict[Place, Task] = {}
+    seen: dict[str, int] = {}
+    for task in tasks:
+        first = seen.get(task.id, 0)
+        found |= {Place(task.id, attempt): task for attempt in range(first, first + n)}
+        seen[task.id] = first + n
+    return found
+
+
+def episode_seed(seed: int, place: Place) -> int:
+    """Seed of an episode, 31 bits: a hash of the evaluation's seed and the place, whatever runs beside it."""
+    text = f"{seed}/{place.attempt}/{place.task_id}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % 2**31
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """Hash of the tasks' ids, in their order."""
+    return hashlib.blake2b("\n".join(task.id for task in tasks).encode(), digest_size=8).hexdigest()

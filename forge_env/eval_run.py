@@ -1,0 +1,106 @@
+"""Runs an offline evaluation: the places of a plan that its folder does not hold yet, and then the figures of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forge_env.agent_spec import AgentSettings, open_agent
+from forge_env.episode import Episode, Group
+from forge_env.errors import UserError
+from forge_env.eval_folder import EvalFolder
+from forge_env.eval_plan import EvalPlan, Place, episode_seed, places
+from forge_env.eval_summary import Prices, summarise
+from forge_env.evaluate import evaluate
+from forge_env.factory import EnvFactory, make
+from forge_env.protocols import Agent
+from forge_env.rollout import run_episode
+from forge_env.types import Task
+
+Progress = Callable[[int, "Episode | None"], None]
+"""Told how many places there are, with each episode that is there or has just ended; None before the first one."""
+
+
+async def run_evaluation(
+    plan: EvalPlan,
+    path: Path,
+    *,
+    concurrency: int = 16,
+    requests_per_minute: float | None = None,
+    api_key_env: str = "OPENAI_API_KEY",
+    prices: Prices | None = None,
+    progress: Progress = lambda total, episode: None,
+) -> dict[str, Any]:
+    """Evaluate an agent into a folder; returns what eval.json holds then.
+
+    An interrupted evaluation goes on where it was: episodes that ended stay, faulted ones are tried again. A cancelled
+    or failing call leaves the folder so that it can go on.
+
+    Raises:
+        UserError: for a wrong setting, an agent that cannot be had, or a folder of something else.
+    """
+    if concurrency < 1:
+        raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
+    factory = make(plan.env, **plan.options)
+    tasks = factory.tasks(plan.split, count=plan.tasks, seed=plan.seed)
+    wanted = places(tasks, plan.n)
+    settings = AgentSettings(
+        env=plan.env,
+        temperature=plan.temperature,
+        deterministic=plan.deterministic,
+        max_tokens=plan.limits.max_tokens,
+        concurrency=concurrency,
+        requests_per_minute=requests_per_minute,
+        api_key_env=api_key_env,
+        seed=plan.seed,
+    )
+    with EvalFolder(path, plan.to_dict(tasks)) as folder:
+        progress(len(wanted), None)
+        there = {Place.of(episode): episode for episode in folder.episodes()}
+        for episode in there.values():
+            progress(len(wanted), episode)
+        missing = {place: task for place, task in wanted.items() if place not in there}
+        if missing:
+            async with factory, open_agent(plan.agent, settings) as agent:
+                folder.begin()
+                run = _Run(plan, factory, agent, folder, lambda episode: progress(len(wanted), episode))
+                await run.all(missing, concurrency)
+        result = summarise(plan, wanted, folder.episodes(), folder.faults(), prices)
+        folder.finish({**plan.to_dict(tasks), **result})
+    return result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """What the episodes of an evaluation have in common."""
+
+    plan: EvalPlan
+    factory: EnvFactory
+    agent: Agent
+    folder: EvalFolder
+    ended: Callable[[Episode], None]
+
+    async def all(self, missing: dict[Place, Task], concurrency: int) -> None:
+        """Run the places with the loop that evaluates in training too; a group is one episode."""
+        order = list(missing)
+        await evaluate(lambda task, i: self.one(task, order[i]), list(missing.values()), concurrency=concurrency)
+
+    async def one(self, task: Task, place: Place) -> Group:
+        started, clock = time.time(), time.perf_counter()
+        episode = await run_episode(
+            self.factory,
+            self.agent,
+            task,
+            seed=episode_seed(self.plan.seed, place),
+            episode_id=place.episode_id,
+            group_id=place.task_id,
+            limits=self.plan.limits,
+        )
+        times = {"started": started, "seconds": time.perf_counter() - clock}
+        episode = dataclasses.replace(episode, info={**episode.info, **times})
+        self.folder.add(episode)
+        self.ended(episode)
+        return Group(task=task, episodes=(episode,), id=place.episode_id)

@@ -1,0 +1,164 @@
+"""The statistics of evaluations: pure functions of numbers, one value per task.
+
+Attempts at one task are no independent draws, so every interval here takes the task as its unit ("clustered by task",
+Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640): what was measured on one task enters as one number.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959964
+"""The normal quantile of a 95% interval."""
+EXACT_FLIPS = 12
+FLIPS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure with its 95% interval, both NaN where nothing was measured. Example: ``Estimate(value=0.5, low=0.4,
+    high=0.6, tasks=90)``"""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+    """How many tasks it rests on."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """How much more one run scored than another on the same tasks."""
+
+    difference: Estimate
+    wins: int
+    """Tasks on which the first run scored more."""
+    losses: int
+    ties: int
+    p_value: float
+    """Of the two-sided sign-flip test: how likely a difference this large is where the runs do not differ."""
+
+
+def pass_at_k(attempts: int, successes: int, k: int) -> float:
+    """Unbiased estimate of the probability that at least one of k attempts succeeds.
+
+    1 - C(n-c, k) / C(n, k) for c successes in n attempts (Chen et al. 2021, "Evaluating Large Language Models Trained
+    on Code", arXiv:2107.03374, equation 1): the share of the subsets of k attempts that hold a success.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    _check(attempts, successes, k)
+    subsets = math.comb(attempts, k)
+    return (subsets - math.comb(attempts - successes, k)) / subsets
+
+
+def pass_hat_k(attempts: int, successes: int, k: int) -> float:
+    """Unbiased estimate of the probability that all of k attempts succeed, written pass^k.
+
+    C(c, k) / C(n, k) for c successes in n attempts (Yao et al. 2024, "tau-bench", arXiv:2406.12045, section 3).
+
+    >>> pass_hat_k(4, 3, 2)
+    0.5
+    """
+    _check(attempts, successes, k)
+    return math.comb(successes, k) / math.comb(attempts, k)
+
+
+def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927); z is the normal quantile, 1.96 for 95%.
+
+    >>> tuple(round(x, 3) for x in wilson(8, 10))
+    (0.49, 0.943)
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    p = successes / trials
+    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
+    """Mean of a share that was measured on each task, with an interval that stays within 0 and 1.
+
+    The variance of the mean m of T tasks is v = sum((x - m)^2) / T^2, Miller's clustered one for tasks of equal weight.
+    The interval is Wilson's, for as many independent trials as have this variance, m (1 - m) / v: an effective sample
+    size in the place of the count (Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
+    Proportions in Clustered Surveys"). It is never taken below T nor above the number of attempts; with one attempt per
+    task it is T, and the interval is Wilson's own. Where all tasks agree there is no variance to see, and it is T.
+
+    Args:
+        values: of each task, from 0 to 1.
+        attempts: how many attempts are behind the values, of all tasks together.
+    """
+    tasks = len(values)
+    if not tasks:
+        return Estimate(value=math.nan, low=0.0, high=1.0, tasks=0)
+    mean = math.fsum(values) / tasks
+    squares = math.fsum((x - mean) ** 2 for x in values)
+    alike = squares <= 1e-18 * tasks
+    trials = tasks if alike else min(max(tasks, mean * (1 - mean) * tasks**2 / squares), max(attempts, tasks))
+    low, high = wilson(mean * trials, trials)
+    return Estimate(value=mean, low=min(low, mean), high=max(high, mean), tasks=tasks)
+
+
+def clustered_mean(values: Sequence[float]) -> Estimate:
+    """Mean of any quantity that was measured on each task: m plus and minus 1.96 sqrt(sum((x - m)^2) / (T (T - 1))).
+
+    Miller's clustered standard error for tasks of equal weight, with the correction for few tasks. The interval is all
+    numbers where there is only one task.
+    """
+    tasks = len(values)
+    if not tasks:
+        return Estimate(value=math.nan, low=-math.inf, high=math.inf, tasks=0)
+    mean = math.fsum(values) / tasks
+    if tasks == 1:
+        return Estimate(value=mean, low=-math.inf, high=math.inf, tasks=1)
+    error = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (tasks * (tasks - 1)))
+    return Estimate(value=mean, low=mean - Z95 * error, high=mean + Z95 * error, tasks=tasks)
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
+    """Compare two runs on the same tasks, whose values stand in the same order.
+
+    The interval is `clustered_mean` of the differences: what makes a task hard for both falls out of it. The p-value is
+    the sign-flip test's (Fisher 1935): exact for few differing tasks, else from a fixed set of random flips.
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    return Paired(
+        difference=clustered_mean(differences),
+        wins=sum(d > 0 for d in differences),
+        losses=sum(d < 0 for d in differences),
+        ties=sum(d == 0 for d in differences),
+        p_value=_sign_flips([d for d in differences if d != 0]),
+    )
+
+
+def _sign_flips(differences: Sequence[float]) -> float:
+    """Share of all ways to swap the two runs, task by task, that differ at least as much as what was found."""
+    count = len(differences)
+    if not count:
+        return 1.0
+    found = abs(math.fsum(differences)) - 1e-9
+    if count <= EXACT_FLIPS:
+        return sum(abs(_flipped(differences, bits)) >= found for bits in range(2**count)) / 2**count
+    rng = random.Random(0)
+    extreme = sum(abs(_flipped(differences, rng.getrandbits(count))) >= found for _ in range(FLIPS))
+    return (extreme + 1) / (FLIPS + 1)  # what was found is one of the flips: never zero
+
+
+def _flipped(differences: Sequence[float], bits: int) -> float:
+    return sum(-d if bits >> i & 1 else d for i, d in enumerate(differences))
+
+
+def _check(attempts: int, successes: int, k: int) -> None:
+    if not (0 <= successes <= attempts and 1 <= k <= attempts):
+        raise ValueError(f"{successes} successes in {attempts} attempts, and {k} of them: 0 <= c <= n and 1 <= k <= n")

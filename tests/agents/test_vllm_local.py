@@ -1,0 +1,71 @@
+"""The engine in this process, opened by name: its episodes are token-exact, repeat bit by bit, and it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.model_folder import context_length, find_model
+from agents.vllm_local import LocalAgent
+from forge_env.agent_spec import AgentSettings, open_agent
+from forge_env.episode import Episode, Turn
+from forge_env.errors import PolicyError, UserError
+from forge_env.factory import EnvFactory, make
+from forge_env.rollout import run_episode
+from forge_env.types import EpisodeLimits, Outcome, Sampling, Task
+
+LIMITS = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=100_000)
+SETTINGS = AgentSettings(env="math", deterministic=True, max_tokens=100_000, concurrency=4)
+
+
+@pytest.mark.timeout(240)  # one start of the engine
+async def test_a_checkpoint_is_an_agent_that_repeats_exactly(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(tiny_model)
+    factory = make("math")
+    tasks = list(factory.tasks("test", count=4))
+    async with open_agent(f"checkpoint:{tmp_path}", SETTINGS) as agent:
+        assert isinstance(agent, LocalAgent)
+        forward = await play(factory, agent, tasks)
+        backward = await play(factory, agent, tasks[::-1])
+        assert [tokens(e) for e in forward] == [tokens(e) for e in backward[::-1]], "whatever else ran, and before it"
+        policy = agent._policy
+    assert {e.outcome for e in forward} <= {Outcome.SCORED, Outcome.TRUNCATED}
+    assert all(e.is_trainable and 0 < e.num_sampled <= 24 for e in forward)
+    with pytest.raises(PolicyError, match="it was closed"):
+        await policy.generate([1, 2], Sampling(max_tokens=2), request_id="late", session="late")
+
+
+async def play(factory: EnvFactory, agent: LocalAgent, tasks: list[Task]) -> list[Episode]:
+    plays = [
+        run_episode(factory, agent, task, seed=0, episode_id=f"{task.id}/{tasks.index(task)}", limits=LIMITS)
+        for task in tasks
+    ]
+    return await asyncio.gather(*plays)
+
+
+def tokens(episode: Episode) -> list[Turn]:
+    """Everything but the clock: ids, logprobs to the last bit, digests."""
+    return [replace(turn, policy_seconds=0.0, env_seconds=0.0, tool_uses=()) for turn in episode.turns]
+
+
+def test_what_the_model_can_read_is_the_limit(tiny_model: Path) -> None:
+    assert context_length(tiny_model) == 1024
+    assert find_model(str(tiny_model)) == tiny_model
+
+
+async def test_greedy_and_hot_contradict_each_other() -> None:
+    with pytest.raises(UserError, match="--deterministic is greedy, and --temperature is 0.7"):
+        async with open_agent("vllm:anything", replace(SETTINGS, temperature=0.7)):
+            pass
+
+
+async def test_an_engine_that_does_not_start_is_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
+    """A folder whose weights are none."""
+    for file in tiny_model.iterdir():
+        (tmp_path / file.name).write_bytes(b"no weights" if file.suffix == ".safetensors" else file.read_bytes())
+    with pytest.raises(PolicyError, match="the engine did not start with"):
+        async with open_agent(f"vllm:{tmp_path}", SETTINGS):
+            pass

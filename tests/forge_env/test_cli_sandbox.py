@@ -1,0 +1,87 @@
+"""`forge-env sandbox`: one JSON line for each run, and what each backend enforces."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+
+if sys.platform != "linux":
+    pytest.skip("sandboxes need Linux", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def namespace_works(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sandbox", "info", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["backends"]["namespace"]
+    if "unavailable" in found:
+        pytest.skip(found["unavailable"])
+
+
+def lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def test_run_prints_one_line_for_each_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "code.py").write_text("print(input())\nimport os\nprint(os.listdir())\nopen('x', 'w')")
+    (tmp_path / "input").write_text("ä\n")
+    arguments = ["sandbox", "run", str(tmp_path / "code.py"), "--stdin", str(tmp_path / "input"), "--repeat", "2"]
+    assert main(arguments) == 0
+    results = lines(capfd)
+    assert [result["stdout"] for result in results] == ["ä\n[]\n"] * 2  # each in a fresh state
+    wanted = {"status", "exit_code", "signal", "stdout", "stderr", "truncated_stdout", "truncated_stderr", "wall_s"}
+    assert wanted | {"cpu_s", "peak_mem", "backend"} <= results[0].keys()
+    assert (results[0]["status"], results[0]["backend"], results[0]["exit_code"]) == ("ok", "namespace", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "status"),
+    [
+        ("1 / 0", [], "nonzero"),
+        ("while True: pass", ["--wall", "0.3"], "timeout"),
+        ("x = bytearray(1 << 28)", ["--memory", "64M"], "memory"),
+    ],
+)
+def test_run_takes_standard_input_and_limits(
+    code: str, options: list[str], status: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(code))
+    assert main(["sandbox", "run", "-", "--backend", "namespace", *options]) == 1
+    assert [result["status"] for result in lines(capfd)] == [status]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "no_such_file.py"], "no_such_file.py cannot be read"),
+        (["run", "-", "--memory", "lots"], "--memory is 'lots'"),
+        (["run", "-", "--wall", "0"], "--wall is 0"),
+        (["run", "-", "--backend", "jail"], "--backend"),
+        (["run", "-", "--backend", "subprocess"], "isolates nothing"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("print(1)"))
+    monkeypatch.delenv("FORGE_ENV_ALLOW_INSECURE_SANDBOX", raising=False)
+    assert main(["sandbox", *arguments]) == 2
+    printed = capfd.readouterr()
+    assert not printed.out and printed.err.startswith("error: ") and said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_info_says_what_is_enforced_and_what_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sandbox", "info"]) == 0
+    text = capfd.readouterr().out
+    assert "seccomp" in text and "memory_limit" in text and "namespace" in text
+    assert main(["sandbox", "info", "--json"]) == 0
+    backends = json.loads(capfd.readouterr().out)["backends"]
+    assert backends["namespace"]["seccomp"] is True
+    assert "docker sandbox" in backends["docker"].get("unavailable", "docker sandbox")

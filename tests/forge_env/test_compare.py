@@ -1,0 +1,68 @@
+"""`forge-env diff`: pairs are the same attempts at the same tasks; the statistics are those of the tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.compare import compare
+from forge_env.episode import Episode, write_jsonl
+from forge_env.errors import UserError
+from forge_env.statistics import clustered_mean
+from forge_env.types import Outcome, Task
+
+
+def episode(task: str, attempt: int, reward: float | None, *, seed: int = 0) -> Episode:
+    outcome = Outcome.INFRA_FAULT if reward is None else Outcome.SCORED
+    made = Task(prompt=(), id=task)
+    return Episode(task=made, turns=(), outcome=outcome, reward=reward, id=f"{task}/{attempt}", seed=seed)
+
+
+def write(path: Path, rewards: dict[str, list[float | None]], *, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(path, [episode(t, i, r, seed=seed) for t, each in rewards.items() for i, r in enumerate(each)])
+    return path
+
+
+def test_only_what_both_did_is_compared(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0, 0.0], "y": [0.0, None], "z": [1.0, 1.0], "only": [1.0]})
+    second = write(tmp_path / "b.jsonl", {"z": [1.0, 1.0], "y": [1.0, 1.0], "x": [1.0, 1.0]})
+    success, reward = compare(first, second)
+    assert (success.measure, reward.measure) == ("success", "reward")
+    assert (success.tasks, success.episodes, success.unpaired) == (3, 5, (1, 1))
+    assert (success.first, success.second) == (pytest.approx(1.5 / 3), 1.0)
+    assert success.paired.difference == clustered_mean([0.5, 1.0, 0.0])
+    assert (success.paired.wins, success.paired.losses, success.paired.ties) == (2, 0, 1)
+    assert success.paired.p_value == 0.5
+
+
+def test_training_runs_are_compared_phase_by_phase(tmp_path: Path) -> None:
+    for run, after in (("a", 0.0), ("b", 1.0)):
+        write(tmp_path / run / "episodes/before.jsonl", {"x": [0.0]})
+        write(tmp_path / run / "episodes/after.jsonl", {"x": [after]})
+    write(tmp_path / "b/episodes/extra.jsonl", {"x": [0.0]})
+    found = {c.phase: c.paired.difference.value for c in compare(tmp_path / "a", tmp_path / "b")}
+    assert found == {"after": 1.0, "before": 0.0}
+
+
+def test_runs_without_a_common_task_are_refused(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", {"x": [1.0]}), write(tmp_path / "b.jsonl", {"y": [1.0]})
+    with pytest.raises(UserError, match="no attempt at a task in common"):
+        compare(first, second)
+    with pytest.raises(UserError, match="holds no episodes"):
+        compare(tmp_path / "nowhere", first)
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0]}, seed=1)
+    second = write(tmp_path / "b.jsonl", {"x": [1.0]}, seed=2)
+    assert main(["diff", str(first), str(second), "--json"]) == 0
+    success = json.loads(capfd.readouterr().out)["comparisons"][0]
+    assert (success["other_seeds"], success["unpaired"]) == (1, [1, 0])
+    assert success["paired"]["difference"] == {"value": 0.0, "low": None, "high": None, "tasks": 1}
+    assert main(["diff", str(first), str(second)]) == 0
+    out, err = capfd.readouterr()
+    assert "success" in out and "1 pairs have different seeds" in err and "1 and 0 episodes" in err

@@ -1,0 +1,461 @@
+"""`forge-env eval`: figures, determinism, resumption after a real SIGKILL, refusals of one sentence, endpoints."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.episode import Episode, read_jsonl
+from forge_env.errors import UserError
+from forge_env.eval_plan import Place, episode_seed, limits_of, places
+from forge_env.eval_summary import busy_seconds, tokens_of
+from forge_env.factory import make
+from forge_env.types import EpisodeLimits, Outcome, Task
+from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
+
+Run = Callable[..., dict[str, Any]]
+
+COIN = '''\
+"""An environment whose reward hangs on the episode's seed, and agents that end the process at a chosen answer."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from forge_env import EnvError, Task, ToolEnv, reward, tool
+
+
+class Coin(ToolEnv):
+    """Throw a coin."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, repeat: int = 1):
+        return [Task(prompt=({"role": "user", "content": f"{split} {seed} {i // repeat}"},)) for i in range(count)]
+
+    async def reset(self, *, seed=None, options=None):
+        self.luck = 0.0
+        return await super().reset(seed=seed, options=options)
+
+    @tool
+    async def throw(self) -> str:
+        """Throw it."""
+        self.luck = float(self.np_random.random())
+        await asyncio.sleep(self.luck / 1000)  # so that episodes end in another order than they began
+        return f"{self.luck}"
+
+    @reward
+    def heads(self) -> float:
+        if Path("broken").exists() and self.luck > 0.7:
+            raise EnvError("the coin fell off the table")
+        return float(self.luck > 0.5)
+
+
+def play(messages):
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": "done"}
+    call = {"id": "c", "type": "function", "function": {"name": "throw", "arguments": "{}"}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+answers = 0
+
+
+def ending(messages):
+    global answers
+    answers += 1
+    if answers == 40 and os.environ.get("COIN_SIGNAL"):
+        os.kill(os.getpid(), int(os.environ["COIN_SIGNAL"]))
+    return play(messages)
+
+
+def broken(messages):
+    raise KeyError("no key")
+
+
+def wordless(messages):
+    return "4"
+'''
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "coin.py").write_text(COIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run `forge-env eval ... --json` in this process; returns the object that it printed, with its exit code."""
+
+    def command(*arguments: str, code: int = 0) -> dict[str, Any]:
+        capfd.readouterr()
+        found = main(["eval", *arguments, "--json"])
+        out, err = capfd.readouterr()
+        assert found == code, err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    yield command
+
+
+def coin(agent: str, out: str, *more: str, n: int = 4) -> list[str]:
+    return [
+        "--env",
+        "coin.py:Coin",
+        "--agent",
+        f"scripted:coin.py:{agent}",
+        "-n",
+        str(n),
+        "--tasks",
+        "12",
+        "--out",
+        out,
+        *more,
+    ]
+
+
+def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    repository = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "forge_env", "eval", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": repository, **environ},
+    )
+
+
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    """What does not hang on the clock, nor on where it was written."""
+    tools = {name: (tool["calls"], tool["errors"]) for name, tool in result["tools"].items()}
+    return {key: value for key, value in result.items() if key not in ("seconds", "out", "agent")} | {"tools": tools}
+
+
+def records(folder: str) -> dict[str, tuple[int, float | None]]:
+    return {e.id: (e.seed, e.reward) for e in read_jsonl(Path(folder) / "episodes.jsonl")}
+
+
+# ---- figures ----
+
+
+def test_the_expert_scores_one_and_nothing_scores_nothing(run: Run) -> None:
+    expert = run("--env", "math", "--agent", "scripted:expert", "-n", "2", "--tasks", "5", "--out", "expert")
+    null = run("--env", "math", "--agent", "scripted:null", "-n", "2", "--tasks", "5", "--out", "null")
+    for name in ("avg@2", "pass@1", "pass@2", "pass^1", "pass^2", "reward"):
+        assert (expert[name], null[name]) == (1.0, 0.0)
+    assert expert["ci95"][1] == 1.0 and null["ci95"][0] == 0.0
+    assert (expert["env"], expert["agent"], expert["tasks"], expert["episodes"]) == ("math", "scripted:expert", 5, 10)
+    assert expert["tools"]["calculator"]["calls"] == 10
+    assert (expert["faults"], expert["tokens"], "cost" in expert) == ({}, 0, False)
+    saved = json.loads(Path("expert/eval.json").read_text())
+    assert {key: saved[key] for key in expert if key not in ("out", "tasks")} == {
+        key: value for key, value in expert.items() if key not in ("out", "tasks")
+    }
+    assert json.loads(Path("expert/plan.json").read_text())["limits"]["max_turns"] == 8
+
+
+def test_figures_follow_from_the_episodes_on_disk(run: Run) -> None:
+    result = run(*coin("play", "out"))
+    won = [sum(r == 1.0 for i, (_, r) in records("out").items() if i.startswith(f"{task.id}/")) for task in tasks()]
+    assert len(records("out")) == result["episodes"] == 48
+    assert 0 < result["successes"] == sum(won) < 48
+    assert result["avg@4"] == result["pass@1"] == pytest.approx(sum(won) / 48)
+    assert result["pass@4"] == pytest.approx(sum(w > 0 for w in won) / 12)
+    assert result["pass^4"] == pytest.approx(sum(w == 4 for w in won) / 12)
+    assert result["pass@1"] < result["pass@2"] < result["pass@3"] <= result["pass@4"]
+    assert result["ci95"][0] < result["avg@4"] < result["ci95"][1]
+
+
+def tasks() -> list[Task]:
+    return list(make("coin.py:Coin").tasks("test", count=12, seed=0))
+
+
+def test_tables_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *coin("play", "out", "--price-completion", "1")]) == 0
+    out, err = capfd.readouterr()
+    words = ("avg@4", "pass@3", "pass^2", "throw", "48 episodes of 12 tasks", "cost 0.0000", "everything is in out")
+    assert [word for word in words if word not in out] == []
+    assert err == ""
+
+
+def test_tokens_are_counted_as_an_endpoint_counts_them() -> None:
+    turns = [
+        {"kind": "sampled", "prompt_ids": [1, 2, 3], "token_ids": [4, 5], "starts_row": True},
+        {"kind": "sampled", "prompt_ids": [6], "token_ids": [7]},
+        {"kind": "sampled", "prompt_ids": [1, 9], "token_ids": [8], "starts_row": True},
+        {"kind": "text", "usage": {"prompt_tokens": 10, "completion_tokens": 20}},
+    ]
+    assert tokens_of(_episode(turns)) == (3 + 6 + 2 + 10, 2 + 1 + 1 + 20)
+
+
+def test_seconds_are_those_in_which_anything_ran() -> None:
+    spans = [(100.0, 2.0), (101.0, 3.0), (101.5, 0.5), (200.0, 1.0)]
+    episodes = [_episode([], started=start, seconds=seconds) for start, seconds in spans]
+    assert busy_seconds(episodes) == 5.0
+    assert busy_seconds([]) == 0.0
+
+
+def _episode(turns: list[dict[str, Any]], **info: float) -> Episode:
+    from forge_env.episode import Turn
+
+    made = []
+    for turn in turns:
+        ids = {key: tuple(turn[key]) for key in ("prompt_ids", "token_ids") if key in turn}
+        count = len(ids.get("token_ids", ()))
+        extra = {"logprobs": (0.0,) * count, "versions": ((0, count),)} if count else {}
+        made.append(Turn(observation=(), message={"role": "assistant", "content": ""}, **{**turn, **ids, **extra}))
+    task = Task(prompt=())
+    return Episode(task=task, turns=tuple(made), outcome=Outcome.SCORED, reward=0.0, id="e/0", info=info)
+
+
+# ---- determinism ----
+
+
+def test_seeds_hang_on_the_seed_the_task_and_the_attempt_alone(run: Run) -> None:
+    one = run(*coin("play", "one", "--concurrency", "1"))
+    many = run(*coin("play", "many", "--concurrency", "48"))
+    assert figures(one) == figures(many)
+    assert records("one") == records("many")
+    assert list(records("one")) != list(records("many")), "they ended in another order"
+    assert len({seed for seed, _ in records("one").values()}) == 48
+    other = run(*coin("play", "other", "--seed", "1"))
+    assert records("one").values() != records("other").values() and other["episodes"] == 48
+
+
+def test_a_task_that_comes_up_twice_is_attempted_twice_as_often(run: Run) -> None:
+    twins = [Task(prompt=(), id="a"), Task(prompt=(), id="b"), Task(prompt=(), id="a")]
+    assert list(places(twins, 2)) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3)]
+    result = run(*coin("play", "out", "--option", "repeat=2"))
+    assert (result["tasks"], result["episodes"]) == (6, 48)
+
+
+def test_seeds_of_places_are_hashes() -> None:
+    seeds = {episode_seed(s, Place(task, a)) for s in range(5) for task in ("a", "a/1") for a in range(20)}
+    assert len(seeds) == 200 and all(0 <= seed < 2**31 for seed in seeds)
+    assert episode_seed(0, Place("a", 0)) == episode_seed(0, Place("a", 0))
+
+
+# ---- interruption ----
+
+
+@pytest.mark.parametrize("concurrency", ["1", "6"])
+def test_a_run_that_was_killed_ends_with_the_same_numbers(run: Run, concurrency: str) -> None:
+    whole = run(*coin("play", "whole"))
+    command = coin("ending", "killed", "--concurrency", concurrency)
+    killed = in_a_process(command, COIN_SIGNAL=str(int(signal.SIGKILL)))
+    assert killed.returncode == -signal.SIGKILL
+    episodes = Path("killed/episodes.jsonl")
+    left = len(records("killed"))
+    assert 0 < left < 48
+    assert not Path("killed/eval.json").exists()
+    with episodes.open("a") as file:  # as if it had been killed while it wrote
+        file.write(whole_line := Path("whole/episodes.jsonl").read_text().splitlines()[0][:200])
+    assert len(whole_line) == 200
+    result = run(*command)
+    assert figures(result) == figures(whole)
+    assert records("killed") == records("whole")
+    assert len(episodes.read_text().splitlines()) == 48, "what was there was not run again"
+    again = run(*command)
+    assert again == result
+
+
+def test_a_file_that_ends_anywhere_is_mended(run: Run) -> None:
+    whole = run(*coin("play", "out", n=1))
+    file = Path("out/episodes.jsonl")
+    data = file.read_bytes()
+    for end in (0, 1, data.index(b"\n"), data.index(b"\n") + 1, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:end])
+        Path("out/eval.json").unlink()
+        assert figures(run(*coin("play", "out", n=1))) == figures(whole)
+        assert len(records("out")) == len(file.read_text().splitlines()) == 12
+        assert Path("out/eval.json").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done(run: Run, number: int, code: int) -> None:
+    command = coin("ending", "out", "--concurrency", "3")
+    stopped = in_a_process(command, COIN_SIGNAL=str(int(number)))
+    assert stopped.returncode == code, stopped.stderr
+    done = len(records("out"))
+    assert 0 < done < 48
+    assert f"note: {done} of 48 episodes are in out; the same command goes on from there" in stopped.stderr
+    assert stopped.stderr.count("\n") == 1
+    assert run(*command)["episodes"] == 48
+
+
+def test_faults_stand_apart_and_are_tried_again(run: Run, project: Path) -> None:
+    whole = run(*coin("play", "whole"))
+    (project / "broken").touch()
+    first = run(*coin("play", "out"))
+    lines = [json.loads(line) for line in Path("out/faults.jsonl").read_text().splitlines()]
+    assert first["faults"] == {"EnvError": len(lines)} and len(lines) > 0
+    assert first["episodes"] == 48 - len(lines) == len(records("out"))
+    assert lines[0]["class"] == "EnvError" and "fell off the table" in lines[0]["error"]
+    assert Episode.from_json(json.dumps(lines[0]["episode"])).reward is None
+    (project / "broken").unlink()
+    second = run(*coin("play", "out"))
+    assert second["faults_retried"] == len(lines)
+    assert figures(second) | {"faults_retried": 0} == figures(whole)
+
+
+def test_only_faults_are_no_result(run: Run) -> None:
+    result = run(
+        "--env", "math", "--agent", "scripted:expert", "--tasks", "2", "--out", "out", "--step-seconds", "1e-9", code=1
+    )
+    assert (result["episodes"], result["avg@1"], result["ci95"], result["faults"]) == (0, None, None, {"EnvError": 2})
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--seed", "1"], ["other settings (seed 0)", "choose another --out"]),
+        (["--tasks", "11"], ["other settings (tasks 12)"]),
+        (["--option", "repeat=3"], ["other settings (options {})"]),
+        (["--agent", "scripted:null"], ["other settings (agent 'scripted:coin.py:play')"]),
+        (["--max-turns", "3"], ["other settings (limits"]),
+    ],
+)
+def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words: list[str]) -> None:
+    run(*coin("play", "out", n=1))
+    before = sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    error = run(*coin("play", "out", *more, n=1), code=2)["error"]
+    assert [word for word in words if word not in error] == []
+    assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+
+
+def test_tasks_that_have_changed_are_refused(run: Run, project: Path) -> None:
+    run(*coin("play", "out", n=1))
+    (project / "coin.py").write_text(COIN.replace('f"{split} {seed}', 'f"new {split} {seed}'))
+    assert "the tasks of coin.py:Coin have changed" in run(*coin("play", "out", n=1), code=2)["error"]
+
+
+def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
+    Path("out").mkdir()
+    descriptor = os.open("out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert "another process evaluates into out" in run(*coin("play", "out"), code=2)["error"]
+    os.close(descriptor)
+    Path("out/notes.txt").touch()
+    assert "out holds other files" in run(*coin("play", "out"), code=2)["error"]
+    assert "cannot be had: File exists" in run(*coin("play", "coin.py"), code=2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent": "scrpted:expert"}, "no kind of agent 'scrpted'. Did you mean scripted?"),
+        ({"agent": "vllm:"}, "the agent vllm: lacks"),
+        ({"agent": "vllm:nowhere"}, "there is no model folder nowhere"),
+        ({"agent": "checkpoint:nowhere"}, "nowhere holds no model/ folder"),
+        ({"agent": "scripted:coin.py:pay"}, "has no attribute 'pay'. Did you mean play?"),
+        ({"agent": "scripted:coin.py:broken"}, "the script coin.py:broken raised KeyError: 'no key' ("),
+        ({"agent": "scripted:coin.py:wordless"}, "must return an assistant message"),
+        ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent samples nothing"),
+        ({"agent": "openai:gpt@https://u:secret@example.org/v1"}, "'https://example.org/v1' is no plain address"),
+        ({"env": "mathh"}, "Did you mean math?"),
+        ({"option": "levl=2"}, "no option 'levl'"),
+        ({"option": "level"}, "not of the form name=value"),
+        ({"tools": "add"}, "no option 'tools'"),
+        ({"n": "0"}, "both are 1 or more"),
+        ({"concurrency": "0"}, "the concurrency is 0"),
+        ({"temperature": "-1"}, "the temperature is -1"),
+        ({"max-turns": "0"}, "max_turns is 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str) -> None:
+    options = {"env": "math", "agent": "scripted:expert", "n": "1", "tasks": "2", "out": "out"} | changes
+    arguments = [text for key, value in options.items() for text in ("-n" if key == "n" else f"--{key}", value)]
+    error = run(*arguments, code=2)["error"]
+    assert words in error and "secret" not in error
+    assert not Path("out/eval.json").exists()
+
+
+# ---- an outside endpoint ----
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    return "sk-very-secret"
+
+
+def _solve(asked: Asked) -> str:
+    from envs.math import Math, _expression, _read, calculate
+
+    question = next(m["content"] for m in asked.body["messages"] if m["role"] == "user")
+    assert Math.expert is not None
+    return calculate(_expression(*_read(question)))
+
+
+def test_an_endpoint_is_an_agent_and_its_key_is_written_nowhere(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.fails(500, "hiccup"), chat_server.replies(_solve))
+    prices = ["--price-prompt", "1e6", "--price-completion", "2e6"]
+    arguments = [
+        "--env",
+        "math",
+        "--agent",
+        f"openai:some@model@{chat_server.url}",
+        "-n",
+        "2",
+        "--tasks",
+        "3",
+        "--out",
+        "out",
+    ]
+    result = run(*arguments, "--concurrency", "2", "--temperature", "0.5", *prices)
+    assert (result["avg@2"], result["episodes"], result["faults"]) == (1.0, 6, {})
+    assert (result["prompt_tokens"], result["completion_tokens"], result["tokens"]) == (42, 18, 60)
+    assert result["cost"] == pytest.approx(42 + 36)
+    assert {a.body["model"] for a in chat_server.asked} == {"some@model"}
+    assert {a.body["temperature"] for a in chat_server.asked} == {0.5}
+    assert {a.authorization for a in chat_server.asked} == {f"Bearer {key}"}
+    assert chat_server.most_at_once <= 2
+    assert [p.name for p in Path("out").iterdir() if key in p.read_text()] == []
+
+
+def test_an_endpoint_that_does_not_answer_leaves_faults(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.replies(_solve), chat_server.fails(400, "no such thing"))
+    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "3", "--out", "out"]
+    first = run(*arguments, "--concurrency", "1")
+    assert (first["episodes"], first["faults"]) == (1, {"PolicyError": 2})
+    chat_server.will(chat_server.replies(_solve))
+    second = run(*arguments)
+    assert (second["episodes"], second["avg@1"], second["faults"], second["faults_retried"]) == (3, 1.0, {}, 2)
+
+
+def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.fails(401, f"bad key {key}"))
+    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "3", "--out", "out"]
+    error = run(*arguments, code=2)["error"]
+    assert "refused the API key in the environment variable OPENAI_API_KEY" in error and key not in error
+
+
+# ---- what a checkpoint says about itself ----
+
+
+def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
+    assert limits_of("checkpoint:run") == limits_of("scripted:expert") == EpisodeLimits()
+    file = project / "run/checkpoint/forge_env.json"
+    file.parent.mkdir(parents=True)
+    env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
+    file.write_text(json.dumps({"extra": {"config": {"env": env}}}))
+    assert limits_of("checkpoint:run") == EpisodeLimits(max_turns=3, max_tokens=512)
+    file.write_text("{}")
+    with pytest.raises(UserError, match="is not of a training run"):
+        limits_of("checkpoint:run")
