@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from envs.code_asserts import read_asserts, read_check, translate
-from envs.code_data import load_tasks
 from envs.code_exec import CodeExec
-from envs.code_rows import task_of
-from envs.code_tests import grade
+from envs.code_exec.asserts import read_asserts, read_check, translate
+from envs.code_exec.data import load_tasks
+from envs.code_exec.grading import grade
+from envs.code_exec.rows import task_of
 from forge_env.errors import UserError
 from forge_env.factory import EnvFactory
 from forge_env.sandbox import Limits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
 from envs.math import Math, calculate
-from envs.math_answers import same_answer
+from envs.math.answers import same_answer
 from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation
 from forge_env.factory import EnvFactory

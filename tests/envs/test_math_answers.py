@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.math_answers import FORMATS, after_thinking, extract_answer, needs_verifier, same_answer
-from envs.math_numbers import last_number, parse_number
-from envs.math_rewards import MathReward, ThinkingReward
-from envs.math_verifier import Verifier, equal_expressions
+from envs.math.answers import FORMATS, after_thinking, extract_answer, needs_verifier, same_answer
+from envs.math.numerals import last_number, parse_number
+from envs.math.rewards import MathReward, ThinkingReward
+from envs.math.verifier import Verifier, equal_expressions
 from forge_env.errors import EnvError, ServiceError, UserError
 from forge_env.threads import invoke
 
@@ -464,7 +464,7 @@ def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing() ->
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'math_verify' else find(name, *a)\n"
-        "from envs.math_rewards import MathReward\n"
+        "from envs.math.rewards import MathReward\n"
         "print(MathReward()('', '1/2', 0.5))\n"
         "try: MathReward()('', 'x', 'x+1')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -478,7 +478,7 @@ def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing() ->
 def test_the_helper_ends_with_a_killed_owner() -> None:
     code = (
         "import os, signal\n"
-        "from envs.math_verifier import _verifier, equal_expressions\n"
+        "from envs.math.verifier import _verifier, equal_expressions\n"
         "assert equal_expressions('x', 'x')\n"
         "print(_verifier.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -491,7 +491,7 @@ def test_the_helper_ends_with_its_owner_and_belongs_to_no_fork() -> None:
     """A fork that kept the pipe's end would keep the helper alive."""
     code = (
         "import os, time\n"
-        "from envs.math_verifier import _verifier, equal_expressions\n"
+        "from envs.math.verifier import _verifier, equal_expressions\n"
         "assert equal_expressions('x', 'x')\n"
         "if os.fork() == 0:\n"
         "    os._exit(7 if _verifier.pid is None else 1)\n"

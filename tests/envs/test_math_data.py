@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from envs.math import Math
-from envs.math_data import final_answer, load_tasks
-from envs.math_rewards import MathReward
+from envs.math.data import final_answer, load_tasks
+from envs.math.rewards import MathReward
 from forge_env.errors import UserError
 from forge_env.types import Task
 
@@ -198,7 +198,7 @@ def test_final_answers(text: str, answer: str) -> None:
 @pytest.mark.timeout(120)
 def test_a_hub_that_cannot_be_reached() -> None:
     code = (
-        "from envs.math_data import load_tasks\n"
+        "from envs.math.data import load_tasks\n"
         "try: load_tasks('openai/gsm8k:main', count=1)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
@@ -218,7 +218,7 @@ def test_without_datasets_it_says_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", GSM8K[:1])
     code = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from envs.math_data import load_tasks\n"
+        "from envs.math.data import load_tasks\n"
         f"try: load_tasks({str(path)!r}, count=1)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

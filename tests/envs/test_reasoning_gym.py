@@ -14,9 +14,9 @@ pytest.importorskip("reasoning_gym")
 
 from agents.scripted import ScriptedAgent
 from envs import reasoning_gym_env
-from envs.reasoning_gym_env import ReasoningGym, dataset_names, extract_answer, resolve
-from envs.reasoning_gym_process import worker
-from envs.reasoning_gym_worker import literal
+from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve
+from envs.reasoning.process import worker
+from envs.reasoning.worker import literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
 
 SAMPLE = [

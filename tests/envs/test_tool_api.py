@@ -22,7 +22,7 @@ from envs.shop.kinds import KINDS
 from envs.shop.operations import OPERATIONS, perform
 from envs.shop.tasks import shop_of
 from envs.tool_api import ToolApi
-from envs.tool_api_tasks import _NEEDED, shop_operations
+from envs.tool_api.tasks import _NEEDED, shop_operations
 from forge_env import registry
 from forge_env.episode import Episode
 from forge_env.errors import EnvError, UserError

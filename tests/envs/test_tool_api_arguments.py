@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import AnyUrl, BaseModel, Field
 
-from envs.tool_api_arguments import LARGEST, draw_arguments
+from envs.tool_api.arguments import LARGEST, draw_arguments
 from forge_env.tools import make_tool
 
 

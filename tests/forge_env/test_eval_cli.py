@@ -396,7 +396,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _solve(asked: Asked) -> str:
-    from envs.math import Math, _expression, _read, calculate
+    from envs.math.env import Math, _expression, _read, calculate
 
     question = next(m["content"] for m in asked.body["messages"] if m["role"] == "user")
     assert Math.expert is not None

@@ -1,6 +1,6 @@
 """The process that runs math-verify: it compares one pair of expressions at a time, each in a fork of its own.
 
-Run as a script by envs/math_verifier.py. Requests are lines of JSON on standard input. A fork writes "target" when it
+Run as a script by envs/math/verifier.py. Requests are lines of JSON on standard input. A fork writes "target" when it
 has read the target and then "equal" or "different"; the parent writes "done" and the fork's wait status after it. What
 the kernel bounds is bounded by the kernel, because text that a model wrote decides how long the algebra takes.
 """

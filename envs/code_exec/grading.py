@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.code_values import ENCODER, accepts, decode, same
+from envs.code_exec.values import ENCODER, accepts, decode, same
 from forge_env.errors import ForgeError, SandboxError, first_error
 from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from envs.math_answers import last_boxed
+from envs.math.answers import last_boxed
 from envs.procedural import bucket
 from forge_env.errors import UserError, nearest
 from forge_env.types import Message, Task

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.math_answers import needs_verifier
-from envs.math_cheats import cheats
-from envs.math_data import load_tasks
-from envs.math_rewards import MathReward
-from envs.math_stories import Story, read_story, tasks_of_level
-from envs.math_verifier import require_math_verify
+from envs.math.answers import needs_verifier
+from envs.math.cheats import cheats
+from envs.math.data import load_tasks
+from envs.math.rewards import MathReward
+from envs.math.stories import Story, read_story, tasks_of_level
+from envs.math.verifier import require_math_verify
 from envs.procedural import SYMBOLS, draw_tasks
 from forge_env.errors import UserError
 from forge_env.tool_env import ToolEnv
@@ -47,10 +47,10 @@ _STORIES = {
 class Math(ToolEnv):
     """Solve a problem, with a calculator. Reward 1 when the final answer is the right one.
 
-    The answer is what the last `<answer>` tag or `\\boxed{}` holds, else the last number (see envs/math_answers.py).
+    The answer is what the last `<answer>` tag or `\\boxed{}` holds, else the last number (see envs/math/answers.py).
     """
 
-    shared: ClassVar = {"verifier": "envs.math_verifier:open_verifier"}
+    shared: ClassVar = {"verifier": "envs.math.verifier:open_verifier"}
     system_prompt: ClassVar[str] = "Use the calculator. Answer with a number."
 
     def __init__(
@@ -92,7 +92,7 @@ class Math(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
-            data: what `envs.math_data.load_tasks` takes, with the columns `question` and `answer` and `streaming`.
+            data: what `envs.math.data.load_tasks` takes, with the columns `question` and `answer` and `streaming`.
 
         Raises:
             UserError: for what does not exist, or cannot be graded for lack of math-verify.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envs.code_tests import tests_of
+from envs.code_exec.grading import tests_of
 from forge_env.types import Task
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import code_tests
-from envs.code_tests import Verdict, grade, same_output
-from envs.code_values import ENCODER, accepts, decode, same
+from envs.code_exec.grading import Verdict, grade, same_output
+from envs.code_exec.values import ENCODER, accepts, decode, same
 from forge_env.errors import SandboxError
 from forge_env.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox

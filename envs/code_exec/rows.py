@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.code_asserts import called_function, read_asserts, read_check
+from envs.code_exec.asserts import called_function, read_asserts, read_check
 from forge_env.errors import UserError
 from forge_env.types import Task
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.code_levels import Step
+from envs.code_exec.levels import Step
 from envs.procedural import SYMBOLS, draw_tasks
 from forge_env.types import Task
 

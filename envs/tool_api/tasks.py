@@ -13,7 +13,7 @@ from envs.procedural import bucket
 from envs.shop.kinds import KINDS
 from envs.shop.operations import OPERATIONS
 from envs.shop.tasks import LEVELS, shop_tasks
-from envs.tool_api_calls import call_tasks
+from envs.tool_api.calls import call_tasks
 from forge_env.errors import UserError, nearest
 from forge_env.registry import find, tool_names, tools_of
 from forge_env.tools import Tool

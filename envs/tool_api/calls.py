@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.procedural import bucket
-from envs.tool_api_answers import same_answer
-from envs.tool_api_arguments import LARGEST, draw_arguments
+from envs.tool_api.answers import same_answer
+from envs.tool_api.arguments import LARGEST, draw_arguments
 from forge_env.errors import ForgeError, UserError
 from forge_env.loop_thread import LoopThread
 from forge_env.toolbox import Toolbox

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from envs.code_rows import Row, task_of
+from envs.code_exec.rows import Row, task_of
 from envs.procedural import bucket
 from forge_env.errors import UserError
 from forge_env.types import Task

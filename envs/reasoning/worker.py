@@ -1,6 +1,6 @@
 """The process that makes and scores the entries of reasoning-gym datasets.
 
-Run as a script by envs/reasoning_gym_process.py. Requests and answers are lines of JSON. Entries are made in this
+Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
 process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
 bounded by the kernel: text that a model wrote decides how long a scorer takes. Scorers that would evaluate that text as
 Python get a reader of plain literals and formulas instead.

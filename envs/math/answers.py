@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.math_numbers import Number, last_number, parse_number, plain
-from envs.math_verifier import equal_expressions
+from envs.math.numerals import Number, last_number, parse_number, plain
+from envs.math.verifier import equal_expressions
 from forge_env.errors import UserError, nearest
 
 FORMATS = ("answer", "boxed", "gsm8k", "number", "text")

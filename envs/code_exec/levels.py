@@ -2,7 +2,7 @@
 
 Level 2 needs two values that only the python tool knows, out of the tables `t` of numbers and `w` of words. Level 3
 needs no secret: lists with edge cases, and programs that read and print. Level 1 is in envs/code_exec.py, level 4 in
-envs/code_files.py.
+envs/code_exec/files.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The tasks are procedural, by level, or come from a data set. In those of level 1 a table `t` exists only inside the
 `python` tool; the program asked for needs one of its values, so no answer is right without having looked. Answers are
 graded in fresh sandbox processes, where neither the table nor anything that the model's earlier code left behind
-exists; expected values never enter the sandbox (see envs/code_tests.py).
+exists; expected values never enter the sandbox (see envs/code_exec/grading.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
-from envs.code_cheats import cheats
-from envs.code_data import load_tasks
-from envs.code_files import next_step, tasks_with_files
-from envs.code_levels import Step, solve_story, tasks_of_level
-from envs.code_tests import Verdict, grade
+from envs.code_exec.cheats import cheats
+from envs.code_exec.data import load_tasks
+from envs.code_exec.files import next_step, tasks_with_files
+from envs.code_exec.grading import Verdict, grade
+from envs.code_exec.levels import Step, solve_story, tasks_of_level
 from envs.procedural import SYMBOLS, draw_tasks
 from forge_env.deadlines import queued
 from forge_env.env import StepResult
@@ -81,7 +81,7 @@ class CodeExec(ToolEnv):
             level: 1 is a look-up, 2 has two look-ups or texts, 3 lists and programs that read and print, 4 a file that
                 has to be explored.
             data: a local file, .jsonl, .jsonl.gz, .json or .parquet, in the shape of HumanEval, MBPP, APPS or
-                LiveCodeBench; see `envs.code_data.load_tasks`.
+                LiveCodeBench; see `envs.code_exec.data.load_tasks`.
 
         Raises:
             UserError: for what does not exist or cannot be read, or more tasks than there are.

@@ -13,8 +13,8 @@ import math
 import re
 from numbers import Real
 
-from envs.math_answers import FORMATS, extract_answer, same_answer
-from envs.math_numbers import parse_number
+from envs.math.answers import FORMATS, extract_answer, same_answer
+from envs.math.numerals import parse_number
 from forge_env.errors import UserError, nearest
 
 

@@ -97,7 +97,7 @@ class Worker:
 
     def _start(self) -> None:
         require_reasoning_gym()
-        script = Path(__file__).with_name("reasoning_gym_worker.py")
+        script = Path(__file__).with_name("worker.py")
         # -P keeps this folder off the worker's path: its math.py would hide Python's own
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs.math_numbers import last_number, parse_number
+from envs.math.numerals import last_number, parse_number
 from forge_env.types import Task
 
 

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from envs.math_worker import WALL_SECONDS
+from envs.math.worker import WALL_SECONDS
 from forge_env.errors import EnvError, ServiceError, UserError
 from forge_env.threads import invoke
 
@@ -156,7 +156,7 @@ class Verifier:
         require_math_verify()
         if self._ended:
             raise ServiceError("the math grader has ended with its process")
-        script = Path(__file__).with_name("math_worker.py")
+        script = Path(__file__).with_name("worker.py")
         # -P keeps this folder, where math.py would hide Python's own, off the worker's path
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],

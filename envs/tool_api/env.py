@@ -5,7 +5,7 @@
     make("tool_api", tools=["openapi:https://api.example.com/openapi.json"], data="tasks.jsonl")
     make("tool_api", tools=["mcp:python -m my_server", "file.py:fn"], data="tasks.jsonl", reward="file.py:grade")
 
-The options are those of `envs.tool_api_services.open_services`.
+The options are those of `envs.tool_api.services.open_services`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from envs.shop.expert import expert as shop_expert
 from envs.shop.tasks import score as shop_score
 from envs.shop.tasks import shop_of
-from envs.tool_api_answers import same_answer
-from envs.tool_api_calls import asked_call, call_expert
-from envs.tool_api_services import Services
-from envs.tool_api_tasks import SHOP, make_tasks
+from envs.tool_api.answers import same_answer
+from envs.tool_api.calls import asked_call, call_expert
+from envs.tool_api.services import Services
+from envs.tool_api.tasks import SHOP, make_tasks
 from forge_env.env import StepResult
 from forge_env.errors import EnvError, UserError
 from forge_env.rubric import score
@@ -35,7 +35,7 @@ class ToolApi(ToolEnv):
     Reward 1 when the shop ends up as it should, or, without the shop, when the final answer is the right one.
     """
 
-    shared: ClassVar = {"services": "envs.tool_api_services:open_services"}
+    shared: ClassVar = {"services": "envs.tool_api.services:open_services"}
     system_prompt: ClassVar[str] = "Use the tools. Answer with the result alone."
 
     services: Services
@@ -71,7 +71,7 @@ class ToolApi(ToolEnv):
             data: a file of tasks.
 
         Raises:
-            UserError: see `envs.tool_api_tasks.make_tasks`.
+            UserError: see `envs.tool_api.tasks.make_tasks`.
         """
         return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
 
@@ -142,7 +142,7 @@ class ToolApi(ToolEnv):
 
     @reward
     def answer(self, answer: str) -> float:
-        """1 when the final answer is the target; see `envs.tool_api_answers.same_answer`."""
+        """1 when the final answer is the target; see `envs.tool_api.answers.same_answer`."""
         return float(same_answer(answer, self.task.target))
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:

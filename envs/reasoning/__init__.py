@@ -1,0 +1,1 @@
+"""Every dataset of reasoning-gym as an environment, `reasoning_gym:NAME`."""
