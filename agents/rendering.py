@@ -6,8 +6,10 @@ would rewrite history the bridge is refused, and the next turn starts a new row.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +98,10 @@ class Renderer:
         # Text, not ids: a merge across the end of the prompt is one that no model could have sampled.
         answer = self._tokenizer.encode(full[len(prompt) :])
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
+
+    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return sampled ids as the objects that this tokenizer's own ids are."""
+        return self._tokenizer.share(token_ids)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of plain text; special tokens written out in it are recognised."""
@@ -253,5 +259,11 @@ def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
     elif problem := flaw(arguments):
         why = f"The call could not be read: {problem}."
     if why:
-        return ToolCall(id=f"call_{index}", name=name, arguments=None, raw=parsed.raw, error=why)
-    return ToolCall(id=parsed.id or f"call_{index}", name=name, arguments=arguments)
+        return ToolCall(id=_call_id(index), name=name, arguments=None, raw=parsed.raw, error=why)
+    # Interned: thousands of live episodes call the same few tools.
+    return ToolCall(id=parsed.id or _call_id(index), name=sys.intern(name), arguments=arguments)
+
+
+@functools.cache
+def _call_id(index: int) -> str:
+    return f"call_{index}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agents.rendering import Renderer
 from forge_env.episode import Turn, digest
 from forge_env.protocols import ContextFull, Conversation, Policy
-from forge_env.types import Action, Completion, Sampling, ToolSpec
+from forge_env.types import Action, Sampling, ToolSpec
 
 
 class TokenAgent:
@@ -47,26 +47,20 @@ class TokenAgent:
             session=conversation.request_id,
         )
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
-        return sampled_turn(conversation, completion, action, prompt[old:], starts_row), action
-
-
-def sampled_turn(
-    conversation: Conversation, completion: Completion, action: Action, new_prompt: Sequence[int], starts_row: bool
-) -> Turn:
-    """Record a completion as a turn; the digest is of the prompt that the engine reports."""
-    return Turn(
-        kind="sampled",
-        observation=conversation.observation,
-        message=action.message,
-        tool_calls=action.tool_calls,
-        prompt_ids=tuple(new_prompt),
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        versions=completion.versions,
-        starts_row=starts_row,
-        context_digest=digest(completion.prompt_ids),
-        finish_reason=completion.finish_reason,
-    )
+        turn = Turn(
+            kind="sampled",
+            observation=conversation.observation,
+            message=action.message,
+            tool_calls=action.tool_calls,
+            prompt_ids=tuple(prompt[old:]),
+            token_ids=self.renderer.share(completion.token_ids),
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            starts_row=starts_row,
+            context_digest=digest(completion.prompt_ids),  # of the prompt that the engine reports
+            finish_reason=completion.finish_reason,
+        )
+        return turn, action
 
 
 def _turn_seed(seed: int, turn: int) -> int:

@@ -32,6 +32,8 @@ class FastTokenizer:
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_file(str(path))
         self._short: dict[str, list[int]] = {}
+        # One object for each id: an int of its own for every token of every episode would be most of their memory.
+        self._ids = list(range(1 + max(self._tokenizer.get_vocab().values(), default=-1)))
         config = Path(folder) / "tokenizer_config.json"
         eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
         eos = eos.get("content") if isinstance(eos, dict) else eos
@@ -39,13 +41,22 @@ class FastTokenizer:
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         if len(text) > SHORT:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._encode(text)
         ids = self._short.get(text)
         if ids is None:
             if len(self._short) >= REMEMBERED:
                 self._short.clear()
-            ids = self._short[text] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids = self._short[text] = self._encode(text)
         return ids.copy()
+
+    def _encode(self, text: str) -> list[int]:
+        shared = self._ids
+        return [shared[i] for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the same ids as objects that all sequences share; ids beyond the vocabulary stay as they are."""
+        shared, size = self._ids, len(self._ids)
+        return tuple([shared[i] if 0 <= i < size else i for i in token_ids])
 
     def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

@@ -33,6 +33,7 @@ from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
 from forge_env.env import Env
 from forge_env.factory import EnvFactory, make
+from forge_env.garbage import relax_collector
 from forge_env.protocols import Agent
 from forge_env.rollout import run_episode
 from forge_env.tool_env import ToolEnv
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    relax_collector()  # as the process of the environments does
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
         figures = asyncio.run(measure(folder))

@@ -9,6 +9,7 @@ from typing import Any
 from forge_env.episode import Group
 from forge_env.factory import make
 from forge_env.faults import FaultPolicy
+from forge_env.garbage import relax_collector
 from forge_env.protocols import Agent
 from forge_env.registry import load
 from forge_env.rollout import run_group
@@ -42,6 +43,7 @@ class EnvActor(ForgeActor):
         self._stack = AsyncExitStack()
 
     async def on_start(self) -> None:
+        relax_collector()
         self._factory = await self._stack.enter_async_context(make(self._env, **self._options))
         self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
+import pydantic_core
+
 from forge_env.deadlines import Deadline
 from forge_env.env import Env
 from forge_env.episode import Episode, Group, Turn
@@ -139,6 +141,8 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
 class _Run:
     """The moving parts of one episode."""
 
+    __slots__ = ("agent", "conversation", "info", "limits", "rewards")
+
     def __init__(self, agent: Agent, conversation: Conversation, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversation = conversation
@@ -148,7 +152,9 @@ class _Run:
 
     async def play(self, env: Env, task: Task, seed: int) -> Outcome:
         options = {"task": task, "limits": self.limits}
-        self.conversation.observation = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
+        reset = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
+        self.conversation.observation = reset.observation
+        self.info |= reset.info
         for _ in range(self.limits.max_turns):
             started = time.perf_counter()
             try:
@@ -172,6 +178,7 @@ class _Run:
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         self.conversation.observation = step.observation
         self.rewards.update(step.rewards)
+        self.info |= step.info
         if step.outcome is not None:
             return step.outcome
         if step.truncated or (step.terminated and action.finish_reason == "length"):
@@ -191,6 +198,13 @@ class _Run:
             raise EnvError(f"reset or step: {type(error).__name__}: {error}") from error
 
 
+class _Reset(NamedTuple):
+    """What an environment's reset gave back, checked."""
+
+    observation: tuple[Message, ...]
+    info: Mapping[str, Any]
+
+
 class _Step(NamedTuple):
     """What an environment's step gave back, checked."""
 
@@ -201,11 +215,16 @@ class _Step(NamedTuple):
     rewards: Mapping[str, float]
     tool_uses: tuple[ToolUse, ...]
     outcome: Outcome | None
+    info: Mapping[str, Any]
+    """What else the environment says, for the record."""
 
 
-def _read_reset(result: Any) -> tuple[Message, ...]:
-    observation, _ = result
-    return tuple(observation)
+_TAKEN = frozenset({"rewards", "tools", "outcome"})
+
+
+def _read_reset(result: Any) -> _Reset:
+    observation, info = result
+    return _Reset(tuple(observation), _for_the_record(info))
 
 
 def _read_step(result: Any) -> _Step:
@@ -220,4 +239,12 @@ def _read_step(result: Any) -> _Step:
         info.get("rewards", {}),
         tuple(info.get("tools", ())),
         Outcome(info["outcome"]) if "outcome" in info else None,
+        _for_the_record(info),
     )
+
+
+def _for_the_record(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an environment says beside rewards, tools and outcome, as JSON can say it: an Episode is written to disk."""
+    if info.keys() <= _TAKEN:
+        return {}
+    return {key: pydantic_core.to_jsonable_python(v, fallback=repr) for key, v in info.items() if key not in _TAKEN}

@@ -29,6 +29,8 @@ class Toolbox:
         owner: the instance that tools made of methods belong to.
     """
 
+    __slots__ = ("_methods", "_owner", "_tools")
+
     def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
         self._tools = {**methods, **tools} if tools else methods
         self._methods = methods.keys() - tools.keys() if tools else methods.keys()

@@ -14,36 +14,6 @@ from forge_env.types import EpisodeLimits, Message
 CORPUS_TASKS = 192  # demonstrations whose text trains the tiny model's tokenizer
 
 
-def find_model(name: str) -> Path:
-    """Return the folder of a local model, or download one from the hub.
-
-    Raises:
-        UserError: when a folder lacks what a model needs, or the hub does not have it.
-    """
-    folder = Path(name)
-    if not folder.exists():
-        return _download(name)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{name} holds no config.json: --model wants a Hugging Face folder or a hub id")
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"the model folder {name} holds no *.safetensors: save its weights there in that format")
-    return folder
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"the model {name} is no local folder and could not be downloaded: {reason}") from None
-
-
 def count_parameters(model: Path) -> int:
     """Count the parameters of a Hugging Face folder from the headers of its files."""
     from safetensors import safe_open

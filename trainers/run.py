@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from agents.model_folder import find_model
 from forge_env.episode import Episode, Group
 from forge_env.errors import UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate, is_success
@@ -23,7 +24,7 @@ from forge_env.types import Task
 from trainers.batch import Sample
 from trainers.config import RunConfig
 from trainers.losses import SFTLoss
-from trainers.models import count_parameters, find_model, make_model
+from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.services import CONCURRENCY, Services, placement, start_services
 

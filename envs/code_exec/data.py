@@ -128,7 +128,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
-        raise UserError("parquet files are read by the package pyarrow: pip install pyarrow") from error
+        raise UserError("parquet files are read by the package pyarrow: pip install 'forge-env[data]'") from error
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=16):
             yield from batch.to_pylist()

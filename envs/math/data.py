@@ -115,7 +115,7 @@ def _load_dataset(source: str, *args: Any, **kwargs: Any) -> Any:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise UserError("data sets are read by the package datasets: pip install 'forge-env[math]'") from error
+        raise UserError("data sets are read by the package datasets: pip install 'forge-env[data]'") from error
     try:
         return datasets.load_dataset(*args, **kwargs)
     except Exception as error:  # unreachable, unknown, a missing configuration or split: the library's text names it

@@ -386,3 +386,17 @@ async def test_blocking_environments_do_not_stall_each_other(parties: int) -> No
     async with EnvFactory(Meets_) as factory:
         group = await run_group(factory, agent(), TASK, count=parties, seed=0, group_id="g", limits=LIMITS)
     assert group.rewards == (1.0,) * parties
+
+
+async def test_what_an_environment_says_besides_is_kept_for_the_record() -> None:
+    class Talkative(Env):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return [{"role": "user", "content": "?"}], {"place": "here", "pair": (1, 2)}
+
+        async def step(self, action: Action) -> Any:
+            return [], 1.0, True, False, {"rewards": {"part": 1.0}, "tests": {"passed": 1}, "thing": object()}
+
+    episode = await play(Talkative)
+    assert dict(episode.info) | {"thing": ""} == {"place": "here", "pair": [1, 2], "tests": {"passed": 1}, "thing": ""}
+    assert episode.info["thing"].startswith("<object object")
+    assert Episode.from_json(episode.to_json()) == episode
