@@ -223,7 +223,7 @@ def test_without_datasets_it_says_what_is_missing(tmp_path: Path) -> None:
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("UserError data sets are read by the package datasets: pip install 'forge-env[math]'")
+    assert done.stdout.startswith("UserError data sets are read by the package datasets: pip install 'forge-env[data]'")
 
 
 # ---- as an environment ----
