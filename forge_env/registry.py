@@ -31,9 +31,14 @@ ENVS: dict[str, str] = {
     "tool_api": "envs.tool_api:ToolApi",
 }
 TOOLS: dict[str, str] = {}
+_DESCRIPTIONS = {
+    "code_exec": "Python in a sandbox, and a program that hidden tests grade.",
+    "math": "Word problems, with a calculator.",
+    "tool_api": "Tools that are HTTP services, MCP servers or your own functions.",
+}
 FAMILIES: dict[str, str] = {
     "gymnasium": "envs.gymnasium_text:resolve",
-    "reasoning_gym": "envs.reasoning_gym_env:resolve",
+    "reasoning_gym": "envs.reasoning.env:resolve",
 }
 """Names with a prefix, such as "gymnasium:FrozenLake-v1": a function makes the class from what follows it."""
 
@@ -238,8 +243,12 @@ def _sources() -> Iterator[Sequence[Entry]]:
     for file in (project_file(), user_file()):
         yield list(file.read().values()) if file else []
     yield _installed(tuple(sys.path))
-    yield [Entry(name=n, kind="env", target=t, source="built-in") for n, t in ENVS.items()]
-    yield [Entry(name=n, kind="tools", target=t, source="built-in") for n, t in TOOLS.items()]
+    yield [_built_in(n, "env", t) for n, t in ENVS.items()]
+    yield [_built_in(n, "tools", t) for n, t in TOOLS.items()]
+
+
+def _built_in(name: str, kind: Kind, target: str) -> Entry:
+    return Entry(name=name, kind=kind, target=target, description=_DESCRIPTIONS.get(name, ""), source="built-in")
 
 
 @functools.lru_cache(maxsize=4)
