@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import code_tests
+from envs.code_exec import grading
 from envs.code_exec.grading import Verdict, grade, same_output
 from envs.code_exec.values import ENCODER, accepts, decode, same
 from forge_env.errors import SandboxError
@@ -120,7 +120,7 @@ async def test_an_endless_answer_fails_each_test_by_its_own_limit(sandbox: Any) 
 
 
 async def test_slow_answers_run_out_of_time_together(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_tests, "TOTAL_SECONDS", 0.0)
+    monkeypatch.setattr(grading, "TOTAL_SECONDS", 0.0)
     verdict = await grade(sandbox, "def f(x): return 2 * x", DOUBLES, limits=LIMITS)
     assert 0 < verdict.passed < 8
     assert verdict.reason == "all tests together took longer than 0 s"

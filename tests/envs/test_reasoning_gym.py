@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from agents.scripted import ScriptedAgent
-from envs import reasoning_gym_env
+from envs.reasoning import env as reasoning_gym_env
 from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve
 from envs.reasoning.process import worker
 from envs.reasoning.worker import literal

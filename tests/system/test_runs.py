@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from forge_env.cli.main import main
 from forge_env.episode import read_jsonl
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -209,13 +210,21 @@ def _stdout_of(pid: int) -> str:
         return ""
 
 
-def test_sft_on_its_own(start) -> None:  # type: ignore[no-untyped-def]
+def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Supervised training on its own; the registered name reaches the processes that play the episodes."""
+    (tmp_path / "sums.py").write_text(
+        'def add(a: int, b: int) -> int:\n    """Add two numbers."""\n    return a + b\n', encoding="utf-8"
+    )
+    monkeypatch.setenv("FORGE_ENV_REGISTRY", str(tmp_path / "registry.yaml"))
+    assert main(["register", str(tmp_path / "sums.py:add"), "--timeout", "5"]) == 0
     run = start(
-        "trainers.sft", "--env", "math", "--steps", "4", "--tasks", "256", "--dataset.held_out", "16",
-        "--warmup.demonstrations", "64",
+        "trainers.sft", "--env", "tool_api", "--tools", "add", "--steps", "4", "--tasks", "256",
+        "--dataset.held_out", "16", "--warmup.demonstrations", "64",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
     summary = json.loads((run.output / "summary.json").read_text())
     assert summary["algorithm"] == "sft" and summary["evaluation_episodes"] == 16
+    demonstrations = list(read_jsonl(run.output / "episodes" / "demonstrations.jsonl"))
+    assert {use.name for e in demonstrations for turn in e.turns for use in turn.tool_uses} == {"add"}
     run.assert_nothing_left()
