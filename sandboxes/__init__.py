@@ -9,17 +9,13 @@ Importing this package loads no backend.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from forge_env.errors import UserError, nearest
+from forge_env.errors import SandboxUnavailable
 from forge_env.sandbox import Sandbox
-
-_BACKENDS = {"namespace": "sandboxes.namespace:open_namespace_sandbox"}
-_AUTO = "namespace"
+from sandboxes.settings import AUTO, chosen, load_backend, with_environment
 
 
 @asynccontextmanager
@@ -27,31 +23,36 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
     """Open the sandbox `name`, prove that it isolates, and close it at the end of the block.
 
     Args:
-        name: "namespace", or "auto", which takes the environment variable FORGE_ENV_SANDBOX where it is set.
-        settings: keyword arguments of the backend, for example `slots=8`.
+        name: "namespace", "docker", "subprocess" (which isolates nothing and has to be allowed), or "auto": what the
+            environment variable FORGE_ENV_SANDBOX names, else namespace where it can isolate, else docker where an
+            engine answers.
+        settings: keyword arguments of the backend, for example `slots=8`. What is not given here is taken from the
+            environment: FORGE_ENV_SANDBOX_SLOTS=8.
 
     Raises:
         UserError: no backend or no setting of that name.
-        SandboxUnavailable: the backend cannot isolate on this machine.
+        SandboxUnavailable: the backend cannot isolate on this machine; for "auto", what each of them lacks.
     """
-    backend = _load_backend(name)
-    try:
-        opening = backend(**settings)
-    except TypeError as error:
-        raise UserError(f"sandbox {name!r} does not take these settings: {error}") from error
-    sandbox: Sandbox = await opening
+    sandbox = await _open(chosen(name), settings)
     try:
         yield sandbox
     finally:
         await sandbox.close()
 
 
-def _load_backend(name: str) -> Any:
-    if name == "auto":
-        name = os.environ.get("FORGE_ENV_SANDBOX") or _AUTO
-    if name == "auto":
-        name = _AUTO
-    if name not in _BACKENDS:
-        raise UserError(f"There is no sandbox named {name!r}. {nearest(name, [*_BACKENDS, 'auto'])}")
-    module, function = _BACKENDS[name].split(":")
-    return getattr(importlib.import_module(module), function)
+async def _open(name: str, settings: dict[str, Any]) -> Sandbox:
+    if name != "auto":
+        return await _open_backend(name, settings)
+    lacks = []
+    for backend in AUTO:
+        try:
+            return await _open_backend(backend, settings)
+        except SandboxUnavailable as error:
+            lacks.append(str(error))
+    raise SandboxUnavailable("No sandbox can be had on this machine. " + " ".join(lacks))
+
+
+async def _open_backend(name: str, settings: dict[str, Any]) -> Sandbox:
+    opener = load_backend(name)
+    sandbox: Sandbox = await opener(**with_environment(name, opener, settings))
+    return sandbox

@@ -8,11 +8,16 @@ The zygote is the parent of both, so the kernel tells it, and not the code, how 
 everything in that pid namespace; the death of the zygote ends everything at all; init ends nothing by itself and is
 there only because a pid 1 is immune to most signals, which would falsify what the snippet sees. A session is a snippet
 that stays and serves cells.
+
+Where the host has control groups, each slot has a helper: a fork of the zygote that sits in the group of the slot and
+does the zygote's work for it, so that snippets are born in their group. (Moving a process into a group makes the kernel
+wait for every CPU, and every fork of the machine wait with it.) A session moves, once.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import gc
 import importlib
@@ -33,7 +38,7 @@ import guest_snippet as snippet  # type: ignore[import-not-found]
 
 del sys.path[0]
 
-_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8
+_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one for each control group
 _INSIDE_ID = 61000
 _IDS = 1024  # one for each slot and each session
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -67,7 +72,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
         os._exit(0)
     os.close(held_by_starter)
     kernel.die_with_parent()
-    kernel.enter_minimal_root()
+    kernel.enter_minimal_root(config.get("packages", ()))
     socket.sethostname("sandbox")
     Zygote(control, lifeline, config, first_id if privileged else None).serve()
 
@@ -83,6 +88,16 @@ def _first_id() -> int:
 
 
 @dataclass(slots=True)
+class Helper:
+    """The zygote's side of the helper of one slot."""
+
+    pid: int
+    socket: socket.socket
+    run: int = 0
+    """What it was given last."""
+
+
+@dataclass(slots=True)
 class Run:
     """One snippet or session between its start and the report of its end."""
 
@@ -95,8 +110,9 @@ class Run:
 
 class Zygote:
     def __init__(self, control: socket.socket, lifeline: int, config: dict[str, Any], first_id: int | None) -> None:
-        self._control = control
+        self._inbox = self._control = control  # a helper reads from the zygote, and answers to the host itself
         self._lifeline = lifeline
+        self._helpers: dict[int, Helper] = {}
         self._first_id = first_id  # None: an ordinary user, each snippet in a user namespace of its own
         self._runs: dict[int, Run] = {}
         self._by_pid: dict[int, Run] = {}
@@ -104,14 +120,12 @@ class Zygote:
         self._own_pid_namespace = os.pidfd_open(os.getpid())
         self._proc_options = self._try_proc_options()
         self._lockdown = kernel.Lockdown(base64.b64decode(config["filter"]))
+        if config.get("packages"):
+            sys.path.append(kernel.PACKAGES)
         for name in config["preimport"]:
             importlib.import_module(name)
 
     def serve(self) -> NoReturn:
-        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         os.environ.clear()
         os.environ.update(_ENVIRONMENT)
         sys.argv = [""]
@@ -121,10 +135,17 @@ class Zygote:
         gc.disable()
         gc.collect()
         gc.freeze()
-        poll = select.poll()
-        for fd in (self._control.fileno(), self._lifeline, wakeup):
-            poll.register(fd, select.POLLIN)
         _send(self._control, {"ready": True})
+        self._loop()
+
+    def _loop(self) -> NoReturn:
+        wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        poll = select.poll()
+        for fd in (self._inbox.fileno(), self._lifeline, wakeup):
+            poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
             if self._lifeline in ready:
@@ -132,7 +153,7 @@ class Zygote:
             if wakeup in ready:
                 os.read(wakeup, 4096)
                 self._reap()
-            if self._control.fileno() in ready:
+            if self._inbox.fileno() in ready:
                 self._receive()
 
     @staticmethod
@@ -149,25 +170,69 @@ class Zygote:
         return None if os.waitpid(child, 0)[1] else "subset=pid"
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, _MAX_FDS)
+        data, fds, _, _ = socket.recv_fds(self._inbox, _MAX_MESSAGE, _MAX_FDS)
         if not data:
             os._exit(0)  # the owner closed us, or died
         message = json.loads(data)
         try:
             if "kill" in message:
-                self._kill(message["kill"])
+                self._kill(message["kill"], data)
+            elif "helper" in message:
+                self._start_helper(message["helper"], fds)
+            elif message.get("helped") and self._inbox is self._control:
+                self._hand_on(message, data, fds)
             else:
                 self._start(message, fds)
         except OSError as failure:
-            _send(self._control, {"run": message["run"], "failed": failure.strerror})
+            _send(self._control, {"run": message.get("run", 0), "failed": failure.strerror})
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _kill(self, number: int) -> None:
+    def _kill(self, number: int, data: bytes) -> None:
         run = self._runs.get(number)
         if run is not None and run.init:
             os.kill(run.init, signal.SIGKILL)
+        for helper in self._helpers.values():
+            if helper.run == number:
+                helper.socket.send(data)
+
+    def _start_helper(self, slot: int, fds: list[int]) -> None:
+        """Start the helper of `slot`, which joins the control group that `fds` belong to."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._helpers[slot] = Helper(pid, ours)
+            return
+        try:
+            kernel.die_with_parent()
+            _join_groups(fds)
+            ours.close()
+            for fd in (*fds, *self._networks.values()):
+                os.close(fd)
+            for other in self._helpers.values():
+                other.socket.close()
+            self._inbox = theirs
+            self._helpers, self._networks, self._runs, self._by_pid = {}, {}, {}, {}
+            self._loop()
+        finally:
+            os._exit(1)  # the zygote tells the host at the next run
+
+    def _hand_on(self, message: dict[str, Any], data: bytes, fds: list[int]) -> None:
+        helper = self._helpers.get(message["slot"])
+        if helper is None:
+            raise OSError(errno.ESRCH, "the helper of the slot has ended")
+        helper.run = message["run"]
+        socket.send_fds(helper.socket, [data], fds)
+
+    def _lost_helper(self, pid: int) -> None:
+        """What it had started dies with it. A run that it has reported already is no news for the host."""
+        for slot, helper in tuple(self._helpers.items()):
+            if helper.pid == pid:
+                del self._helpers[slot]
+                helper.socket.close()
+                _send(self._control, {"run": helper.run, "failed": "the helper of the slot has ended"})
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         network = self._network(message["slot"])
@@ -214,6 +279,8 @@ class Zygote:
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 self._ended(run, pid, status, usage)
+            else:
+                self._lost_helper(pid)
 
     def _ended(self, run: Run, pid: int, status: int, usage: resource.struct_rusage) -> None:
         if pid == run.init:
@@ -233,8 +300,12 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setsid()  # an ordinary user's zygote is of the same user: kill(0, 9) must not reach it
+            if "groups" in message:
+                _join_groups(fds[-message["groups"] :])
+                del fds[-message["groups"] :]
             kernel.setns(network, kernel.NEWNET)
-            _arrange_fds(fds)
+            arrange_fds(fds)
             self._confine(message["limits"], message["slot"])
             session.serve() if "session" in message else snippet.run()
         except BaseException as failure:
@@ -247,6 +318,8 @@ class Zygote:
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
         kernel.mount_private_tmp(limits["tmp_bytes"])
         kernel.mount_proc(self._proc_options)
+        if limits.get("memory_is_counted"):
+            kernel.be_killed_first()
         os.chdir("/tmp")
         if self._first_id is None:
             kernel.unshare(kernel.NEWUSER)
@@ -263,13 +336,21 @@ class Zygote:
 
 def _be_init() -> NoReturn:
     """Pid 1 of a snippet's namespace: the kernel reaps its children because SIGCHLD is ignored."""
+    kernel.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.closerange(0, 2**16)
     while True:
         signal.pause()
 
 
-def _arrange_fds(fds: list[int]) -> None:
+def _join_groups(fds: list[int]) -> None:
+    """Move this process into the control groups whose cgroup.procs files the host has opened."""
+    for fd in fds:
+        os.write(fd, b"0")
+
+
+def arrange_fds(fds: list[int]) -> None:
+    """Put the request's descriptors where the snippet expects them, and close every other one."""
     body, report, stdout, stderr, *stdin = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
     # The zygote's own standard input is /dev/null.
     for target, fd in zip((1, 2, 0), (stdout, stderr, *stdin), strict=False):

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_HOME = "/tmp"
+HOME = "/tmp"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -53,7 +53,7 @@ def get(path: str, target: int, max_bytes: int) -> None:
 @contextmanager
 def _folder(path: str, *, make: bool) -> Iterator[tuple[int, str]]:
     *above, name = path.split("/")
-    folder = os.open(_HOME, _FOLDER)
+    folder = os.open(HOME, _FOLDER)
     try:
         for part in above:
             if make:

@@ -8,6 +8,7 @@ import platform
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -16,6 +17,8 @@ _MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SYS_MOUNT_SETATTR = 442
 _SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
+
+PACKAGES = "/packages"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
@@ -54,6 +57,15 @@ def die_with_parent() -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
+def be_killed_first() -> None:
+    """Where memory runs out, let the kernel kill this process and its children rather than ours."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)
+
+
 def map_ids(inside: int, uid: int, gid: int) -> None:
     """In a fresh user namespace: make the outer `uid` and `gid` be `inside`."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
@@ -80,12 +92,18 @@ def allow_many_open_files() -> None:
 
 
 def limit_resources(limits: dict[str, int]) -> None:
+    """Set the resource limits. Where a control group counts the memory ("memory_is_counted"), the limit of a process
+    is only there to make it raise MemoryError; then reserved address space, of which threads and BLAS take a lot, and
+    libraries are left out of the count.
+    """
+    counted = limits.get("memory_is_counted")
     for kind, value in (
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_DATA if counted else resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CORE, 0),
+        # Not 0: where core dumps go to a program of the host, 0 still starts it, and 1 is the way to say no.
+        (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
@@ -122,7 +140,7 @@ class Lockdown:
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 
 
-def enter_minimal_root() -> None:
+def enter_minimal_root(packages: Sequence[str] = ()) -> None:
     """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs."""
     interpreter = _interpreter_paths()
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
@@ -136,6 +154,8 @@ def enter_minimal_root() -> None:
         _copy_link_or_bind(name)
     for source, target in interpreter:
         _bind(source, target)
+    for path in packages:
+        _bind(path, f"{PACKAGES}/{os.path.basename(path)}")
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         _bind(path, path)
     for name in ("null", "zero", "full", "random", "urandom"):

@@ -74,6 +74,11 @@ def open_standard_streams() -> None:
     os.dup2(write_end, 2)
     os.close(read_end)
     os.close(write_end)
+    open_streams()
+
+
+def open_streams() -> None:
+    """Make sys.stdin, stdout and stderr anew, on the descriptors 0 to 2."""
     # These stay open as long as the process lives.
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.sandbox import Limits
+from sandboxes.cgroup_slots import Slot, Use
 from sandboxes.streams import CappedPipe, sealed_file, sealed_files
-from sandboxes.zygote import Ended, Zygote, guest_limits, whole_cpu_s
+from sandboxes.zygote import Driver, Ended, guest_limits, whole_cpu_s
 
 _ANSWER = struct.Struct("<IBcdq")  # as guest_session.py packs it
 _MAX_FRAME = 4096
@@ -57,14 +58,17 @@ class Interpreter:
         OSError: the host has no more descriptors or memory.
     """
 
-    def __init__(self, zygote: Zygote, slot: int, spec: Spec) -> None:
+    def __init__(self, zygote: Driver, slot: int, spec: Spec, group: Slot | None = None) -> None:
         self.end: Ended | None = None
         self.failure = ""
         """What broke on our side."""
         self.timed_out = False
         self.answered_cpu_s = 0.0
         """CPU time of the requests that were answered."""
+        self.use = Use()
+        """What the control group counted, once it has ended."""
         self._zygote = zygote
+        self._group = group
         self._limits = spec.limits
         self._killed = False
         self._requests = 0
@@ -160,18 +164,38 @@ class Interpreter:
 
     def _submit(self, slot: int, spec: Spec) -> None:
         # No hard CPU limit: an interpreter may serve any number of cells, and each moves the soft limit on.
-        limits = guest_limits(spec.limits) | {"cpu_kill_s": resource.RLIM_INFINITY}
+        limits = guest_limits(spec.limits, counted=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
+        order: dict[str, Any] = {"slot": slot, "limits": limits, "session": True}
+        joins = self._join_group(order)
         body = json.dumps({"setup": spec.setup, "echo": spec.echo}).encode()
-        with sealed_files(body) as (body_fd,):
-            fds = [body_fd, self._guest_control.fileno(), self.stdout.write_fd, self.stderr.write_fd]
-            self._number, self._ended = self._zygote.submit({"slot": slot, "limits": limits, "session": True}, fds)
+        try:
+            with sealed_files(body) as (body_fd,):
+                fds = [body_fd, self._guest_control.fileno(), self.stdout.write_fd, self.stderr.write_fd, *joins]
+                self._number, self._ended = self._zygote.submit(order, fds)
+        finally:
+            for fd in joins:
+                os.close(fd)
         self._guest_control.close()
         self.stdout.close_write_end()
         self.stderr.close_write_end()
         self._ended.add_done_callback(self._on_end)
 
+    def _join_group(self, order: dict[str, Any]) -> list[int]:
+        """Prepare the control group, if there is one; return the files through which the interpreter joins it."""
+        if self._group is None:
+            return []
+        self._group.begin(self._limits, own_processes=0)
+        joins = self._group.join_files()
+        order["groups"] = len(joins)
+        return joins
+
     def _on_end(self, ended: asyncio.Future[Ended]) -> None:
         self.end = ended.result()
+        if self._group is not None:
+            try:
+                self.use = self._group.end()
+            except OSError as error:
+                self.failure = self.failure or f"the control group could not be read: {error}"
         if self._last_resort is not None:
             self._last_resort.cancel()
         self._loop.remove_reader(self._control.fileno())

@@ -5,25 +5,35 @@ its own, as a user of its own, on a read-only root that holds only what Python n
 
 A session (see `session.py`) is such a fork that stays and serves one cell after the other.
 
-Not covered: memory is limited per process and not per snippet (RLIMIT_AS), so `processes` processes may use as many
-times `memory_bytes`; the CPU limit has a grain of one second, and is per process; what a session's cell leaves running
-in the background is not stopped between cells, and ends with the session; holes in the kernel itself.
+Memory, processes and CPU share of all that a snippet starts are limited by a control group (see `cgroups.py`) where
+the machine offers one. Where it does not, the capabilities say "rlimit": then memory is limited per process, so that
+`processes` processes may use as many times `memory_bytes`.
+
+Not covered: the CPU limit has a grain of one second, and is per process (the wall-clock limit holds for all); what a
+session's cell leaves running in the background is not stopped between cells, and ends with the session; holes in the
+kernel itself.
+
+bubblewrap is not used for the outer ring, even where it is installed: the same ring takes a few system calls of our own
+(`guest_kernel.enter_minimal_root`), and bubblewrap would take one more process, could not give the snippets user ids of
+their own inside it, and started by root with --uid it leaves the outer user root, whose files stay readable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import time
+from collections.abc import Awaitable, Callable
 
-from forge_env.errors import SandboxError, UserError
-from forge_env.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.deadlines import queued
+from forge_env.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, Limits
+from sandboxes.cgroup_slots import Slot
+from sandboxes.cgroups import Groups, open_groups
+from sandboxes.execution import Execution
 from sandboxes.interpreter import Spec
 from sandboxes.selftest import check_isolation
 from sandboxes.session import NamespaceSession
-from sandboxes.streams import CappedPipe, sealed_files
-from sandboxes.zygote import Ended, Zygote, encode, guest_limits, whole_cpu_s
+from sandboxes.zygote import Driver, Zygote, encode, find_packages
 
 DEFAULT_PREIMPORT = (
     "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
@@ -32,14 +42,15 @@ DEFAULT_PREIMPORT = (
 )  # fmt: skip
 _MAX_SLOTS, _MAX_SESSIONS = 128, 896  # together as many as the zygote has user ids
 _SESSION_WAIT_S = 60.0
-_FLOOD_FACTOR = 16
-_REPORT_BYTES = 64 * 2**10 + 6  # started byte, frame kind, length and the largest value
-_GRACE_S = 10.0
-"""How long the zygote may take to answer once a snippet was killed, before it is taken for dead itself."""
 
 
 async def open_namespace_sandbox(
-    *, slots: int | None = None, max_sessions: int = 256, preimport: tuple[str, ...] = DEFAULT_PREIMPORT
+    *,
+    slots: int | None = None,
+    max_sessions: int = 256,
+    preimport: tuple[str, ...] = DEFAULT_PREIMPORT,
+    packages: tuple[str, ...] = (),
+    cgroups: bool = True,
 ) -> NamespaceSandbox:
     """Open the sandbox and prove that it isolates (once per process).
 
@@ -48,9 +59,12 @@ async def open_namespace_sandbox(
         max_sessions: sessions that are open at once; more wait a minute for one to be closed. Each takes three file
             descriptors and a few MB.
         preimport: standard library modules that are loaded already when a snippet starts.
+        packages: installed packages that snippets may import, for example "numpy"; they are loaded when a snippet
+            starts, which makes every run a little dearer. What they need has to be named too.
+        cgroups: limit each snippet as a whole where the machine offers control groups; without, each of its processes.
 
     Raises:
-        UserError: `slots` or `max_sessions` is out of range.
+        UserError: `slots` or `max_sessions` is out of range, or a package is not installed.
         SandboxUnavailable: the kernel does not let us isolate, or a canary got out.
     """
     slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
@@ -58,28 +72,67 @@ async def open_namespace_sandbox(
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
-    zygote = await Zygote.start(preimport=preimport)
-    sandbox = NamespaceSandbox(zygote, slots=slots, max_sessions=max_sessions, preimport=preimport)
+    folders = find_packages(packages)
+
+    async def start() -> Zygote:
+        return await Zygote.start(preimport=(*preimport, *packages), packages=folders)
+
+    async def open_with(groups: Groups | str) -> NamespaceSandbox:
+        try:
+            zygote = await start()
+        except BaseException:
+            if isinstance(groups, Groups):
+                groups.close()
+            raise
+        sandbox = NamespaceSandbox(zygote, groups, slots=slots, max_sessions=max_sessions, start=start)
+        try:
+            sandbox.capabilities = await check_isolation(sandbox, groups)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    groups = open_groups() if cgroups else "control groups were not asked for (cgroups=False)"
     try:
-        sandbox.capabilities = await check_isolation(sandbox)
-    except BaseException:
-        await sandbox.close()
-        raise
-    return sandbox
+        return await open_with(groups)
+    except SandboxUnavailable as error:
+        if isinstance(groups, str):
+            raise
+        return await open_with(f"those that could be made were of no use: {error}")  # the capabilities tell
 
 
 class NamespaceSandbox:
-    """A `Sandbox` with one zygote, `slots` places and the sessions. Made by `open_namespace_sandbox`."""
+    """A `Sandbox` with one zygote, `slots` places and the sessions. Made by `open_namespace_sandbox`.
+
+    Args:
+        zygote: what starts the processes.
+        groups: the control groups, which are closed with the sandbox, or why there are none.
+        start: starts another zygote when the last one died; by default one with the modules in `preimport`.
+        backend: its name in results.
+    """
 
     capabilities: Capabilities
 
-    def __init__(self, zygote: Zygote, *, slots: int, max_sessions: int, preimport: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        zygote: Driver,
+        groups: Groups | str,
+        *,
+        slots: int,
+        max_sessions: int,
+        preimport: tuple[str, ...] = DEFAULT_PREIMPORT,
+        start: Callable[[], Awaitable[Driver]] | None = None,
+        backend: str = "namespace",
+    ) -> None:
         self._zygote = zygote
-        self._preimport = preimport
+        self._start = start or (lambda: Zygote.start(preimport=preimport))
+        self._backend = backend
+        self._groups = groups if isinstance(groups, Groups) else None
         self._starting = asyncio.Lock()
         self._closed = False
         self._slots = _filled(range(slots))
         self._session_slots = _filled(range(slots, slots + max_sessions))
+        self._first_session = slots
         self._max_sessions = max_sessions
         self._sessions: set[NamespaceSession] = set()
 
@@ -93,7 +146,8 @@ class NamespaceSandbox:
         if isinstance(request, str):
             request = ExecRequest(code=request)
         inputs = encode(request)
-        slot = await self._slots.get()
+        async with queued():
+            slot = await self._slots.get()
         try:
             result, may_retry = await self._attempt(request, inputs, slot)
             if may_retry:
@@ -111,13 +165,20 @@ class NamespaceSandbox:
             SandboxError: the set-up raised, `max_sessions` are open, or the sandbox is closed.
         """
         slot = await self._free_session_slot()
+        try:
+            group = self._group(slot)
+        except SandboxError:
+            self._session_slots.put_nowait(slot)
+            raise
 
         def free() -> None:
             self._sessions.discard(session)
             self._session_slots.put_nowait(slot)
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
-        session = NamespaceSession(spec, slot, zygote=self._live_zygote, places=self._slots, free=free)
+        session = NamespaceSession(
+            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, places=self._slots, free=free
+        )
         self._sessions.add(session)
         try:
             await session.reset()
@@ -133,11 +194,24 @@ class NamespaceSandbox:
             await self._zygote.close()
         for session in tuple(self._sessions):
             await session.close()
+        if self._groups is not None:
+            self._groups.close()
+
+    def _group(self, slot: int) -> Slot | None:
+        """Return the control group of a slot, None where there are none. Raises SandboxError."""
+        if self._closed:
+            raise SandboxError(f"the {self._backend} sandbox is closed")
+        try:
+            one_shot = slot < self._first_session
+            return self._groups.slot(slot, keep_open=one_shot) if self._groups is not None else None
+        except OSError as error:
+            raise SandboxError(f"the {self._backend} sandbox could not make a control group: {error}") from error
 
     async def _free_session_slot(self) -> int:
         try:
             async with asyncio.timeout(_SESSION_WAIT_S):
-                return await self._session_slots.get()
+                async with queued():
+                    return await self._session_slots.get()
         except TimeoutError:
             raise SandboxError(
                 f"{self._max_sessions} sessions are open and none was closed in {_SESSION_WAIT_S:g} s; close sessions "
@@ -148,136 +222,19 @@ class NamespaceSandbox:
         """Return the result, and whether it is only that the zygote failed before any foreign code ran."""
         zygote = await self._live_zygote()
         try:
-            with Execution(zygote, request.limits) as execution:
+            with Execution(self._backend, zygote, request.limits, self._group(slot)) as execution:
                 return await execution.run(request, inputs, slot)
         except OSError as error:
-            raise SandboxError(f"the namespace sandbox could not start a snippet: {error}") from error
+            raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
 
-    async def _live_zygote(self) -> Zygote:
+    async def _live_zygote(self) -> Driver:
         async with self._starting:
             if self._closed:
-                raise SandboxError("the namespace sandbox is closed")
+                raise SandboxError(f"the {self._backend} sandbox is closed")
             if not self._zygote.alive:
                 await self._zygote.close()
-                self._zygote = await Zygote.start(preimport=self._preimport)
+                self._zygote = await self._start()
             return self._zygote
-
-
-class Execution:
-    """One attempt at one request."""
-
-    def __init__(self, zygote: Zygote, limits: Limits) -> None:
-        self._zygote = zygote
-        self._limits = limits
-        self._number = 0
-        self._timed_out = False
-        self._pipes: list[CappedPipe] = []
-
-    def __enter__(self) -> Execution:
-        try:
-            for cap in (_REPORT_BYTES, self._limits.output_bytes, self._limits.output_bytes):
-                self._pipes.append(CappedPipe(cap, _FLOOD_FACTOR * max(cap, 1), self._kill))
-        except BaseException:
-            self._close_pipes()
-            raise
-        self._report, self._stdout, self._stderr = self._pipes
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close_pipes()
-
-    async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
-        """Return the result, and whether the zygote failed before any foreign code ran."""
-        begin = time.monotonic()
-        with sealed_files(*inputs) as (body, *stdin):
-            order = {"slot": slot, "limits": guest_limits(self._limits)}
-            self._number, ended = self._zygote.submit(order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin])
-        for pipe in self._pipes:
-            pipe.close_write_end()
-        end = await self._wait(ended)
-        wall_s = time.monotonic() - begin
-        self._close_pipes()
-        return self._result(request, end, wall_s), bool(end.failure) and not self._started
-
-    @property
-    def _started(self) -> bool:
-        """Whether foreign code began: the guest's first byte, written before it."""
-        return self._report.data.startswith(b"S")
-
-    def _close_pipes(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-
-    async def _wait(self, ended: asyncio.Future[Ended]) -> Ended:
-        """Wait for the end, which the deadline brings about. When cancelled, wait until the snippet is dead."""
-        deadline = asyncio.get_running_loop().call_later(self._limits.wall_s, self._time_out)
-        try:
-            return await self._bounded(ended, self._limits.wall_s + _GRACE_S)
-        except asyncio.CancelledError:
-            self._kill()
-            await self._bounded(ended, _GRACE_S)
-            raise
-        finally:
-            deadline.cancel()
-
-    async def _bounded(self, ended: asyncio.Future[Ended], timeout_s: float) -> Ended:
-        done, _ = await asyncio.wait([ended], timeout=timeout_s)
-        if not done:
-            self._zygote.kill_all()  # resolves `ended`
-        return await ended
-
-    def _time_out(self) -> None:
-        self._timed_out = True
-        self._kill()
-
-    def _kill(self) -> None:
-        self._zygote.kill(self._number)
-
-    def _result(self, request: ExecRequest, end: Ended, wall_s: float) -> ExecResult:
-        error = end.failure or self._setup_error()
-        exit_code = os.waitstatus_to_exitcode(end.status)
-        value = _value(self._report.data) if request.call is not None and not error else None
-        status = ExecStatus.SANDBOX_ERROR if error else self._status(request, end, exit_code, value)
-        return ExecResult(
-            status=status,
-            backend="namespace",
-            exit_code=exit_code if exit_code >= 0 and not error else None,
-            signal=-exit_code if exit_code < 0 and not error else None,
-            stdout=self._stdout.text(),
-            stderr=self._stderr.text(),
-            truncated_stdout=self._stdout.truncated,
-            truncated_stderr=self._stderr.truncated,
-            value=value if status is ExecStatus.OK else None,
-            wall_s=wall_s,
-            cpu_s=end.cpu_s,
-            peak_memory_bytes=end.peak_memory_bytes,
-            error=error,
-        )
-
-    def _setup_error(self) -> str:
-        if self._started:
-            return ""
-        if self._report.data.startswith(b"E"):
-            return self._report.data[1:].decode("utf-8", "replace")
-        if self._timed_out:
-            return "the snippet was not ready to start within wall_s"
-        return "the snippet's process ended before it was ready to start"
-
-    def _status(self, request: ExecRequest, end: Ended, exit_code: int, value: str | None) -> ExecStatus:
-        if self._stdout.flooded or self._stderr.flooded or self._report.flooded:
-            return ExecStatus.OUTPUT_LIMIT
-        if exit_code < 0:
-            return self._signal_status(-exit_code, end.cpu_s)
-        if exit_code == 0:
-            return ExecStatus.OK if request.call is None or value is not None else ExecStatus.NONZERO
-        claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
-        return claims.get(self._report.data[-1:], ExecStatus.NONZERO)
-
-    def _signal_status(self, number: int, cpu_s: float) -> ExecStatus:
-        out_of_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= whole_cpu_s(self._limits))
-        if out_of_cpu or (number == signal.SIGKILL and self._timed_out):
-            return ExecStatus.TIMEOUT
-        return ExecStatus.SIGNALED
 
 
 def _filled(numbers: range) -> asyncio.LifoQueue[int]:
@@ -285,11 +242,3 @@ def _filled(numbers: range) -> asyncio.LifoQueue[int]:
     for number in reversed(numbers):
         queue.put_nowait(number)
     return queue
-
-
-def _value(report: bytes) -> str | None:
-    """Return the JSON text of one complete frame that ends the report, else None."""
-    if report[1:2] != b"V" or len(report) < 6:
-        return None
-    length = int.from_bytes(report[2:6], "little")
-    return report[6:].decode("ascii", "replace") if len(report) == 6 + length else None

@@ -12,7 +12,7 @@ import platform
 import struct
 
 # struct seccomp_data: int nr; u32 arch; u64 instruction_pointer; u64 args[6], read as little-endian words.
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 
 _LOAD, _RETURN = 0x20, 0x06  # BPF_LD|W|ABS, BPF_RET|K
 _IF_EQUAL, _IF_GREATER, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x25, 0x35, 0x45
@@ -22,6 +22,8 @@ _KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _X32_BIT = 0x40000000
 _LAST_KNOWN_CALL = 462  # mseal; everything above 423 has one number on all architectures
 _NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_PARENT_FLAG = 0x8000  # CLONE_PARENT: the new process would be a child of ours and not of the snippet
+_RLIMIT_CORE = 4
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SOCKET_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace has no way out
 
@@ -66,6 +68,8 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
+_SETRLIMIT = {"x86_64": 160, "aarch64": 164}
+_PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
@@ -98,14 +102,34 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     for number in sorted(denied_calls(machine).values()):
         program += _when(_IF_EQUAL, number, _ERRNO | errno.EPERM)
-    program += _for_call(_CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS, _ERRNO | errno.EPERM))
+    program += _for_call(
+        _CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS | _PARENT_FLAG, _ERRNO | errno.EPERM)
+    )
     refused = [step for request in _TERMINAL_INJECTION for step in _when(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
     program += _for_call(_IOCTL[machine], _ARG1, refused)
+    program += _keep_limits(machine)
     for call in (_SOCKET[machine], _SOCKETPAIR[machine]):
         allowed = [step for family in _SOCKET_FAMILIES for step in _when(_IF_EQUAL, family, _ALLOW)]
         program += _for_call(call, _ARG0, [*allowed, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
     program.append(_op(_RETURN, _ALLOW))
     return b"".join(program)
+
+
+def _keep_limits(machine: str) -> list[bytes]:
+    """Refuse to set the limit for core dumps: only its value of one byte keeps the host's dump handler from running.
+
+    Refuse prlimit on other processes too. Reading the own limits by prlimit, with a null pointer for the new value, is
+    allowed.
+    """
+    refuse = _op(_RETURN, _ERRNO | errno.EPERM)
+    setting = _for_call(_SETRLIMIT[machine], _ARG0, [_op(_IF_EQUAL, _RLIMIT_CORE, 0, 1), refuse])
+    checks = [
+        _op(_IF_EQUAL, 0, 1, 0), refuse,  # the process: 0 is the own
+        _op(_LOAD, _ARG1), _op(_IF_EQUAL, _RLIMIT_CORE, 1, 0), _op(_RETURN, _ALLOW),
+        _op(_LOAD, _ARG2), _op(_IF_EQUAL, 0, 1, 0), refuse,  # both halves of the pointer
+        _op(_LOAD, _ARG2 + 4), _op(_IF_EQUAL, 0, 1, 0), refuse,
+    ]  # fmt: skip
+    return setting + _for_call(_PRLIMIT[machine], _ARG0, checks)
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 from forge_env.errors import SandboxUnavailable
 from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecStatus, Limits, Sandbox
+from sandboxes.cgroups import Groups
 
-_LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=256 * 2**20)
+_LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
 
 # Every canary returns what it saw; the judgement is the host's.
@@ -77,18 +79,43 @@ def look(secret, size, namespaces):
     }
 """
 
-_passed: Capabilities | None = None
+# Memory that no resource limit of the process counts once address space is left out: only the group stops it.
+_SHARED_MEMORY = f"""
+import mmap
+held = mmap.mmap(-1, {_LIMITS.memory_bytes + 64 * 2**20})
+for start in range(0, len(held), mmap.PAGESIZE):
+    held[start] = 1
+"""
+
+_passed: dict[str, Capabilities] = {}
 
 
-async def check_isolation(sandbox: Sandbox) -> Capabilities:
+async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     """Return what the namespace backend enforces here. Raises SandboxUnavailable and names each canary that got out.
 
     A success is remembered for the life of this process.
+
+    Args: groups: the control groups of the sandbox, or why it has none.
     """
-    global _passed
-    if _passed is None:
-        _passed = _judge(await _look(sandbox))
-    return _passed
+    kind = groups if isinstance(groups, str) else groups.version
+    if kind not in _passed:
+        capabilities = _judge(await _look(sandbox))
+        _passed[kind] = await _with_limits(capabilities, sandbox, groups)
+    return _passed[kind]
+
+
+async def _with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
+    if isinstance(groups, str):
+        lost = f"memory and processes are limited per process only, as there is no control group: {groups}"
+        return replace(capabilities, missing=(lost,))
+    result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=_LIMITS))
+    if result.status is not ExecStatus.MEMORY:
+        raise SandboxUnavailable(
+            f"{groups.version} does not limit the memory of a snippet here: the canary ended with {result.status} "
+            f"{result.error}".rstrip()
+        )
+    version = groups.version
+    return replace(capabilities, memory_limit=version, process_limit=version, cpu_share=groups.limits_cpu)
 
 
 async def _look(sandbox: Sandbox) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from forge_env.deadlines import queued
 from forge_env.errors import SandboxError
 from forge_env.sandbox import ExecResult, ExecStatus, SessionFileError
+from sandboxes.cgroup_slots import Slot
 from sandboxes.interpreter import Answer, Interpreter, Spec
-from sandboxes.zygote import Ended, Zygote
+from sandboxes.zygote import Driver, Ended
 
 _MAX_PATH_BYTES = 1024
 _REFUSALS = {
@@ -36,6 +38,7 @@ class NamespaceSession:
     Args:
         slot: the network namespace and the user that are this session's.
         zygote: returns the zygote that lives, or raises SandboxError.
+        groups: the control group of the slot, if there is one.
         places: a cell takes one while it runs, as a one-shot request does.
         free: called once, when the session is closed and every process of it is gone.
     """
@@ -45,13 +48,17 @@ class NamespaceSession:
         spec: Spec,
         slot: int,
         *,
-        zygote: Callable[[], Awaitable[Zygote]],
+        backend: str,
+        zygote: Callable[[], Awaitable[Driver]],
+        groups: Slot | None,
         places: asyncio.LifoQueue[int],
         free: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._slot = slot
+        self._backend = backend
         self._live_zygote = zygote
+        self._groups = groups
         self._places = places
         self._free = free
         self._turn = asyncio.Lock()
@@ -66,11 +73,12 @@ class NamespaceSession:
                 interpreter = await self._live()
             except SandboxError as error:
                 self._require_open()
-                failed = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="namespace", error=str(error))
+                failed = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
                 return self._tell_loss(failed)
             begin = time.monotonic()
             answer = await interpreter.run(code, stdin)
-            return self._tell_loss(_result(interpreter, answer, time.monotonic() - begin))
+            result = _result(interpreter, answer, time.monotonic() - begin)
+            return self._tell_loss(replace(result, backend=self._backend))
 
     async def put(self, path: str, data: bytes) -> None:
         """Write a file. Raises SessionFileError, SandboxError."""
@@ -115,7 +123,8 @@ class NamespaceSession:
         """Wait for the requests before this one and for a place to run in."""
         async with self._turn:
             self._require_open()
-            place = await self._places.get()
+            async with queued():
+                place = await self._places.get()
             try:
                 self._require_open()
                 yield
@@ -149,12 +158,12 @@ class NamespaceSession:
             raise SandboxError(failure)
         return interpreter
 
-    async def _try_to_start(self, zygote: Zygote) -> tuple[Interpreter, str]:
+    async def _try_to_start(self, zygote: Driver) -> tuple[Interpreter, str]:
         self._require_open()
         try:
-            self._interpreter = interpreter = Interpreter(zygote, self._slot, self._spec)
+            self._interpreter = interpreter = Interpreter(zygote, self._slot, self._spec, self._groups)
         except OSError as error:
-            raise SandboxError(f"the namespace sandbox could not start a session: {error}") from error
+            raise SandboxError(f"the {self._backend} sandbox could not start a session: {error}") from error
         return interpreter, await interpreter.ready()
 
     def _tell_loss(self, result: ExecResult) -> ExecResult:
@@ -189,7 +198,7 @@ def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> E
     end = interpreter.end
     printed = ExecResult(
         status=ExecStatus.OK,
-        backend="namespace",
+        backend="",
         stdout=interpreter.stdout.text(),
         stderr=interpreter.stderr.text(),
         truncated_stdout=interpreter.stdout.truncated,
@@ -212,6 +221,8 @@ def _answered(printed: ExecResult, answer: Answer) -> ExecResult:
 def _ended(printed: ExecResult, interpreter: Interpreter, end: Ended) -> ExecResult:
     """The cell ended the interpreter; the kernel says how."""
     failure = interpreter.failure or end.failure
+    if interpreter.use.host_out_of_memory:
+        failure = "the machine ran out of memory although the session was within its limit"
     if failure:
         return replace(printed, status=ExecStatus.SANDBOX_ERROR, error=failure)
     exit_code = os.waitstatus_to_exitcode(end.status)
@@ -228,6 +239,8 @@ def _ended(printed: ExecResult, interpreter: Interpreter, end: Ended) -> ExecRes
 def _status(interpreter: Interpreter, exit_code: int) -> ExecStatus:
     if interpreter.flooded:
         return ExecStatus.OUTPUT_LIMIT
+    if interpreter.use.memory_exceeded and exit_code and not interpreter.timed_out:
+        return ExecStatus.MEMORY
     if exit_code == -signal.SIGXCPU or (interpreter.timed_out and exit_code == -signal.SIGKILL):
         return ExecStatus.TIMEOUT
     if exit_code < 0:

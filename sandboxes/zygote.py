@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib.util
 import json
 import math
 import os
@@ -11,18 +12,21 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from forge_env.errors import SandboxUnavailable
+from forge_env.errors import SandboxUnavailable, UserError
 from forge_env.sandbox import ExecRequest, Limits
+from sandboxes.cgroup_slots import Slot
 from sandboxes.seccomp import seccomp_filter, supported_machines
 
 _GUEST = Path(__file__).with_name("guest.py")
 _START_S = 30.0
 _CLOSE_S = 5.0
 _MAX_MESSAGE = 64 * 2**10
+_BACKSTOP_PROCESSES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +47,18 @@ def encode(request: ExecRequest) -> tuple[bytes, bytes]:
     return json.dumps(body).encode(), request.stdin.encode("utf-8", "replace")
 
 
-def guest_limits(limits: Limits) -> dict[str, int]:
-    """Return the limits that the kernel enforces, as the guest sets them."""
+def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
+    """Return the limits that the kernel enforces, as the guest sets them.
+
+    Args: counted: a control group has the last word on memory and processes, so that it can tell of them.
+    """
     cpu_s = whole_cpu_s(limits)
     return {
         "cpu_s": cpu_s,
         "cpu_kill_s": cpu_s + 1,
         "memory_bytes": limits.memory_bytes,
-        "processes": limits.processes,
+        "memory_is_counted": int(counted),
+        "processes": limits.processes + (_BACKSTOP_PROCESSES if counted else 0),
         "file_bytes": limits.file_bytes,
         "tmp_bytes": limits.tmp_bytes,
     }
@@ -58,6 +66,37 @@ def guest_limits(limits: Limits) -> dict[str, int]:
 
 def whole_cpu_s(limits: Limits) -> int:
     return max(1, math.ceil(limits.cpu_s))  # RLIMIT_CPU counts whole seconds
+
+
+class Driver(Protocol):
+    """What starts and ends the processes of a backend, as `Zygote` does."""
+
+    alive: bool
+
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]: ...
+    def kill(self, number: int) -> None: ...
+    def kill_all(self) -> None: ...
+    def open_helper(self, slot: int, groups: Slot) -> None: ...
+    def close_helper(self, slot: int) -> None: ...
+    async def close(self) -> None: ...
+
+
+def find_packages(names: Sequence[str]) -> list[str]:
+    """Return the folders of installed packages, and of the libraries that wheels put beside them.
+
+    Raises:
+        UserError: one is not installed, or is not a folder.
+    """
+    folders = []
+    for name in names:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(
+                f"package {name!r} is not installed here as a folder: install it, or leave it out of packages."
+            )
+        folder = spec.submodule_search_locations[0]
+        folders += [path for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return folders
 
 
 class Zygote:
@@ -69,13 +108,14 @@ class Zygote:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
         self._unsent_kills: list[int] = []
+        self._helpers: set[int] = set()  # slots that have one
         self._numbers = 0
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.alive = True
         self._loop.add_reader(control.fileno(), self._receive)
 
     @classmethod
-    async def start(cls, *, preimport: tuple[str, ...]) -> Zygote:
+    async def start(cls, *, preimport: tuple[str, ...], packages: Sequence[str] = ()) -> Zygote:
         """Start a zygote and wait until it takes requests. Raises SandboxUnavailable if it cannot isolate itself.
 
         The kernel kills the zygote when the calling thread ends, however it ends.
@@ -88,7 +128,8 @@ class Zygote:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         zygote = cls(process, ours)
         try:
-            config = {"owner": os.getpid(), "privileged": os.geteuid() == 0, "preimport": preimport}
+            config: dict[str, Any] = {"owner": os.getpid(), "privileged": os.geteuid() == 0}
+            config |= {"preimport": preimport, "packages": packages}
             zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
             answer = await asyncio.wait_for(zygote._ready, _START_S)
             if "ready" not in answer:
@@ -103,6 +144,22 @@ class Zygote:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def open_helper(self, slot: int, groups: Slot) -> None:
+        """Have a helper in the control groups of `slot` serve it, unless one does. Raises OSError."""
+        if slot in self._helpers:
+            return
+        fds = groups.join_files()
+        try:
+            self._send({"helper": slot}, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._helpers.add(slot)
+
+    def close_helper(self, slot: int) -> None:
+        """Take the helper of `slot` for dead; the next run there gets a new one."""
+        self._helpers.discard(slot)
 
     def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
         """Start one snippet; return its number and the future of its end, which never raises."""
@@ -209,7 +266,8 @@ def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
     # same code iterates its sets in the same order in every zygote, so a grade can be reproduced.
     return subprocess.Popen(
         [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), str(control_fd)],
-        env={"PYTHONHASHSEED": "0"},
+        # BLAS libraries would start a thread for each CPU, and glibc reserve address space for each thread.
+        env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

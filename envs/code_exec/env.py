@@ -125,7 +125,7 @@ class CodeExec(ToolEnv):
         if "system" in self.task.metadata:
             own: Message = {"role": "system", "content": self.task.metadata["system"]}
             self.messages = [own, *(m for m in messages if m["role"] != "system")]
-        return tuple(self.messages), info
+        return tuple(self.messages), {**info, "sandbox": self.sandbox.capabilities}
 
     async def step(self, action: Action) -> StepResult:
         """Take one action; after the final answer `info["tests"]` has the `Verdict` as a dict."""

@@ -61,8 +61,9 @@ def info(as_json: Json = False) -> None:
 
 async def _run(backend: str, code: str, stdin: str, limits: dict[str, Any], repeat: int) -> int:
     from forge_env.sandbox import ExecRequest, Limits
-    from sandboxes import open_sandbox
+    from forge_env.targets import load
 
+    open_sandbox = load("sandboxes:open_sandbox")
     all_ok = True
     async with open_sandbox(backend) as sandbox:
         for _ in range(repeat):
@@ -81,8 +82,9 @@ def _as_data(result: Any) -> dict[str, Any]:
 
 
 async def _look() -> dict[str, dict[str, Any]]:
-    from sandboxes import open_sandbox
+    from forge_env.targets import load
 
+    open_sandbox = load("sandboxes:open_sandbox")
     found: dict[str, dict[str, Any]] = {}
     for backend in _REAL:
         try:

@@ -1,0 +1,77 @@
+"""Which sandbox is opened, and with which settings: by argument, else by environment variable, else by default."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from forge_env.errors import SandboxUnavailable, UserError, nearest
+from forge_env.sandbox import Sandbox
+
+Opener = Callable[..., Awaitable[Sandbox]]
+
+BACKENDS = {
+    "namespace": "sandboxes.namespace:open_namespace_sandbox",
+    "docker": "sandboxes.docker:open_docker_sandbox",
+    "subprocess": "sandboxes.insecure:open_insecure",
+}
+AUTO = ("namespace", "docker")
+"""What "auto" tries, in this order. Never the one that isolates nothing."""
+_VARIABLE = "FORGE_ENV_SANDBOX"
+_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def chosen(name: str) -> str:
+    """Return `name`, or for "auto" what FORGE_ENV_SANDBOX says. Raises UserError for an unknown name."""
+    if name == "auto":
+        name = os.environ.get(_VARIABLE) or "auto"
+    if name != "auto" and name not in BACKENDS:
+        raise UserError(f"There is no sandbox named {name!r}. {nearest(name, [*BACKENDS, 'auto'])}")
+    return name
+
+
+def load_backend(name: str) -> Opener:
+    """Return what opens the backend. Raises SandboxUnavailable if a package that it needs is not installed."""
+    module, function = BACKENDS[name].split(":")
+    try:
+        opener: Opener = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise SandboxUnavailable(
+            f"{name} sandbox: it needs the package {error.name}, which is not installed; "
+            f"pip install 'forge-env[{name}]'."
+        ) from error
+    return opener
+
+
+def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that `opener` is called with. Raises UserError for one that it does not have."""
+    parameters = inspect.signature(opener).parameters
+    for setting in settings:
+        if setting not in parameters:
+            raise UserError(f"Sandbox {name!r} has no setting {setting!r}. {nearest(setting, parameters)}")
+    kinds = typing.get_type_hints(opener)
+    found = {}
+    for setting in parameters:
+        variable = f"{_VARIABLE}_{setting.upper()}"
+        if setting not in settings and (text := os.environ.get(variable)):
+            found[setting] = _convert(variable, text, kinds[setting])
+    return settings | found
+
+
+def _convert(variable: str, text: str, kind: Any) -> Any:
+    kinds = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
+    try:
+        if bool in kinds:
+            return _SWITCH[text.lower()]
+        if int in kinds:
+            return int(text)
+        if float in kinds:
+            return float(text)
+    except (KeyError, ValueError):
+        allowed = "1 or 0" if bool in kinds else "a number"
+        raise UserError(f"{variable} is {text!r}; it must be {allowed}.") from None
+    return text if str in kinds else tuple(part.strip() for part in text.split(",") if part.strip())

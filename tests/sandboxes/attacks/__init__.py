@@ -1,0 +1,65 @@
+"""Attacks on a sandbox. Each is a snippet that reports what it got through, and what must come of it.
+
+The numbers are those of the list in docs/sandboxes.md; 0 stands for an attack that was added to the public ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.sandbox import ExecStatus, Limits
+
+SHORT = Limits(wall_s=1.0, cpu_s=4.0, processes=16, memory_bytes=128 * 2**20)
+"""For attacks that have to run into the wall-clock limit."""
+LONG = Limits(wall_s=20.0, cpu_s=20.0, processes=16, memory_bytes=128 * 2**20)
+
+# Trusted code that runs first. `through(name=attempt, ...)` returns the names of the attempts that got through: those
+# that neither raised OSError nor answered with a negative number, as system calls do, or with False.
+PRELUDE = """
+import ctypes, errno, os, signal, socket, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def through(**attempts):
+    found = []
+    for name, attempt in attempts.items():
+        try:
+            result = attempt()
+        except (OSError, ValueError, OverflowError):
+            continue
+        if result is not False and not (isinstance(result, int) and result < 0):
+            found.append(name)
+    return found
+
+def reads(path):
+    with open(path, "rb") as file:
+        return bool(file.read(1))
+
+def writes(path, data=b"0"):
+    with open(path, "wb", buffering=0) as file:
+        return file.write(data) > 0
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """A snippet that must come to nothing.
+
+    Where it defines `f(host)`, that is called with facts about the host (`facts` in test_attacks.py), and has to return
+    what got through.
+    """
+
+    name: str
+    number: int
+    code: str
+    ends: tuple[ExecStatus, ...] = (ExecStatus.OK,)
+    harmless: Callable[[Any], bool] = field(default=lambda got: got == [])
+    """Judges what `f` returned, when it returned."""
+    limits: Limits = LONG
+    counted: bool = False
+    """Only a control group stops it: skipped where the capabilities say there is none."""
+
+    @property
+    def calls(self) -> bool:
+        return "def f(host)" in self.code

@@ -1,0 +1,328 @@
+"""Attacks on every sandbox that isolates: nothing gets through, and nothing is left for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import platform
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.errors import SandboxUnavailable
+from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
+from sandboxes import open_sandbox
+from sandboxes.seccomp import denied_calls
+from tests.sandboxes.attacks import LONG, PRELUDE, Attack
+from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
+from tests.sandboxes.attacks.forgery import FORGERIES
+from tests.sandboxes.attacks.leftovers import ATTACKS as LEFTOVERS
+from tests.sandboxes.attacks.resources import ATTACKS as RESOURCES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS]
+SLOTS = 2
+ROOT = Path(__file__).parents[2]
+MARKER = "sandbox-attack-marker"
+CASES = [(x, 2 * x) for x in (4, -3, 271_828)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespace", "docker"])
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    try:
+        async with open_sandbox(request.param, slots=SLOTS) as opened:
+            await fill(opened)
+            yield opened
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+async def fill(sandbox: Sandbox) -> None:
+    """Use every place and the places of two sessions, so that what is kept for them is there before any attack."""
+    await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(SLOTS)))
+    sessions = [await sandbox.open_session() for _ in range(2)]
+    for session in sessions:
+        await session.close()
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What attacks are told of this machine, so that they have something to reach for."""
+    secret = tmp_path_factory.mktemp("host") / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    machine = platform.machine()
+    calls = denied_calls(machine) | {
+        "clone": {"x86_64": 56, "aarch64": 220}[machine],
+        "ioctl": {"x86_64": 16, "aarch64": 29}[machine],
+        "ioprio_set": {"x86_64": 251, "aarch64": 30}[machine],
+    }
+    os.environ["FORGE_ENV_TEST_MARKER"] = MARKER
+    with closing(socket.create_server(("127.0.0.1", 0))) as server, closing(socket.socket(socket.AF_UNIX)) as abstract:
+        abstract.bind(f"\0{MARKER}-{os.getpid()}")
+        abstract.listen()
+        yield {
+            "secret": str(secret),
+            "repository": str(ROOT),
+            "port": server.getsockname()[1],
+            "abstract": f"{MARKER}-{os.getpid()}",
+            "pid": os.getpid(),
+            "marker": MARKER,
+            "calls": calls,
+        }
+    del os.environ["FORGE_ENV_TEST_MARKER"]
+
+
+def processes() -> set[int]:
+    """Return every process below this one."""
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            parents[int(entry)] = int(parent)
+    found: set[int] = set()
+    below = {os.getpid()}
+    while below:
+        below = {child for child, parent in parents.items() if parent in below}
+        found |= below
+    return found
+
+
+def traces() -> dict[str, Any]:
+    """Return what an attack could have left on this machine."""
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return {
+        "processes": processes(),
+        "mounts": Path("/proc/self/mounts").read_text(),
+        "descriptors": sorted(os.readlink(link) for link in links if os.path.lexists(link)),
+        "groups": sorted(str(path) for path in own_groups()),
+        "files": sorted(str(path) for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in marked(Path(folder))),
+        "cores": sorted(path.name for path in (*Path.cwd().glob("core*"), *Path("/tmp").glob("core*"))),
+        "memory": Path("/proc/sysvipc/shm").read_text() if os.path.exists("/proc/sysvipc/shm") else "",
+    }
+
+
+def own_groups() -> Iterator[Path]:
+    """Yield the control groups that this process has made, and those below them."""
+    for folder, _, _ in os.walk("/sys/fs/cgroup"):
+        if f"-{os.getpid()}-" in folder and "/forge_env-" in folder:
+            yield Path(folder)
+
+
+def marked(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*") if MARKER in path.name or path.name in ("left", "result"))
+
+
+async def settled(before: dict[str, Any]) -> dict[str, Any]:
+    """Return the traces, as soon as they are those of before, and at the latest after a while."""
+    for _ in range(200):
+        now = traces()
+        if now == before:
+            break
+        await asyncio.sleep(0.02)
+    return now
+
+
+async def is_honest(sandbox: Sandbox) -> None:
+    """Every place of the pool still serves honest code, correctly and in a fresh state."""
+    code = """
+import builtins, gc, json, math, os, re, socket
+def f(x):
+    with open("/tmp/own", "w") as file: file.write("x")
+    socket.socket(socket.AF_UNIX).bind("\\0left")
+    processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    return [x * 2, math.pi > 3, json.loads("[1]"), len("ab"), os.listdir("/tmp"), len(processes), "LEFT" in os.environ,
+            os.listdir("/dev/shm") in ([], ["own"]), bool(re.match("a+", "aaa")), gc.get_threshold()[0] > 1]
+"""
+    request = ExecRequest(code=code, call=Call(function="f", args=[21]), limits=Limits(wall_s=20, cpu_s=20))
+    results = await asyncio.gather(*(sandbox.run(request) for _ in range(SLOTS)))
+    for result in results:
+        assert result.status is ExecStatus.OK and result.value, result
+        expected = [42, True, [1], 2, ["own"], 2, False, True, True, True]
+        if not sandbox.capabilities.pid_namespace:
+            expected[5] = json.loads(result.value)[5]
+        assert json.loads(result.value) == expected
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+async def test_attack_comes_to_nothing(sandbox: Sandbox, facts: dict[str, Any], attack: Attack) -> None:
+    if attack.counted and not sandbox.capabilities.memory_limit.startswith("cgroup"):
+        pytest.skip(f"memory is limited per process only: {'; '.join(sandbox.capabilities.missing)}")
+    before = traces()
+    call = Call(function="f", args=[facts]) if attack.calls else None
+    result = await sandbox.run(
+        ExecRequest(code=attack.code, setup=PRELUDE, stdin="input", call=call, limits=attack.limits)
+    )
+    assert result.status in attack.ends, result
+    assert "got through" not in result.stdout and not result.error
+    if result.value is not None:
+        assert attack.harmless(json.loads(result.value)), result.value
+    json.dumps([result.stdout, result.stderr]).encode()
+    assert len(result.stdout.encode()) <= 4 * attack.limits.output_bytes
+    assert result.wall_s < attack.limits.wall_s + 5
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
+# --- the verdict ---
+
+
+async def grade(sandbox: Sandbox, answer: str) -> bool:
+    """Say whether the answer doubles numbers, as environments do: what is expected never enters the sandbox."""
+    for x, expected in CASES:
+        result = await sandbox.run(ExecRequest(code=answer, call=Call(function="f", args=[x]), limits=LONG))
+        assert result.status is not ExecStatus.SANDBOX_ERROR, result
+        if result.status is not ExecStatus.OK or result.value is None:
+            return False
+        got = json.loads(result.value)
+        if type(got) is not type(expected) or got != expected:
+            return False
+    return True
+
+
+def grade_in_process(answer: str) -> bool:
+    """The control: how HumanEval and many after it grade. Code and tests share a process, whose own word counts."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        verdicts: list[str] = []
+        try:
+            os.setsid()
+            devnull = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(devnull, fd)
+            os.closerange(3, write_end)
+            os.closerange(write_end + 1, 256)
+            tests = "\n".join(f"assert f({x}) == {expected}" for x, expected in CASES)
+            exec(f"{answer}\n{tests}", {"__name__": "__main__"})
+            verdicts.append("passed")
+        except BaseException:
+            verdicts.append("failed")
+        finally:
+            os.write(write_end, verdicts[0].encode() if verdicts else b"")
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as said:
+        verdict = said.read()
+    os.waitpid(pid, 0)
+    return verdict == b"passed"
+
+
+async def test_right_and_wrong_answers_are_told_apart(sandbox: Sandbox) -> None:
+    assert await grade(sandbox, "def f(x): return 2 * x")
+    assert not await grade(sandbox, "def f(x): return 2 * x + 1")
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_verdict_cannot_be_forged(sandbox: Sandbox, name: str) -> None:
+    before = traces()
+    assert not await grade(sandbox, FORGERIES[name][1])
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
+async def test_the_control_is_fooled() -> None:
+    """Were it not, the forgeries above would prove nothing."""
+    assert grade_in_process("def f(x): return 2 * x") and not grade_in_process("def f(x): return 2 * x + 1")
+    fooled = {name for name, (_, answer) in FORGERIES.items() if grade_in_process(answer)}
+    assert len(fooled) >= 4 and {"walk the stack to the grader", "an object that equals everything"} <= fooled
+
+
+# --- sessions and their files ---
+
+
+async def test_files_of_a_session_are_data(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Links, odd names, FIFOs, devices and pickles: the host follows, opens, waits for and decodes none of it."""
+    before = traces()
+    target = tmp_path / "secret"
+    target.write_text("secret")
+    session = await sandbox.open_session(limits=replace(LONG, file_bytes=2**20))
+    try:
+        made = await session.run(f"""
+import os, pickle, socket, zipfile
+os.symlink({str(target)!r}, "link"); os.symlink("/etc", "folder"); os.mkfifo("fifo"); os.symlink("loop", "loop")
+socket.socket(socket.AF_UNIX).bind("socket")
+os.truncate(os.open("sparse", os.O_RDWR | os.O_CREAT), 2**20)
+class Evil:
+    def __reduce__(self): return os.mkdir, ({str(tmp_path / "made")!r},)
+open("evil", "wb").write(pickle.dumps(Evil()))
+with zipfile.ZipFile("slip.zip", "w") as archive: archive.writestr("../../{MARKER}", "x")
+""")
+        assert made.status is ExecStatus.OK, made
+        for path in (
+            "link",
+            "folder/passwd",
+            "folder",
+            "fifo",
+            "loop",
+            "socket",
+            "absent",
+            "/etc/passwd",
+            "../x",
+            "",
+            "\0",
+        ):
+            with pytest.raises(SessionFileError):
+                await session.get(path)
+        for path in ("folder/x", "../x", "/tmp/x", "a/../../x", "a\0b", "x" * 4096, "fifo/x"):
+            with pytest.raises(SessionFileError):
+                await session.put(path, b"x")
+        with pytest.raises(SessionFileError):
+            await session.put("large", bytes(2**20 + 1))
+        assert len(await session.get("sparse")) == 2**20
+        assert pickle.dumps(0)[:2] == (await session.get("evil"))[:2] and not (tmp_path / "made").exists()
+        assert (await session.get("slip.zip")).startswith(b"PK")
+    finally:
+        await session.close()
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
+async def test_a_session_that_patches_its_interpreter_forges_only_itself(sandbox: Sandbox) -> None:
+    before = traces()
+    session = await sandbox.open_session(limits=LONG)
+    try:
+        await session.run("""
+import sys, builtins
+builtins.print = lambda *a: sys.stdout.write("forged\\n")
+for module in list(sys.modules.values()):
+    if "guest" in str(getattr(module, "__file__", "")) and hasattr(module, "exhausted"):
+        module.exhausted = lambda e: b""
+""")
+        assert (
+            await session.run("print(1)")
+        ).stdout == "forged\n"  # only what a tool shows: no verdict is taken from it
+        assert await grade(sandbox, "def f(x): return 2 * x")
+        assert not await grade(sandbox, "def f(x): return 0")
+        other = await sandbox.open_session(limits=LONG)
+        try:
+            assert (await other.run("print(1)")).stdout == "1\n"
+        finally:
+            await other.close()
+    finally:
+        await session.close()
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
+async def test_neighbours_are_served_while_one_is_attacked(sandbox: Sandbox) -> None:
+    """One place runs a bomb; the others answer within their limits, and the bomb ends at its own."""
+    bomb = "import os, threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()"
+    busy = asyncio.create_task(sandbox.run(ExecRequest(code=bomb, limits=Limits(wall_s=2.0, cpu_s=20.0))))
+    served: list[ExecResult] = []
+    while not busy.done():
+        served.append(await sandbox.run(ExecRequest(code="print(1)", limits=Limits(wall_s=20.0))))
+    assert (await busy).status is ExecStatus.TIMEOUT
+    assert served and all(result.stdout == "1\n" for result in served)

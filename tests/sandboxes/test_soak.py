@@ -1,0 +1,135 @@
+"""Thousands of snippets, a tenth of them hostile, with the owner killed half way: nothing is left, nothing grows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forge_env.errors import SandboxUnavailable
+from forge_env.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
+from sandboxes import open_sandbox
+
+ROOT = Path(__file__).parents[2]
+COUNT = int(os.environ.get("FORGE_ENV_SOAK", "10000"))
+GROWTH_BYTES = 20 * 2**20
+CLIENTS = 4
+LIMITS = Limits(wall_s=20.0, cpu_s=10.0, processes=16, memory_bytes=96 * 2**20)
+BRIEF = Limits(wall_s=0.3, cpu_s=10.0, processes=16, memory_bytes=96 * 2**20)
+
+HOSTILE = [
+    ("import os\nwhile True: os.fork()", LIMITS),
+    ("x = []\nwhile True: x.append(' ' * 10**6)", LIMITS),
+    ("import mmap\nx = mmap.mmap(-1, 1 << 28)\nfor i in range(0, len(x), 4096): x[i] = 1", LIMITS),
+    ("while True: print('x' * 10**5)", LIMITS),
+    ("import ctypes; ctypes.string_at(0)", LIMITS),
+    ("import os; os.kill(os.getppid(), 9); os.kill(-1, 9)", LIMITS),
+    ("import os, time\nif not os.fork():\n    os.setsid(); time.sleep(600)", LIMITS),
+    ("import os\nfor fd in range(3, 99):\n    try: os.write(fd, b'x' * 99)\n    except OSError: pass", LIMITS),
+    ("import signal, time\nsignal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(9)", BRIEF),
+    ("10 ** 10 ** 8", BRIEF),
+]
+
+OWNER = """
+import asyncio, sys
+from sandboxes import open_sandbox
+from tests.sandboxes.test_soak import soak, resident
+async def main():
+    async with open_sandbox("namespace") as sandbox:
+        await soak(sandbox, 100, seed=0)
+        before = resident()
+        await soak(sandbox, int(sys.argv[1]), seed=1)
+        print(resident() - before, flush=True)
+        await soak(sandbox, 10**9, seed=2)
+asyncio.run(main())
+"""
+
+
+async def soak(sandbox: Sandbox, count: int, *, seed: int) -> None:
+    """Run `count` snippets from several clients at once, and check each."""
+    rng = random.Random(seed)
+    numbers = iter(range(count))
+
+    async def client() -> None:
+        for number in numbers:
+            if rng.random() < 0.1:
+                code, limits = rng.choice(HOSTILE)
+                result = await sandbox.run(ExecRequest(code=code, limits=limits))
+                assert result.status is not ExecStatus.SANDBOX_ERROR, (code, result)
+            else:
+                result = await sandbox.run(ExecRequest(code=f"print({number} * 2)", limits=LIMITS))
+                assert (result.status, result.stdout) == (ExecStatus.OK, f"{number * 2}\n"), result
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def below(pid: int) -> set[int]:
+    """Return every living process below `pid`."""
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            parents[int(entry)] = int(parent)
+    found: set[int] = set()
+    todo = {pid}
+    while todo:
+        todo = {child for child, parent in parents.items() if parent in todo}
+        found |= todo
+    return found
+
+
+def groups(pid: int) -> list[str]:
+    """Return the control groups that process `pid` has made."""
+    folders = (folder for folder, _, _ in os.walk("/sys/fs/cgroup"))
+    return [folder for folder in folders if "/forge_env-" in folder and f"-{pid}-" in folder]
+
+
+def mounts() -> int:
+    return len(Path("/proc/self/mounts").read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_soak() -> None:
+    try:
+        async with open_sandbox("namespace") as sandbox:
+            await soak(sandbox, 100, seed=3)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    before = groups(os.getpid()), mounts(), below(os.getpid()), len(os.listdir("/proc/self/fd"))
+
+    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-c", OWNER, str(COUNT // 2)]
+    with subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        said = owner.stdout.readline()
+        assert said, "the owner failed"
+        assert int(said) < GROWTH_BYTES
+        family = below(owner.pid)
+        assert family
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while family & set(map(int, filter(str.isdigit, os.listdir("/proc")))):
+        assert time.monotonic() < deadline, "processes outlive their owner"
+        await asyncio.sleep(0.05)
+
+    async with open_sandbox("namespace") as sandbox:  # whose start removes what the dead one left
+        assert groups(owner.pid) == []
+        resident_before = resident()
+        await soak(sandbox, COUNT // 2, seed=4)
+        assert resident() - resident_before < GROWTH_BYTES
+    assert (groups(os.getpid()), mounts(), below(os.getpid()), len(os.listdir("/proc/self/fd"))) == before
