@@ -150,13 +150,28 @@ def env_class(name: str) -> type[Env]:
     Raises:
         UserError: for an unknown name, with the nearest one, or what is no environment.
     """
-    family, colon, member = name.partition(":")
-    if colon and family in FAMILIES:
-        return load(FAMILIES[family])(member)
-    found = load_entry(resolve(name, "env"))
+    found = load_target(name) if is_member(name) else load_entry(resolve(name, "env"))
     if not _is_env(found):
         raise UserError(f"{name!r} is not an environment: {found!r} is no subclass of forge_env.Env")
     return found
+
+
+def is_member(name: str) -> bool:
+    """Whether a name is one of a family, such as "gymnasium:FrozenLake-v1"."""
+    family, colon, _ = name.partition(":")
+    return bool(colon) and family in FAMILIES
+
+
+def load_target(target: str) -> Any:
+    """Import the object of a "module:attribute" or "file.py:attribute", or make the class of a family's member.
+
+    Raises:
+        UserError: for what is not there.
+    """
+    if not is_member(target):
+        return load(target)
+    family, _, member = target.partition(":")
+    return load(FAMILIES[family])(member)
 
 
 def tools_of(name: str) -> list[Tool]:
@@ -186,7 +201,8 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         UserError: for an unknown name, with the nearest one.
     """
     if ":" in name:
-        return Entry(name="", kind=kind or "env", target=name)
+        family = name.partition(":")[0] if is_member(name) else ""
+        return Entry(name="", kind=kind or "env", target=name, source=FAMILIES.get(family, "process"))
     entry = find(name, kind)
     if entry is not None:
         return entry

@@ -22,6 +22,7 @@ from typing import Any
 from forge_env.env import Env
 from forge_env.errors import ForgeError, UserError
 from forge_env.factory import NOT_OPTIONS, EnvFactory
+from forge_env.registry import load_target
 from forge_env.targets import add_to_path, load, split_target
 from forge_env.tool_env import ToolEnv
 from forge_env.tool_sets import derive_tools, untyped
@@ -66,7 +67,7 @@ def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> di
     Raises:
         UserError: when it cannot be imported, is not of the kind asked for, or lacks something; then all that it lacks.
     """
-    found = load(target)
+    found = load_target(target)
     if (kind or _kind(found)) == "env":
         tools, problems = _examine_env(found)
     else:

@@ -46,7 +46,8 @@ def info(
         return
     say(f"from: {entry.source}{f' ({entry.file})' if entry.file else ''}")
     say(f"target: {entry.target}")
-    say(f"defined in: {data['file']}, line {data['line']}")
+    if data["file"]:
+        say(f"defined in: {data['file']}, line {data['line']}")
     show_schemas(data)
     for remark in notes:
         note(remark)
