@@ -12,7 +12,7 @@ from forge_env.errors import SandboxUnavailable
 from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes.cgroups import Groups
 
-_LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
+LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
 
 # Every canary returns what it saw; the judgement is the host's.
@@ -82,7 +82,7 @@ def look(secret, size, namespaces):
 # Memory that no resource limit of the process counts once address space is left out: only the group stops it.
 _SHARED_MEMORY = f"""
 import mmap
-held = mmap.mmap(-1, {_LIMITS.memory_bytes + 64 * 2**20})
+held = mmap.mmap(-1, {LIMITS.memory_bytes + 64 * 2**20})
 for start in range(0, len(held), mmap.PAGESIZE):
     held[start] = 1
 """
@@ -99,16 +99,16 @@ async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilitie
     """
     kind = groups if isinstance(groups, str) else groups.version
     if kind not in _passed:
-        capabilities = _judge(await _look(sandbox))
-        _passed[kind] = await _with_limits(capabilities, sandbox, groups)
+        capabilities = _judge(await look(sandbox))
+        _passed[kind] = await with_limits(capabilities, sandbox, groups)
     return _passed[kind]
 
 
-async def _with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
+async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     if isinstance(groups, str):
         lost = f"memory and processes are limited per process only, as there is no control group: {groups}"
         return replace(capabilities, missing=(lost,))
-    result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=_LIMITS))
+    result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=LIMITS))
     if result.status is not ExecStatus.MEMORY:
         raise SandboxUnavailable(
             f"{groups.version} does not limit the memory of a snippet here: the canary ended with {result.status} "
@@ -118,11 +118,11 @@ async def _with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Gro
     return replace(capabilities, memory_limit=version, process_limit=version, cpu_share=groups.limits_cpu)
 
 
-async def _look(sandbox: Sandbox) -> dict[str, Any]:
+async def look(sandbox: Sandbox) -> dict[str, Any]:
     # Lies where any user may pass, so that only its mode and the sandbox protect it.
     with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
-        call = Call(function="look", args=[secret.name, 2 * _LIMITS.memory_bytes, _NAMESPACES])
-        result = await sandbox.run(ExecRequest(code=_CANARIES, call=call, limits=_LIMITS))
+        call = Call(function="look", args=[secret.name, 2 * LIMITS.memory_bytes, _NAMESPACES])
+        result = await sandbox.run(ExecRequest(code=_CANARIES, call=call, limits=LIMITS))
     if result.status is not ExecStatus.OK or result.value is None:
         reason = result.error or result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
         raise SandboxUnavailable(f"namespace sandbox: the self-test could not run here: {reason}.")
@@ -137,7 +137,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         "it can read a private file of the host": seen["secret"] or seen["shadow"],
         "it can reach the network": seen["connects"],
         "it can see other processes": any(pid > 2 for pid in seen["processes"]),
-        "its processes are not limited": not 0 < seen["forks"] < _LIMITS.processes,
+        "its processes are not limited": not 0 < seen["forks"] < LIMITS.processes,
         "its memory is not limited": seen["allocates"],
         "it can mount": seen["mounts"],
         "it can write to its root": seen["writes_root"],

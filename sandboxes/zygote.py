@@ -26,7 +26,7 @@ _GUEST = Path(__file__).with_name("guest.py")
 _START_S = 30.0
 _CLOSE_S = 5.0
 _MAX_MESSAGE = 64 * 2**10
-_BACKSTOP_PROCESSES = 16
+BACKSTOP_PROCESSES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
         "cpu_kill_s": cpu_s + 1,
         "memory_bytes": limits.memory_bytes,
         "memory_is_counted": int(counted),
-        "processes": limits.processes + (_BACKSTOP_PROCESSES if counted else 0),
+        "processes": limits.processes + (BACKSTOP_PROCESSES if counted else 0),
         "file_bytes": limits.file_bytes,
         "tmp_bytes": limits.tmp_bytes,
     }
