@@ -13,7 +13,7 @@ from envs.code_exec import CodeExec, extract_code
 from forge_env.errors import SandboxError, UserError
 from forge_env.factory import EnvFactory, make
 from forge_env.rollout import run_episode, run_group
-from forge_env.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.sandbox import Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.types import Action, EpisodeLimits, Outcome, Task, ToolCall
 
 TASK = CodeExec.tasks(count=1)[0]
@@ -66,6 +66,8 @@ async def test_the_expert_earns_the_full_reward(split: str) -> None:
                 factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
             )
             assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.0, 2), result.messages
+            enforced = result.info["sandbox"]
+            assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
 
 
 async def test_without_its_tool_the_expert_earns_nothing() -> None:
@@ -369,6 +371,17 @@ async def test_a_surrogate_in_the_code_is_told_to_the_model() -> None:
 
 class BrokenSandbox:
     """A sandbox that cannot run anything."""
+
+    capabilities = Capabilities(
+        backend="broken",
+        pid_namespace=False,
+        mount_namespace=False,
+        network_namespace=False,
+        ipc_namespace=False,
+        seccomp=False,
+        uid_drop=False,
+        memory_limit="none",
+    )
 
     async def run(self, request: ExecRequest) -> ExecResult:
         return ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="broken", error="no more processes")
