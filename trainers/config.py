@@ -19,6 +19,8 @@ SHORT_OPTIONS = {
     "steps": "training.steps",
     "seed": "training.seed",
     "tasks": "dataset.tasks",
+    "loss": "training.loss",
+    "advantages": "training.advantages",
 }
 
 
@@ -99,12 +101,45 @@ class TrainingConfig:
     learning_rate: float = 3e-4
     max_grad_norm: float = 1.0
     temperature: float = 1.0
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; its gradient costs memory of the size of the logits."""
+    loss: str = ""
+    """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/own_parts.py."""
+    advantages: str = ""
+    """A function of your own from the rewards of a group to its advantages, "module:function"."""
     staleness: int = 0
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
     step_seconds: float = 600.0
     """Deadline for one step's groups, and for one optimizer step."""
     max_tokens_per_micro_batch: int = 4096
     """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    """What the sections of all policy-gradient algorithms have in common; a page sets its own defaults."""
+
+    n_samples: int = 8
+    """Episodes of one group."""
+    beta: float = 0.0
+    """Weight of the KL penalty; 0 is none. There being no reference model, it is against the generator."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL penalty."""
+    kl_straight_through: bool = False
+    """The estimator's value with k2's gradient, which on-policy is the KL's own."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """"token" weighs every sampled token alike, "sequence" every episode, "constant" is Dr.GRPO's sum of tokens."""
+    constant: float = 0.0
+    """What "constant" divides an episode's sum by; 0 is env.max_tokens."""
+    correction: Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask"] = "mask"
+    """What becomes of tokens, or of whole episodes, whose ratio of trainer to engine is out of bounds."""
+    correction_low: float = 1e-4
+    correction_high: float = 100.0
+    normalization: Literal["none", "group", "batch"] = "group"
+    """Whose standard deviation the advantages are divided by."""
+    std_ddof: int = 1
+    """1 divides the variance by n - 1, 0 by n."""
+    std_eps: float = 1e-4
 
 
 @dataclass(kw_only=True)

@@ -8,48 +8,23 @@ starts from v + S. S = 0 is synchronous.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from forge_env.episode import Episode, Group
+from forge_env.episode import Group
 from forge_env.errors import ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Task
+from trainers.advantages import has_signal
 from trainers.batch import Sample
+from trainers.objective import Objective
 
-if TYPE_CHECKING:
-    from torch import nn
+__all__ = ["MAX_FAULTS_IN_A_ROW", "Loop", "Objective", "repeat"]
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What an algorithm's page hands to the loop."""
-
-    loss: nn.Module
-    advantages: Callable[[Sequence[float]], list[float]]
-    group_size: int
-    kl_reference: str = ""
-    """"generator" where the loss has a KL penalty and there is no reference model."""
-
-    def samples(self, groups: Sequence[Group]) -> list[Sample]:
-        """Turn groups into samples. Faults have no reward, and take no part in a baseline."""
-        return [
-            Sample(rows=episode.rows, advantage=advantage, ref_logprobs=self._reference(episode))
-            for group in groups
-            for episode, advantage in zip(group.valid, self.advantages(group.rewards), strict=True)
-        ]
-
-    def _reference(self, episode: Episode) -> tuple[float, ...] | None:
-        if not self.kl_reference:
-            return None
-        return tuple(
-            logprob for row in episode.rows for logprob, sampled in zip(row.logprobs, row.mask, strict=True) if sampled
-        )
 
 
 @dataclass
@@ -71,7 +46,14 @@ class Loop:
     """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
     """Seconds to wait for one step's groups."""
+    warn: Callable[[str], None] = logging.getLogger(__name__).warning
+    signal_warning: int = 32
+    """Groups without a signal in a row after which the run says so, where the objective needs one."""
+    signal_error: int = 512
+    """And after which it ends."""
     faults: Counter[str] = field(default_factory=Counter)
+    """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
+    without signal" one reward for all of them; each also "in a row"."""
 
     async def run(self) -> None:
         """Train for `steps` optimizer steps.
@@ -106,6 +88,8 @@ class Loop:
             metrics = await self.train_step(self.objective.samples(groups))
             train_done = time.perf_counter()
             metrics |= await self.sync_weights(step)
+            metrics |= {"groups_dropped": float(self.faults["dropped groups"])}
+            metrics |= {"groups_without_signal": float(self.faults["groups without signal"])}
             seconds = {
                 "seconds/rollout": rollout_done - started,
                 "seconds/train": train_done - rollout_done,
@@ -119,19 +103,38 @@ class Loop:
     async def _rollout(self, task: Task, index: int, result: asyncio.Future[Group | None]) -> None:
         group = await self.run_group(task, index)
         self.faults.update(e.outcome.value for e in group.faults)
-        if self.keeps(group):
-            self.faults["dropped groups in a row"] = 0
+        if not self.keeps(group):
+            self._count_faulty(group)
+        elif self.objective.needs_signal and not has_signal(group.rewards):
+            self._count_flat(group)
+        else:
+            self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
             result.set_result(group)
             return
-        self.faults["dropped groups in a row"] += 1
+        result.set_result(None)
+        self._open.release()
+
+    def _count_faulty(self, group: Group) -> None:
+        """Count a group with too few valid episodes."""
         self.faults["dropped groups"] += 1
+        self.faults["dropped groups in a row"] += 1
         if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
             reason = next((e.error for e in group.faults if e.error), "none was given")
             raise ServiceError(
                 f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; the last error: {reason}"
             )
-        result.set_result(None)
-        self._open.release()
+
+    def _count_flat(self, group: Group) -> None:
+        """Count a group whose valid episodes all have one reward; it is no fault, so it ends a row of faults."""
+        self.faults["dropped groups in a row"] = 0
+        self.faults["groups without signal"] += 1
+        self.faults["groups without signal in a row"] += 1
+        row = self.faults["groups without signal in a row"]
+        said = f"{row} groups in a row were dropped, each with one reward for all its episodes, {group.rewards[0]:g} in"
+        if row >= self.signal_error:
+            raise ServiceError(f"{said} the last: the tasks are too easy or too hard, or dynamic sampling must be off")
+        if row % self.signal_warning == 0:
+            self.warn(f"{said} the last; the run ends at {self.signal_error}")
 
     async def _next_group(self) -> Group:
         """Wait for the oldest open group that is not dropped.
@@ -146,7 +149,9 @@ class Loop:
                     if group is not None:
                         return group
         except TimeoutError:
-            reason = "the environments or the policy hang"
+            row = self.faults["groups without signal in a row"]
+            flat = f"the last {row} groups were dropped, each with one reward for all its episodes"
+            reason = flat if row else "the environments or the policy hang"
             raise ServiceError(f"no finished group for {self.patience:g} s: {reason}") from None
 
 

@@ -29,7 +29,8 @@ class LossCall:
     Args:
         loss: a function or module whose parameters are any of `LOSS_TENSORS`. One that names `normalizer` returns a
             sum over it; any other returns a local mean, which is weighted by the micro-batch's share of the valid
-            tokens (of the episodes, if its `normalizer_unit` is "episodes").
+            tokens (of the episodes, if its `normalizer_unit` is "episodes"). What its `unused_tensors` names is not
+            computed for it.
 
     Raises:
         UserError: the loss asks for something else.
@@ -44,6 +45,7 @@ class LossCall:
         self._required = {p.name for p in parameters if p.default is p.empty} - variadic
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             self.names |= set(LOSS_TENSORS) - {"entropy"}  # entropy costs, so it has to be asked for by name
+        self.names -= set(getattr(loss, "unused_tensors", ()))
         for name in sorted(self._required - set(LOSS_TENSORS)):
             raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, LOSS_TENSORS)}")
 

@@ -5,37 +5,59 @@ padding_mask, entropy` of shape (episodes, tokens), `advantages` of shape (episo
 A loss given a `normalizer` returns a sum over it, so that micro-batches and ranks simply add up; without one it
 returns the mean over its own input. `normalizer_unit` says what is counted: valid tokens, or episodes that have any.
 
+In the formulas r = exp(logprobs - generator_logprobs) is the importance ratio against the policy that really sampled,
+A the advantage, sg(.) stops the gradient, and the loss is what is minimised. Settings that all losses share (`beta, kl,
+entropy_coef, aggregation, correction, ...`) are those of `PolicyLoss`; the parts are in `loss_terms.py`.
+
 Masked positions may hold anything, NaN and inf too: they are replaced before any arithmetic, because 0 * NaN is NaN
 both in the value and in the gradient.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forge_env.errors import UserError
+from trainers.loss_base import LossOptions, PolicyLoss, RatioLoss, check_range
+from trainers.loss_terms import Aggregation, sequence_mean
+from trainers.plain_losses import ReinforceLoss, SFTLoss, SimpleGRPOLoss
 
-# exp(20) = 4.9e8 still squares in float32; no honest log-ratio comes near, so this only prevents overflow.
-MAX_LOG_RATIO = 20.0
+__all__ = [
+    "CISPOLoss",
+    "DAPOLoss",
+    "GRPOLoss",
+    "GSPOLoss",
+    "PolicyLoss",
+    "ReinforceLoss",
+    "SAPOLoss",
+    "SFTLoss",
+    "SimpleGRPOLoss",
+]
 
 
-class GRPOLoss(nn.Module):
+class GRPOLoss(RatioLoss):
     """Group relative policy optimisation: the clipped surrogate, with an optional KL penalty.
 
-    Per token: `-min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + beta * k3`, where
-    `r = exp(logprobs - generator_logprobs)` is the importance ratio against the policy that really sampled, and
-    `k3 = exp(ref - logprobs) - (ref - logprobs) - 1`. Equation 3 of arXiv 2402.03300 (GRPO); `clip_high > clip_low`
-    is Clip-Higher of arXiv 2503.14476 (DAPO).
+    Per token: `-min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + beta * k3`. Equation 3 of arXiv 2402.03300
+    (GRPO); `clip_high > clip_low` is Clip-Higher of arXiv 2503.14476 (DAPO).
+
+    Conventions: the paper has clip_low = clip_high = 0.2 and beta = 0.04, TRL 0.2, 0.2 and 0, verl 0.2, 0.2, no KL and
+    dual_clip=3, torchforge beta = 0.1. Dr.GRPO (arXiv 2503.20783) is aggregation="constant" with advantages that are
+    not divided by the standard deviation; the paper's own formula has no length in it, which is constant=1. TRL's
+    "bnpo" is aggregation="token" over one micro-batch: without a `normalizer`.
 
     Args:
-        clip_low: how far below 1 the ratio may go before it is clipped.
+        clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
         clip_high: how far above 1.
         beta: weight of the KL penalty against the reference model; 0 turns it off.
         aggregation: "sequence" is the mean over episodes of each episode's token mean (GRPO), "token" is the mean
-            over all valid tokens (DAPO). Episodes without a valid token count in neither.
+            over all valid tokens (DAPO), "constant" is Dr.GRPO's. Episodes without a valid token count in none.
+        dual_clip: bounds the loss of a negative advantage at -dual_clip * A, above 1 (arXiv 1912.09729; verl 3.0, TRL's
+            `delta`); None does not, as in the paper.
+        options: see `PolicyLoss`.
 
     Raises:
         UserError: on a value out of range, and in `forward` when beta > 0 and there are no `ref_logprobs`.
@@ -46,82 +68,154 @@ class GRPOLoss(nn.Module):
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         beta: float = 0.0,
-        aggregation: Literal["sequence", "token"] = "sequence",
+        aggregation: Aggregation = "sequence",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
     ) -> None:
-        super().__init__()
-        if not 0 <= clip_low <= 1 or clip_high < 0 or beta < 0:
-            raise UserError(
-                f"clip_low={clip_low}, clip_high={clip_high}, beta={beta}: clip_low must lie in [0, 1], "
-                "clip_high and beta must not be negative."
-            )
-        if aggregation not in ("sequence", "token"):
-            raise UserError(f"aggregation={aggregation!r} is not known: use 'sequence' or 'token'.")
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        check_range("clip_low", clip_low, low=0.0, high=1.0)
+        check_range("clip_high", clip_high, low=0.0)
+        if dual_clip is not None and not dual_clip > 1 + clip_high:
+            raise UserError(f"dual_clip={dual_clip} must be above 1 + clip_high={1 + clip_high:g}, or None for off.")
         self.clip_low = clip_low
         self.clip_high = clip_high
-        self.beta = beta
-        self.aggregation = aggregation
-        self.normalizer_unit = "episodes" if aggregation == "sequence" else "tokens"
+        self.dual_clip = dual_clip
 
-    def forward(
-        self,
-        logprobs: Tensor,
-        generator_logprobs: Tensor,
-        advantages: Tensor,
-        padding_mask: Tensor,
-        ref_logprobs: Tensor | None = None,
-        normalizer: Tensor | None = None,
-    ) -> Tensor:
-        """Return the scalar loss.
-
-        Args:
-            logprobs: (episodes, tokens) of the model being trained, with gradient.
-            generator_logprobs: (episodes, tokens) of the policy that sampled.
-            advantages: (episodes,), (episodes, 1) or (episodes, tokens).
-            padding_mask: (episodes, tokens) bool, True on the tokens to learn from.
-            ref_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
-            normalizer: what to divide the sum by; None for the number of episodes or tokens given.
-        """
-        logprobs = _keep(logprobs, padding_mask)  # (E, T)
-        log_ratio = logprobs - _keep(generator_logprobs, padding_mask)
-        ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        weight = _keep(advantages.view(len(advantages), -1).expand_as(ratio), padding_mask)
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        ratio = self.ratio(log_ratio, logprobs, mask).exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        per_token = -torch.minimum(ratio * weight, clipped * weight)
-        if self.beta > 0:
-            per_token = per_token + self.beta * self._penalty(logprobs, ref_logprobs, padding_mask)
-        return _aggregate(_keep(per_token, padding_mask), padding_mask, self.aggregation, normalizer)
+        if self.dual_clip is not None:
+            ratio = ratio.clamp(max=self.dual_clip)  # above both bounds: a positive advantage never sees it
+        return -torch.minimum(ratio * advantages, clipped * advantages)
 
-    def _penalty(self, logprobs: Tensor, ref_logprobs: Tensor | None, padding_mask: Tensor) -> Tensor:
-        """The k3 estimator of KL(policy || reference), per token: never negative, exact in expectation."""
-        if ref_logprobs is None:
-            raise UserError(f"beta={self.beta} needs ref_logprobs: give a reference model, or set beta to 0.")
-        difference = _keep(ref_logprobs, padding_mask) - logprobs
-        difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        return difference.exp() - difference - 1
+    def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+        """The logarithm of the ratio that is clipped: the token's own."""
+        return log_ratio
 
-
-class SFTLoss(nn.Module):
-    """Supervised fine-tuning: the mean negative log-likelihood of the tokens under `padding_mask`."""
-
-    normalizer_unit = "tokens"
-
-    def forward(self, logprobs: Tensor, padding_mask: Tensor, normalizer: Tensor | None = None) -> Tensor:
-        """Return the scalar loss; `logprobs` and `padding_mask` are (episodes, tokens), `normalizer` a scalar."""
-        return _aggregate(-_keep(logprobs, padding_mask), padding_mask, "token", normalizer)
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the gradient vanishes: below the range at A < 0, above it at A > 0."""
+        ratio = self.ratio(log_ratio, log_ratio, mask).exp()
+        low = (ratio < 1 - self.clip_low) & (advantages < 0)
+        return low & mask, (ratio > 1 + self.clip_high) & (advantages > 0) & mask
 
 
-def _keep(values: Tensor, padding_mask: Tensor) -> Tensor:
-    """Zero the masked positions. `where` and not a product: the gradient there is exactly zero, whatever they hold."""
-    return torch.where(padding_mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+class DAPOLoss(GRPOLoss):
+    """Decoupled clip: GRPO's surrogate with Clip-Higher, the mean over all valid tokens, and no KL.
+
+    Equations 8, 10 and 12 of arXiv 2503.14476. Dynamic sampling and overlong rewards are not the loss's: see
+    `trainers.dapo`. TRL's "dapo" and verl's "token-mean" divide by the tokens of the whole step over all ranks, which
+    is what `normalizer` does here.
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
 
 
-def _aggregate(per_token: Tensor, padding_mask: Tensor, aggregation: str, normalizer: Tensor | None) -> Tensor:
-    """Sum per-token losses, (episodes, tokens) and zero where masked, and divide as `aggregation` says."""
-    lengths = padding_mask.sum(-1)  # (episodes,)
-    if aggregation == "sequence":
-        total = (per_token.sum(-1) / lengths.clamp(min=1)).sum()
-        count = (lengths > 0).sum()
-    else:
-        total = per_token.sum()
-        count = lengths.sum()
-    return total / (count.clamp(min=1) if normalizer is None else normalizer)
+class GSPOLoss(GRPOLoss):
+    """Group sequence policy optimisation: one ratio for each episode, the geometric mean of its tokens' ratios.
+
+    Per episode: `-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A)` with `s = exp(mean over tokens of log r)`;
+    arXiv 2507.18071, equations 5 and 7. It is computed per token as `s_t = sg(s) * exp(logprobs - sg(logprobs))`, the
+    paper's GSPO-token form, as verl does: for one advantage per episode the value and the gradient are those of the
+    episode's ratio (TRL's importance_sampling_level="sequence"), and advantages per token work too. A token
+    that a correction leaves out has no gradient here, as in verl; in TRL it keeps its share of the episode's ratio. The
+    "sequence_" corrections are the same in all. The clip range is the paper's, hundreds of times narrower than GRPO's,
+    since a mean of log-ratios varies much less.
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 3e-4,
+        clip_high: float = 4e-4,
+        beta: float = 0.0,
+        aggregation: Aggregation = "sequence",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
+
+    def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+        return sequence_mean(log_ratio, mask).detach() + logprobs - logprobs.detach()
+
+
+class SAPOLoss(RatioLoss):
+    """Soft adaptive policy optimisation: a smooth gate in place of the clip.
+
+    Per token: `-(4 / tau) * sigmoid(tau * (r - 1)) * A`, with tau = tau_pos where A > 0 and tau_neg elsewhere;
+    arXiv 2511.20347. At r = 1 the gate's slope is 1, so on-policy the gradient is GRPO's; it decays smoothly away from
+    there. TRL, verl and AReaL agree on this form and on 1.0 and 1.05.
+
+    Args:
+        tau_pos: temperature of the gate for positive advantages, above 0: the larger, the faster the decay.
+        tau_neg: the same for the others.
+        beta: see `PolicyLoss`, as `aggregation` and `options`.
+    """
+
+    def __init__(
+        self,
+        tau_pos: float = 1.0,
+        tau_neg: float = 1.05,
+        beta: float = 0.0,
+        aggregation: Aggregation = "sequence",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        if not (tau_pos > 0 and tau_neg > 0):
+            raise UserError(f"tau_pos={tau_pos}, tau_neg={tau_neg}: both must be above 0.")
+        self.tau_pos = tau_pos
+        self.tau_neg = tau_neg
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        tau = torch.full_like(advantages, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
+        return -(4 / tau) * torch.sigmoid(tau * (log_ratio.exp() - 1)) * advantages
+
+
+class CISPOLoss(RatioLoss):
+    """Clipped importance sampling policy optimisation: REINFORCE weighted by the clipped, detached ratio.
+
+    Per token: `-sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * logprobs`; arXiv 2506.13585, equations 4 and 5. No token
+    loses its gradient, only its weight is bounded.
+
+    Conventions differ: here, in verl and in slime the bounds are distances from 1; TRL's `epsilon_high` is the largest
+    ratio itself, without a lower bound. The default, no lower bound and a ratio of at most 5, is slime's and TRL's
+    recommendation of arXiv 2510.13786; TRL's epsilon_high=e is clip_high=e - 1, clip_low=1.
+
+    Args:
+        clip_low: how far below 1 the weight may go, within [0, 1]; 1 is no lower bound.
+        clip_high: how far above 1.
+        beta: see `PolicyLoss`, as `aggregation` and `options`.
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 1.0,
+        clip_high: float = 4.0,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        check_range("clip_low", clip_low, low=0.0, high=1.0)
+        check_range("clip_high", clip_high, low=0.0)
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        weight = log_ratio.detach().exp().clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -weight * advantages * logprobs
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the weight is bounded."""
+        ratio = log_ratio.exp()
+        return (ratio < 1 - self.clip_low) & mask, (ratio > 1 + self.clip_high) & mask

@@ -11,12 +11,19 @@ from forge_env.metrics import tool_metrics
 from forge_env.runtime.launcher import within
 from forge_env.tool_env import ToolEnv
 from trainers.config import RunConfig
-from trainers.loop import Loop, Objective, repeat
+from trainers.loop import Loop, repeat
+from trainers.objective import Objective
+from trainers.own_parts import with_own_parts
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 
 
 async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
-    """Run one algorithm from its objective to its summary."""
+    """Run one algorithm from its objective to its summary.
+
+    Raises:
+        UserError: for a loss or an advantage function of the user's own that cannot be used, before anything starts.
+    """
+    objective = with_own_parts(objective, config.training)
     async with open_run(algorithm, config) as run:
         await run.services.guard(_phases(run, objective))
 
@@ -34,7 +41,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
         report.say(f"held-out success with the tool switched off: {tool_off}")
     if objective.kl_reference == "generator":
-        report.say("there is no reference model: the KL penalty is against the generator's own logprobs")
+        report.say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
 
     await within(60.0, run.services.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
     started = time.perf_counter()
@@ -50,6 +57,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         staleness=training.staleness,
         patience=training.step_seconds,
         keeps=run.config.env.fault_policy().keeps,
+        warn=report.say,
     )
     await loop.run()
     train_seconds = time.perf_counter() - started

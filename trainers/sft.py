@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from forge_env.errors import UserError
 from trainers.config import RunConfig, TrainingConfig, WarmupConfig
 
 
@@ -23,6 +24,9 @@ class Config(RunConfig):
 async def train(config: Config) -> None:
     """Minimise -log p(token) over the expert's tokens, token mean; then measure on held-out tasks."""
     from trainers.run import SAMPLES_SHOWN, Run, open_run
+
+    if config.training.loss or config.training.advantages:
+        raise UserError("--loss and --advantages are for the policy gradients: trainers.sft has its own loss")
 
     async def phases(run: Run) -> None:
         started = time.perf_counter()

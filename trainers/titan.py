@@ -17,6 +17,7 @@ There are no actors in here: whoever drives the trainer decides where it lives. 
 - batch.py: from samples to micro-batches.
 - token_logprobs.py: from logits to logprobs and entropy.
 - loss_call.py: which tensors a loss gets, and what it is divided by.
+- loss_metrics.py: what is measured beside it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from torchtitan.distributed import utils as titan_dist
 from forge_env.errors import InvariantError, UserError
 from trainers.batch import MicroBatch, Sample, empty_batch, pack, partition
 from trainers.loss_call import Loss, LossCall
+from trainers.loss_metrics import LossMetrics
 from trainers.titan_checkpoint import TrainingState, export_hf
 from trainers.titan_parallel import init_process_group, parallel_dims, resolve
 from trainers.token_logprobs import check_temperature, token_entropy, token_logprobs
@@ -142,9 +144,9 @@ class TitanTrainer:
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
 
         Returns:
-            loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), ratio_mean, kl (k3 of the
-            generator to this model), mean_abs_logprob_difference, seconds, and skipped: 1.0 when nothing was changed,
-            because there was no valid token or the loss or the gradient was not finite.
+            loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), what `LossMetrics.values`
+            has, seconds, and skipped: 1.0 when nothing was changed, because there was no valid token or the loss or
+            the gradient was not finite.
 
         Raises:
             UserError: the loss asks for what there is not, or returns something other than a scalar; a row is longer
@@ -156,12 +158,15 @@ class TitanTrainer:
         batches = self._micro_batches(samples)
         tokens, episodes, rounds = self._count(batches)
         learning_rate = self.learning_rate
-        sums = torch.zeros(4, device=self.device)  # loss, ratio, k3, |difference|
+        metrics = LossMetrics(loss, self.device)
+        total_loss = torch.zeros((), device=self.device)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         try:
             for batch in _same_rounds(batches, rounds if tokens else 0, self._multiple):
-                sums += self._backward(batch, call, normalizer, temperature)
-            total, ratio, kl, difference = self._sum_over_ranks(sums).tolist()
+                total_loss += self._backward(batch, call, normalizer, temperature, metrics)
+            total = self._sum_over_ranks(total_loss).item()
+            self._sum_over_ranks(metrics.sums)
+            self._max_over_ranks(metrics.largest)
             grad_norm = self._clip_gradients() if tokens else 0.0
             healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
             if healthy:
@@ -176,9 +181,7 @@ class TitanTrainer:
             "learning_rate": learning_rate,
             "tokens": float(tokens),
             "episodes": float(episodes),
-            "ratio_mean": ratio / max(tokens, 1),
-            "kl": kl / max(tokens, 1),
-            "mean_abs_logprob_difference": difference / max(tokens, 1),
+            **metrics.values(tokens),
             "skipped": float(not healthy),
             "seconds": time.perf_counter() - start,
         }
@@ -204,8 +207,10 @@ class TitanTrainer:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
 
-    def _backward(self, batch: MicroBatch, call: LossCall, normalizer: Tensor, temperature: float) -> Tensor:
-        """Add one micro-batch's gradients; returns its loss and the sums of ratio, k3 and |difference|: (4,)."""
+    def _backward(
+        self, batch: MicroBatch, call: LossCall, normalizer: Tensor, temperature: float, metrics: LossMetrics
+    ) -> Tensor:
+        """Add one micro-batch's gradients, and what it measures to `metrics`; returns its part of the loss."""
         units = call.units(*batch.units)
         batch = batch.to(self.device)
         logits = self._logits(batch)  # (N, vocabulary)
@@ -216,7 +221,8 @@ class TitanTrainer:
         else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
             value = logprobs.nan_to_num().sum() * 0
         value.backward()
-        return torch.stack([value.detach().float(), *_drift(logprobs.detach(), batch)])
+        metrics.add(batch, logprobs.detach(), entropy)
+        return value.detach().float()
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         return self.model.logits(batch.tokens, batch.positions, batch.selected)
@@ -246,15 +252,18 @@ class TitanTrainer:
         """Valid tokens and episodes over all ranks, and the most micro-batches that any rank has."""
         units = [batch.units for batch in batches]
         sums = torch.tensor([sum(t for t, _ in units), sum(e for _, e in units)], device=self.device)
-        rounds = torch.tensor(len(batches), device=self.device)
-        if self._data_group is not None:
-            dist.all_reduce(rounds, op=dist.ReduceOp.MAX, group=self._data_group)
+        rounds = self._max_over_ranks(torch.tensor(len(batches), device=self.device))
         tokens, episodes = self._sum_over_ranks(sums).tolist()
         return tokens, episodes, int(rounds)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
             dist.all_reduce(values, group=self._data_group)
+        return values
+
+    def _max_over_ranks(self, values: Tensor) -> Tensor:
+        if self._data_group is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._data_group)
         return values
 
     def _clip_gradients(self) -> float:
@@ -313,14 +322,6 @@ class TitanTrainer:
     def _hyperparameters(self) -> dict[str, Any]:
         s = self.settings
         return {"lr": s.learning_rate, "betas": s.betas, "eps": s.eps, "weight_decay": s.weight_decay}
-
-
-def _drift(logprobs: Tensor, batch: MicroBatch) -> Tensor:
-    """Sums over the valid tokens of ratio, k3 of KL(generator || model) and |difference|: (3,)."""
-    difference = torch.where(batch.padding_mask, logprobs - batch.generator_logprobs, 0.0)
-    ratio = torch.where(batch.padding_mask, difference.exp(), 0.0)
-    k3 = torch.where(batch.padding_mask, ratio - 1 - difference, 0.0)
-    return torch.stack([ratio.sum(), k3.sum(), difference.abs().sum()])
 
 
 def _same_rounds(batches: Sequence[MicroBatch], rounds: int, length: int) -> Iterator[MicroBatch]:

@@ -55,7 +55,7 @@ def test_limits_are_those_of_the_section() -> None:
 
 def test_the_algorithms_section_reaches_its_objective() -> None:
     config = parse(Config, ["--grpo.n_samples", "5", "--grpo.std_eps", "0.5"], SHORT_OPTIONS)
-    made = objective(config.grpo)
+    made = objective(config)
     assert made.group_size == 5
     assert made.advantages([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 

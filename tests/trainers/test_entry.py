@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -23,9 +24,11 @@ async def never(config: RunConfig) -> None:
     raise AssertionError("nothing may start")
 
 
-def start(*options: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `python -m trainers.grpo` as a user does."""
-    command = [sys.executable, "-m", "trainers.grpo", *options]
+def start(
+    *options: str, cwd: Path = ROOT, path: tuple[Path, ...] = (), page: str = "grpo"
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m trainers.PAGE` as a user does."""
+    command = [sys.executable, "-m", f"trainers.{page}", *options]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
 
@@ -63,6 +66,15 @@ def test_a_foreign_package_of_our_name(tmp_path: Path) -> None:
     done = start("--env", "math", cwd=tmp_path, path=(tmp_path, ROOT))
     assert done.returncode == 2, done.stderr
     assert_one_sentence(done.stderr, "'agents'", str(tmp_path / "agents"), str(ROOT))
+
+
+@pytest.mark.parametrize("page", ["reinforce", "sft"])
+def test_a_loss_that_is_not_there_or_not_used(tmp_path: Path, page: str) -> None:
+    output = tmp_path / "run"
+    done = start("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(output), page=page)
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, {"reinforce": "no_such_module", "sft": "--loss"}[page])
+    assert not output.exists()
 
 
 # ---- mistakes, through main() ----
@@ -106,6 +118,14 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(
         name in text for name in ("--steps", "training.steps", "--grpo.clip_high 0.28", "--env.name 'code_exec'")
     )
+
+
+@pytest.mark.parametrize("page", ["dapo", "gspo", "sapo", "cispo", "reinforce"])
+def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFixture[str], page: str) -> None:
+    config_class = importlib.import_module(f"trainers.{page}").Config
+    assert main(config_class, never, ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("--loss", "--advantages", f"--{page}.n_samples 8", f"--{page}.beta 0.0"))
 
 
 # ---- how a run ends ----

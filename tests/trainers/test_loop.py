@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -97,7 +97,7 @@ class Record:
         self.steps.append(step)
 
     def loop(self, **settings: Any) -> Loop:
-        objective = Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=2)
+        objective = make_objective(**settings.pop("objective", {}))
         return Loop(
             objective=objective,
             tasks=repeat(TASKS),
@@ -107,6 +107,10 @@ class Record:
             on_step=self.on_step,
             **{"steps": 4, "batch_size": 2, "patience": 20.0, **settings},
         )
+
+
+def make_objective(**parts: Any) -> Objective:
+    return Objective(**{"loss": torch.nn.Identity(), "advantages": group_relative, "group_size": 2, **parts})
 
 
 @asynccontextmanager
@@ -247,6 +251,86 @@ async def test_groups_of_one_end_the_run_with_a_sentence() -> None:
 
     with pytest.raises(ServiceError):
         await Record(run_group).loop().run()
+
+
+# ---- dynamic sampling ----
+
+
+def flat_group(index: int, reward: float = 1.0) -> Group:
+    """A group whose two episodes have the same reward."""
+    members = group(index).episodes
+    return Group(
+        task=TASKS[index % len(TASKS)], episodes=tuple(replace(e, reward=reward) for e in members), id=str(index)
+    )
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: int) -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 4)
+        return group(index) if index % 3 == 0 else flat_group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=staleness, objective={"needs_signal": True})
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
+    assert loop.faults["groups without signal"] >= 18
+    assert loop.faults["dropped groups"] == 0
+
+
+async def test_without_dynamic_sampling_they_are_trained_on() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=2)
+    await loop.run()
+    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+
+
+async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index, reward=0.25)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    settings = {"warn": warnings.append, "signal_warning": 3, "signal_error": 8}
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
+            await record.loop(objective={"needs_signal": True}, **settings).run()
+    assert [warning.split()[0] for warning in warnings] == ["3", "6"]
+    assert record.trained == []
+
+
+async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index % 8 == 7 else flat_group(index)
+
+    record = Record(run_group)
+    await record.loop(steps=3, batch_size=1, signal_error=8, objective={"needs_signal": True}).run()
+    assert len(record.trained) == 3
+
+
+async def test_a_time_out_amid_groups_without_a_signal_names_them() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        if index >= 5:
+            await asyncio.Event().wait()
+        return flat_group(index)
+
+    with pytest.raises(ServiceError, match="the last 5 groups were dropped"):
+        await Record(run_group).loop(patience=0.05, objective={"needs_signal": True}).run()
+
+
+async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.INFRA_FAULT] * 2, "gone")
+
+    loop = Record(run_group).loop(objective={"needs_signal": True})
+    with pytest.raises(ServiceError, match="too few valid episodes"):
+        await loop.run()
+    assert loop.faults["groups without signal"] == 0
 
 
 # ---- deadlines and exceptions ----

@@ -27,7 +27,7 @@ from forge_env.episode import Row
 from forge_env.errors import InvariantError, UserError
 from trainers import titan_model
 from trainers.batch import Sample
-from trainers.losses import GRPOLoss, SFTLoss
+from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
 from trainers.titan import TitanSettings, TitanTrainer
 from trainers.titan_parallel import init_process_group
 from trainers.token_logprobs import token_entropy, token_logprobs
@@ -178,7 +178,18 @@ def test_a_sharded_folder_with_an_index_loads(model, make_trainer, tmp_path):
 # -- one step ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [GRPOLoss(), GRPOLoss(aggregation="token"), SFTLoss()], ids=["grpo", "dapo", "sft"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        GRPOLoss(),
+        GRPOLoss(aggregation="token"),
+        GRPOLoss(aggregation="constant", constant=40.0),
+        GSPOLoss(0.1, 0.1),
+        CISPOLoss(entropy_coef=0.01),
+        SFTLoss(),
+    ],
+    ids=["grpo", "dapo", "dr-grpo", "gspo", "cispo with entropy", "sft"],
+)
 def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_trainer, loss):
     samples = make_samples()
     results = []

@@ -1,0 +1,167 @@
+"""From groups to samples: rewards, baselines, what is left out, and what each algorithm's page asks for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from forge_env.config import parse
+from forge_env.episode import Episode, Group, Turn
+from forge_env.errors import UserError
+from forge_env.types import Outcome, Task
+from trainers.advantages import centred, no_baseline
+from trainers.config import SHORT_OPTIONS
+from trainers.loss_call import LossCall
+from trainers.objective import Objective
+from trainers.overlong import OverlongPunishment, is_truncated
+
+TASK = Task(prompt=())
+PAGES = ("grpo", "dapo", "gspo", "sapo", "cispo", "reinforce")
+
+
+def episode(reward: float | None, *, tokens: int = 1, outcome: Outcome = Outcome.SCORED, name: str = "e") -> Episode:
+    turn = Turn(
+        kind="sampled",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        prompt_ids=(0,),
+        token_ids=(1,) * tokens,
+        logprobs=(-0.5,) * tokens,
+        versions=((0, tokens),),
+        starts_row=True,
+    )
+    return Episode(task=TASK, turns=(turn,), outcome=outcome, reward=reward, id=name)
+
+
+def group(*episodes: Episode) -> Group:
+    return Group(task=TASK, episodes=tuple(replace(e, id=str(i)) for i, e in enumerate(episodes)), id="g")
+
+
+def rewarded(*rewards: float) -> Group:
+    return group(*map(episode, rewards))
+
+
+def make_objective(**parts: Any) -> Objective:
+    return Objective(**{"loss": torch.nn.Identity(), "advantages": centred, "group_size": 2, **parts})
+
+
+def advantages(objective: Objective, *groups: Group) -> list[float]:
+    return [sample.advantage for sample in objective.samples(groups)]
+
+
+def made(page: str, *arguments: str) -> Objective:
+    module = importlib.import_module(f"trainers.{page}")
+    return module.objective(parse(module.Config, list(arguments), SHORT_OPTIONS))
+
+
+# ---- samples ----
+
+
+def test_a_baseline_is_its_groups_own() -> None:
+    assert advantages(make_objective(), rewarded(1, 0), rewarded(4, 0)) == [0.5, -0.5, 2.0, -2.0]
+
+
+def test_a_scale_is_that_of_all_groups_of_the_step() -> None:
+    seen: list[Sequence[float]] = []
+
+    def scale(rewards: Sequence[float]) -> float:
+        seen.append(rewards)
+        return 2.0
+
+    assert advantages(make_objective(scale=scale), rewarded(1, 0), rewarded(4, 0)) == [0.25, -0.25, 1.0, -1.0]
+    assert seen == [[1, 0, 4, 0]]
+
+
+def test_what_is_left_out_of_the_loss_stays_in_the_baseline() -> None:
+    cut = episode(0.0, outcome=Outcome.TRUNCATED)
+    objective = make_objective(skips=is_truncated)
+    assert advantages(objective, group(episode(1.0), cut)) == [0.5]
+    assert advantages(make_objective(), group(episode(1.0), cut)) == [0.5, -0.5]
+
+
+def test_a_shaped_reward_is_what_advantages_are_taken_of() -> None:
+    punishment = OverlongPunishment(length=100, buffer=0.2)
+    members = group(episode(1.0, tokens=10), episode(1.0, tokens=90))
+    assert advantages(make_objective(reward=punishment.reward), members) == [0.25, -0.25]
+
+
+def test_faults_take_no_part() -> None:
+    fault = Episode(task=TASK, turns=(), outcome=Outcome.INFRA_FAULT, reward=None, id="f", error="gone")
+    assert advantages(make_objective(), group(episode(1.0), fault, episode(0.0))) == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, float("nan")], [1.0, 2.0, 3.0]])
+def test_an_advantage_function_that_returns_something_else(wrong: list[float]) -> None:
+    with pytest.raises(UserError, match="one finite number for each"):
+        make_objective(advantages=lambda _: wrong).samples([rewarded(1, 0)])
+
+
+# ---- pages ----
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_an_objective_that_the_trainer_can_call(page: str) -> None:
+    objective = made(page)
+    assert objective.group_size == 8 and objective.kl_reference == ""
+    assert {"logprobs", "generator_logprobs", "advantages", "padding_mask", "normalizer"} <= LossCall(
+        objective.loss
+    ).names
+    assert "entropy" not in LossCall(objective.loss).names
+    assert "entropy" in LossCall(made(page, "--training.entropy_coef", "0.01").loss).names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_all_pages_share_reach_the_loss(page: str) -> None:
+    options = {
+        "beta": 0.25,
+        "kl": "k1",
+        "aggregation": "constant",
+        "constant": 64.0,
+        "correction": "truncate",
+        "correction_high": 2.0,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{page}.{name}", str(value))]
+    objective = made(page, *arguments)
+    assert {name: getattr(objective.loss, name) for name in options} == options
+    assert objective.kl_reference == "generator"
+    assert made(page, f"--{page}.aggregation", "constant", "--env.max_tokens", "99").loss.constant == 99
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_group_of_one_has_no_baseline(page: str) -> None:
+    with pytest.raises(UserError, match=rf"--{page}\.n_samples is 1"):
+        made(page, f"--{page}.n_samples", "1")
+
+
+def test_the_grpo_page_keeps_its_defaults() -> None:
+    objective = made("grpo")
+    loss = objective.loss
+    assert (loss.clip_low, loss.clip_high, loss.beta, loss.aggregation, loss.dual_clip) == (0.2, 0.28, 0, "token", None)
+    assert objective.advantages([1.0, 0.0]) == [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)]
+    assert not objective.needs_signal and objective.reward is objective.skips is objective.scale is None
+
+
+def test_dr_grpo_is_a_setting_of_grpo() -> None:
+    objective = made("grpo", "--grpo.aggregation", "constant", "--grpo.normalization", "none")
+    assert objective.loss.constant == 512 and objective.advantages([1.0, 0.0]) == [0.5, -0.5]
+
+
+def test_rloo_is_a_setting_of_reinforce() -> None:
+    assert made("reinforce", "--reinforce.baseline", "leave_one_out").advantages([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
+    assert made("reinforce", "--reinforce.baseline", "none", "--reinforce.n_samples", "1").advantages is no_baseline
+    assert made("reinforce", "--reinforce.clip_ratio", "0").loss.clip_ratio is None
+
+
+def test_dapos_parts_are_settings_of_its_page() -> None:
+    objective = made("dapo")
+    assert objective.needs_signal and objective.skips is None and objective.reward is not None
+    assert objective.reward(episode(1.0, tokens=512)) == 0.0 and objective.reward(episode(1.0, tokens=400)) == 1.0
+    other = made("dapo", "--dapo.dynamic_sampling", "false", "--dapo.overlong_filtering", "true")
+    assert not other.needs_signal and other.skips is is_truncated
+    with pytest.raises(UserError, match="overlong_buffer 2"):
+        made("dapo", "--dapo.overlong_buffer", "2")

@@ -1,0 +1,76 @@
+"""What is measured beside the loss: how far the model is from the policy that sampled, and what was clipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.batch import MicroBatch
+from trainers.loss_terms import keep, log_ratio
+
+SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy")
+
+
+class LossMetrics:
+    """Collects the metrics of one optimizer step over its micro-batches.
+
+    `sums`, (8,), adds up over ranks, and `largest`, (), is their maximum; then `values` has the step's metrics.
+
+    Args:
+        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, says where the ratio is beyond its bounds.
+        device: of the batches.
+    """
+
+    def __init__(self, loss: Any, device: torch.device) -> None:
+        self._clipped = getattr(loss, "clipped", None)
+        self._has_entropy = False
+        # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.largest = torch.zeros((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None) -> None:
+        """Take one micro-batch in; `logprobs` and `entropy` are (episodes, tokens)."""
+        mask = batch.padding_mask
+        difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
+        ratio = keep(difference.exp(), mask)
+        none = torch.zeros_like(mask)
+        low, high = (none, none)
+        if self._clipped is not None:
+            low, high = self._clipped(difference, batch.advantages.double().expand(mask.shape), mask)
+        self._has_entropy |= entropy is not None
+        parts = {
+            "ratio": ratio,
+            "ratio_squared": ratio * ratio,
+            "k1": -difference,
+            "k3": keep(torch.expm1(difference) - difference, mask),
+            "difference": difference.abs(),
+            "clipped_low": low,
+            "clipped_high": high,
+            "entropy": none if entropy is None else keep(entropy, mask),
+        }
+        self.sums += torch.stack([parts[name].sum(dtype=torch.float64) for name in SUMS])
+        self.largest = torch.maximum(self.largest, ratio.amax())
+
+    def values(self, tokens: int) -> dict[str, float]:
+        """The metrics over `tokens` valid tokens; all are means over them but `ratio_max` and `ess`.
+
+        Returns:
+            ratio_mean, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
+            mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips; ess, the
+            effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
+        """
+        mean = {name: value / max(tokens, 1) for name, value in zip(SUMS, self.sums.tolist(), strict=True)}
+        found = {
+            "ratio_mean": mean["ratio"],
+            "ratio_max": self.largest.item(),
+            "kl": mean["k3"],
+            "kl_k1": mean["k1"],
+            "mean_abs_logprob_difference": mean["difference"],
+            "clipped_low": mean["clipped_low"],
+            "clipped_high": mean["clipped_high"],
+            "ess": mean["ratio"] ** 2 / mean["ratio_squared"] if mean["ratio_squared"] else 0.0,
+        }
+        return found | ({"entropy": mean["entropy"]} if self._has_entropy else {})

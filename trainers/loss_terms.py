@@ -1,0 +1,112 @@
+"""What losses are built of: masking, log-ratios, KL estimates, corrections of importance ratios, aggregation.
+
+Plain functions over tensors of shape (episodes, tokens), below (E, T). Each of them leaves masked positions alone, so
+they may hold anything, NaN and inf too.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# exp(20) = 4.9e8 still squares in float32; no honest log-ratio comes near, so this only prevents overflow.
+MAX_LOG_RATIO = 20.0
+
+Aggregation = Literal["token", "sequence", "constant"]
+KL = Literal["k1", "k2", "k3"]
+Correction = Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask"]
+
+
+def keep(values: Tensor, mask: Tensor) -> Tensor:
+    """Zero the masked positions. `where` and not a product: the gradient there is exactly zero, whatever they hold."""
+    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def per_token(values: Tensor, mask: Tensor) -> Tensor:
+    """Spread (E,), (E, 1) or (E, T) over the tokens, zero where masked."""
+    return keep(values.reshape(len(values), -1).expand(mask.shape), mask)
+
+
+def valid_tokens(padding_mask: Tensor, generator_logprobs: Tensor | None) -> Tensor:
+    """The tokens to learn from; one without a finite generator logprob has no ratio, and is not among them."""
+    mask = padding_mask.bool()
+    return mask if generator_logprobs is None else mask & generator_logprobs.isfinite()
+
+
+def log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """log(p / p_other) of each token, within +-MAX_LOG_RATIO, zero where masked."""
+    return (keep(logprobs, mask) - keep(other, mask)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the valid tokens of each episode, (E, 1); zero for an episode without any."""
+    return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bool = False) -> Tensor:
+    """Estimate KL(policy || reference) at each sampled token from d = logprobs - ref_logprobs.
+
+    k1 = d is unbiased and may be negative; k2 = d^2 / 2 is biased, and its gradient is the KL's own on-policy;
+    k3 = exp(-d) + d - 1 is unbiased, never negative, and its gradient is not the KL's. `straight_through` keeps the
+    estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
+    """
+    d = log_ratio_to_ref
+    k2 = d * d / 2
+    value = d if estimator == "k1" else k2 if estimator == "k2" else torch.expm1(-d) + d
+    return k2 + (value - k2).detach() if straight_through else value
+
+
+def correction_weight(log_rho: Tensor, mode: Correction, low: float, high: float) -> Tensor:
+    """The factor that takes the place of rho = exp(log_rho), detached.
+
+    "truncate" is rho clamped to [low, high] (TIS), "mask" is rho inside of [low, high] and 0 outside (IcePop); the
+    "sequence_" modes do the same with the product of an episode's ratios.
+
+    Args:
+        log_rho: (E, T) log-ratio of the trainer's policy to the one that sampled; zero where masked.
+
+    Returns:
+        (E, T), or (E, 1) for a "sequence_" mode.
+    """
+    log_rho = log_rho.detach()
+    if mode == "none":
+        return torch.ones_like(log_rho)
+    if mode.startswith("sequence_"):
+        log_rho = log_rho.sum(-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    rho = log_rho.exp()
+    if mode.endswith("truncate"):
+        return rho.clamp(low, high)
+    return keep(rho, (rho >= low) & (rho <= high))
+
+
+def correction_inside(log_rho: Tensor, mode: Correction, low: float, high: float) -> Tensor:
+    """The factor for an objective whose own ratio holds rho already: 1 where rho lies within [low, high].
+
+    "truncate" makes the whole weight at most `high`; "mask" leaves the token, or the episode, out.
+    """
+    weight = correction_weight(log_rho, mode, low, high)
+    if mode == "none":
+        return weight
+    if mode.startswith("sequence_"):
+        log_rho = log_rho.sum(-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return weight / log_rho.detach().exp()
+
+
+def aggregate(
+    values: Tensor, mask: Tensor, aggregation: Aggregation, *, constant: float = 1.0, normalizer: Tensor | None = None
+) -> Tensor:
+    """Bring per-token losses, (E, T) and zero where masked, to one number.
+
+    "token" is the sum over the number of valid tokens; "sequence" the mean over episodes of each one's token mean;
+    "constant" the mean over episodes of each one's token sum / `constant`. An episode without a valid token counts in
+    none of them. With a `normalizer` the division is by it, and not by the number of tokens or episodes given.
+    """
+    lengths = mask.sum(-1)  # (E,)
+    if aggregation == "token":
+        total, count = values.sum(), lengths.sum()
+    else:
+        divisor = lengths.clamp(min=1) if aggregation == "sequence" else constant
+        total, count = (values.sum(-1) / divisor).sum(), (lengths > 0).sum()
+    return total / (count.clamp(min=1) if normalizer is None else normalizer)
