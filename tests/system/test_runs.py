@@ -151,7 +151,10 @@ def _check_export(folder: Path) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+# Ctrl-C is also tested while the engine starts; each of these runs takes a minute.
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *UNTRAINED)
     run.read_until("grpo ")
@@ -188,7 +191,9 @@ def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def
         path.unlink()
 
 
-@pytest.mark.parametrize("victim", ["generator", "trainer", "envs"])
+@pytest.mark.parametrize(
+    "victim", ["generator", *(pytest.param(name, marks=pytest.mark.slow) for name in ("trainer", "envs"))]
+)
 def test_an_actor_is_killed(start, victim: str) -> None:  # type: ignore[no-untyped-def]
     """The run says in one sentence which process died, and ends with nothing left."""
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *UNTRAINED)
