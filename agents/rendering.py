@@ -66,7 +66,8 @@ class Renderer:
         special = sorted(self._tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
-        self._firsts: dict[str, Pieces | None] = {}
+        self._firsts: dict[Any, Pieces | None] = {}
+        self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._bridge_pieces(role) for role in ("tool", "user")}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
@@ -196,7 +197,9 @@ class Renderer:
         *others, last = messages
         if last["role"] != "user":
             return self._render(messages, tools, add_generation_prompt=True)
-        key = json.dumps([others, list(tools)])
+        key = (self._text_of(tools), *((m["role"], m["content"]) for m in others))
+        if any(m.keys() != {"role", "content"} for m in others):
+            return self._render(messages, tools, add_generation_prompt=True)
         if key not in self._firsts:
             if len(self._firsts) >= 64:
                 self._firsts.clear()
@@ -205,6 +208,15 @@ class Renderer:
         if pieces is None:
             return self._render(messages, tools, add_generation_prompt=True)
         return pieces.fill(self._tokenizer, [last["content"]])
+
+    def _text_of(self, tools: Sequence[ToolSpec]) -> str:
+        """The tools as text; an environment's instances share one list of them, which is written once."""
+        known = self._tools.get(id(tools))
+        if known is None or known[0] is not tools:
+            if len(self._tools) >= 64:
+                self._tools.clear()
+            known = self._tools[id(tools)] = (tools, json.dumps(list(tools)))
+        return known[1]
 
     def _first_pieces(self, others: list[Message], tools: Sequence[ToolSpec]) -> Pieces | None:
         def render(contents: Sequence[str]) -> list[int]:

@@ -135,6 +135,8 @@ def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedPr
         text=True,
         timeout=120,
         env={**os.environ, "PYTHONPATH": repository, **environ},
+        # A shell's background job ignores Ctrl-C, and so does all that it starts: the tests may be one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
