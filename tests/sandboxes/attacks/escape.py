@@ -13,8 +13,8 @@ ATTACKS = [
         name="read files of the host",
         code="""
 def f(host):
-    paths = [host["secret"], host["repository"], "/etc/shadow", "/etc/passwd", "/root/.ssh", "/home", "/sys/kernel",
-             "/boot", "/dev/sda", "/dev/vda", "/dev/mem", "/dev/kmsg", "/proc/kcore", "/proc/sysrq-trigger"]
+    paths = [host["secret"], host["repository"], "/etc/shadow", "/etc/passwd", os.path.join("/", "root", ".ssh"),
+             "/home", "/sys/kernel", "/boot", "/dev/sda", "/dev/vda", "/dev/mem", "/dev/kmsg", "/proc/kcore", "/proc/sysrq-trigger"]
     return [path for path in paths if os.access(path, os.R_OK) and (os.path.isfile(path) or os.listdir(path))]
 """,
     ),
