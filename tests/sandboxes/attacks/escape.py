@@ -14,7 +14,8 @@ ATTACKS = [
         code="""
 def f(host):
     paths = [host["secret"], host["repository"], "/etc/shadow", "/etc/passwd", os.path.join("/", "root", ".ssh"),
-             "/home", "/sys/kernel", "/boot", "/dev/sda", "/dev/vda", "/dev/mem", "/dev/kmsg", "/proc/kcore", "/proc/sysrq-trigger"]
+             "/home", "/sys/kernel", "/boot", "/dev/sda", "/dev/vda", "/dev/mem", "/dev/kmsg", "/proc/kcore",
+             "/proc/sysrq-trigger"]
     return [path for path in paths if os.access(path, os.R_OK) and (os.path.isfile(path) or os.listdir(path))]
 """,
     ),
