@@ -157,7 +157,7 @@ class Verifier:
         if self._ended:
             raise ServiceError("the math grader has ended with its process")
         script = Path(__file__).with_name("worker.py")
-        # -P keeps this folder, where math.py would hide Python's own, off the worker's path
+        # -P keeps this folder off the worker's path: a module here may not hide one of Python's
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,

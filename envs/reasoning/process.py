@@ -98,7 +98,7 @@ class Worker:
     def _start(self) -> None:
         require_reasoning_gym()
         script = Path(__file__).with_name("worker.py")
-        # -P keeps this folder off the worker's path: its math.py would hide Python's own
+        # -P keeps this folder off the worker's path: a module here may not hide one of Python's
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,
