@@ -81,6 +81,8 @@ def kind(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
+    """At most 60 characters on one line: an error is one sentence."""
+    text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

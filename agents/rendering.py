@@ -10,15 +10,14 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from renderers import Llama3RendererConfig, Qwen3RendererConfig, RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from agents.dialects import parse, to_openai
+from agents.families import find_family
 from agents.model_json import flaw
 from agents.pieces import Pieces, find_pieces
 from agents.tokenizer import FastTokenizer, chat_template
@@ -27,43 +26,22 @@ from forge_env.protocols import Conversation
 from forge_env.types import Action, Message, ToolCall, ToolSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """How the models of one architecture are set up. Thinking is off where it can be switched."""
-
-    config: Callable[[], RendererConfig]
-    template: tuple[str, ...] = ()
-    """What a chat template of this family holds: other families share the architecture's name."""
-    dialect: str = "none"
-    """Calls that the library leaves in the content, as it does with several or broken ones of Llama."""
-    one_call: bool = False
-    """Whether the template refuses a message with several calls."""
-
-
-_QWEN3 = _Family(config=lambda: Qwen3RendererConfig(enable_thinking=False))
-_LLAMA3 = _Family(
-    config=Llama3RendererConfig, template=("<|start_header_id|>", "ipython"), dialect="llama", one_call=True
-)
-# architecture of config.json -> family
-_FAMILIES = {"Qwen3ForCausalLM": _QWEN3, "Qwen3MoeForCausalLM": _QWEN3, "LlamaForCausalLM": _LLAMA3}
-
-
 class Renderer:
-    """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, and Llama from 3.1 on.
+    """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, Qwen2.5, Llama from 3.1 on.
 
     Raises:
         UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
     """
 
     def __init__(self, model: str | Path) -> None:
-        self._family = _family(Path(model))
+        self._family = find_family(Path(model))
         self._tokenizer = FastTokenizer(model)
         try:
-            self._renderer = create_renderer(self._tokenizer, self._family.config())
+            self._renderer = self._family.create(self._tokenizer, chat_template(Path(model)))
         except AssertionError as error:
             raise UserError(f"the tokenizer in {model} is not of the model's family: {error}") from None
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
-        special = sorted(self._tokenizer.special_tokens, key=len, reverse=True)
+        special = sorted([*self._tokenizer.special_tokens, *self._family.marks], key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
         self._firsts: dict[Any, Pieces | None] = {}
@@ -224,21 +202,6 @@ class Renderer:
             return self._render([*others, last], tools, add_generation_prompt=True)
 
         return find_pieces(self._tokenizer, render)
-
-
-def _family(folder: Path) -> _Family:
-    config = json.loads((folder / "config.json").read_text())
-    name = (config.get("architectures") or ["unknown"])[0]
-    if name not in _FAMILIES:
-        raise UserError(f"the model in {folder} is a {name}; renderers are set up for: {', '.join(_FAMILIES)}")
-    family, template = _FAMILIES[name], chat_template(folder)
-    missing = [mark for mark in family.template if mark not in template]
-    if missing:
-        raise UserError(
-            f"the model in {folder} is a {name} whose chat template does not hold {missing[0]!r}: "
-            "of this architecture, renderers are set up for Llama 3.1 and later"
-        )
-    return family
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:

@@ -81,6 +81,7 @@ def check(found: tuple[ToolCall, ...]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(text=any_text | structured)
 @example(text="so <|python_tag|> <|eot_id|>")
+@example(text='{"type": "function"}0\n0')
 def test_reading_never_raises_and_is_stable(dialect: str, text: str) -> None:
     content, found = parse(text, dialect)
     check(found)

@@ -21,6 +21,7 @@ LIMITS = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=100_000)
 SETTINGS = AgentSettings(env="math", deterministic=True, max_tokens=100_000, concurrency=4)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # one start of the engine
 async def test_a_checkpoint_is_an_agent_that_repeats_exactly(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(tiny_model)
