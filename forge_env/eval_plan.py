@@ -15,7 +15,7 @@ from forge_env.errors import UserError
 from forge_env.types import EpisodeLimits, Task
 
 PLAN_VERSION = 1
-CHECKPOINT = Path("checkpoint/forge_env.json")
+CHECKPOINTS = "checkpoints/step_*/forge_env.json"
 """What a training run says about itself, in its folder."""
 
 
@@ -80,9 +80,10 @@ def limits_of(agent: str) -> EpisodeLimits:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, rest = split_agent(agent)
-    file = Path(rest).expanduser() / CHECKPOINT
-    if kind != "checkpoint" or not file.is_file():
+    files = sorted(Path(rest).expanduser().glob(CHECKPOINTS)) if kind == "checkpoint" else []
+    if not files:
         return EpisodeLimits()
+    file = files[-1]
     try:
         trained = json.loads(file.read_text(encoding="utf-8"))["extra"]["config"]["env"]
         return EpisodeLimits(**{f.name: trained[f.name] for f in fields(EpisodeLimits) if f.name in trained})

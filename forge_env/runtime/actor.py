@@ -6,8 +6,11 @@ import os
 import select
 import sys
 import threading
+from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank
+
+from forge_env.runtime.ranks import log_of_rank
 
 __all__ = ["ForgeActor", "concurrent_endpoint"]
 
@@ -15,18 +18,19 @@ __all__ = ["ForgeActor", "concurrent_endpoint"]
 class ForgeActor(Actor):
     """Base of the actors: its process writes to a log file of its own, and never outlives the controller.
 
+    `rank` is 0, or its number among the processes of its service.
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
     """
 
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
+        self.rank = current_rank().rank
         _die_with(controller_pid)
-        _redirect_output(log_path)
+        _redirect_output(str(log_of_rank(Path(log_path), self.rank)))
 
     @concurrent_endpoint
-    async def start(self) -> int:
-        """Make the actor ready for calls; returns its process id."""
+    async def start(self) -> None:
+        """Make the actor ready for calls."""
         await self.on_start()
-        return os.getpid()
 
     @concurrent_endpoint
     async def pid(self) -> int:

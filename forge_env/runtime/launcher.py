@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_env.errors import ForgeError, ServiceError
+from forge_env.errors import ForgeError, ServiceError, first_error
 from forge_env.runtime import remove_monarch_log
+from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
 
 T = TypeVar("T")
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_GRACE_S = 1.0  # a death is noticed as a broken call or as a dead process, and either may be the first
 
 
 async def within(seconds: float, call: Awaitable[T], what: str) -> T:
@@ -61,8 +63,9 @@ class Launcher:
         self.log_dir = log_dir
         self._meshes: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}
-        self._watched: dict[int, str] = {}  # pidfd -> actor name
-        self._pids: dict[int, str] = {}
+        self._meeting_points: dict[str, MeetingPoint] = {}
+        self._watched: dict[int, tuple[str, int]] = {}  # pidfd -> actor name and rank
+        self._pids: set[int] = set()
         self._dead: set[str] = set()
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
@@ -92,14 +95,27 @@ class Launcher:
         if interruption is not None:
             raise interruption
 
-    def spawn(self, name: str, actor_class: type, *, environ: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
-        """Spawn one process and put an actor in it; returns the actor's handle at once."""
+    def spawn(
+        self, name: str, actor_class: type, *, procs: int = 1, environ: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> Any:
+        """Spawn processes and put an actor in each; returns Monarch's handle of them at once.
+
+        Each of several processes is a rank: it finds what torch.distributed needs in its environment, and has a log
+        file of its own. `AllRanks` calls them all at once.
+        """
         from monarch.actor import default_bootstrap_cmd, this_host
 
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
-        command = default_bootstrap_cmd().with_env(settings)
-        mesh = this_host().spawn_procs(per_host={"procs": 1}, name=name, bootstrap_command=command)
+        if procs > 1:
+            self._meeting_points[name] = MeetingPoint(procs)
+
+        def command(point: Any) -> Any:
+            meeting_point = self._meeting_points.get(name)
+            ranked = meeting_point.environ(point["procs"]) if meeting_point else {}
+            return default_bootstrap_cmd().with_env(settings | ranked)
+
+        mesh = this_host().spawn_procs(per_host={"procs": procs}, name=name, bootstrap_command=command)
         self._meshes[name] = mesh
         self._actors[name] = mesh.spawn(
             name, actor_class, controller_pid=os.getpid(), log_path=str(self.log_dir / f"{name}.log"), **kwargs
@@ -124,9 +140,11 @@ class Launcher:
             ForgeError: what the actor's own start raised.
         """
         actor = self._actors[name]
-        # The process is watched from its first moment, so that a death during start-up is noticed too.
-        self._watch(await within(60.0, actor.pid.call_one(), f"the {name} process"), name)
-        await self.guard(within(seconds, actor.start.call_one(), f"starting the {name}"))
+        # Processes are watched from their first moment, so that a death during start-up is noticed too.
+        pids = await within(seconds, actor.pid.call(), f"the {name} process")
+        for rank, pid in enumerate(pids.values()):
+            self._watch(pid, name, rank)
+        await self.guard(within(seconds, AllRanks(actor).start.call_one(), f"starting the {name}"))
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` until it ends or an actor's process dies, whichever is first.
@@ -139,7 +157,9 @@ class Launcher:
         try:
             either: set[asyncio.Future[Any]] = {task, self._failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done() and not task.done():
+            if _is_service_error(task):  # which process died says more than which call broke
+                await asyncio.wait({self._failure}, timeout=_GRACE_S)
+            if self._failure.done() and (not task.done() or _is_service_error(task)):
                 self._failure.result()
             return await task
         finally:
@@ -147,29 +167,30 @@ class Launcher:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _watch(self, pid: int, name: str) -> None:
+    def _watch(self, pid: int, name: str, rank: int) -> None:
         pidfd = os.pidfd_open(pid)
-        self._watched[pidfd] = name
-        self._pids[pid] = name
+        self._watched[pidfd] = name, rank
+        self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        name = self._watched.pop(pidfd)
+        name, rank = self._watched.pop(pidfd)
         self._dead.add(name)
         os.close(pidfd)
-        log = self.log_dir / f"{name}.log"
+        log = log_of_rank(self.log_dir / f"{name}.log", rank)
+        which = f" of rank {rank}" if name in self._meeting_points else ""
         if self._failure is not None and not self._failure.done() and not self._stopping:
-            self._failure.set_exception(ServiceError(f"the {name} process died; the end of its log is in {log}"))
+            self._failure.set_exception(ServiceError(f"the {name} process{which} died; the end of its log is in {log}"))
 
     def _on_fault(self, failure: Any) -> None:
         """Monarch's word that something failed. Deaths are noticed sooner by `_watch`; this only keeps us alive."""
 
     async def _stop(self) -> None:
         self._stopping = True
-        # A call to a dead one would wait for its deadline.
+        # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
         alive = [actor for name, actor in self._actors.items() if name not in self._dead]
-        await asyncio.gather(*(_quietly(10.0, actor.finish.call_one()) for actor in alive))
+        await asyncio.gather(*(_quietly(10.0, actor.finish.call()) for actor in alive))
         # What actors hold is freed now; an interpreter with vLLM in it would take seconds to wind itself up.
         for pid in self._pids:
             _signal(pid, signal.SIGKILL)
@@ -181,9 +202,15 @@ class Launcher:
             _reap(pid)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
             self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
+        self._meeting_points.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
         shutil.rmtree(_sockets[0], ignore_errors=True)
         remove_monarch_log()
+
+
+def _is_service_error(task: asyncio.Task[Any]) -> bool:
+    error = task.exception() if task.done() and not task.cancelled() else None
+    return error is not None and isinstance(first_error(error), ServiceError)
 
 
 async def _quietly(seconds: float, call: Awaitable[Any]) -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forge_env.config import leaves, parse
+from forge_env.config import leaves, parse, parse_given
 from forge_env.errors import UserError
 
-SHORT = {"steps": "training.steps", "output": "output"}
+SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
 
 
 @dataclass
 class Inner:
     rate: float = 0.5
+
+
+@dataclass
+class Store:
+    keep_last: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -29,6 +36,7 @@ class Training:
 class Config:
     output: str = ""
     training: Training = field(default_factory=Training)
+    store: Store = field(default_factory=Store)
 
 
 def read(*arguments: str) -> Config:
@@ -56,6 +64,9 @@ def test_nothing_given_is_the_defaults() -> None:
         (("--steps", "3", "--training.steps", "4"), "steps", 4),  # the last one counts
         (("--training.fast", "true"), "fast", True),
         (("--training.fast=No",), "fast", False),
+        (("--training.fast",), "fast", True),
+        (("--training.fast", "--steps", "1"), "fast", True),
+        (("--training.fast", "--training.fast", "false"), "fast", False),
     ],
 )
 def test_short_and_dotted_names(arguments: tuple[str, ...], name: str, value: object) -> None:
@@ -75,6 +86,36 @@ def test_the_command_line_wins_over_the_file_wherever_it_stands(tmp_path: Path) 
     assert read("--steps", "9", f"--config={path}") == expected
 
 
+def test_a_short_name_of_a_section_reaches_all_of_it(tmp_path: Path) -> None:
+    assert read("--deep.rate", "2").training.inner.rate == 2.0
+    assert read("--config", yaml(tmp_path, "deep: {rate: 2}")).training.inner.rate == 2.0
+    assert read("--config", yaml(tmp_path, "deep.rate: 2")).training.inner.rate == 2.0
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "0.00001", "'1e-5'"])
+def test_numbers_of_a_file_with_and_without_a_point(tmp_path: Path, text: str) -> None:
+    """YAML 1.1 reads 1e-5 as a text."""
+    assert read("--config", yaml(tmp_path, f"training: {{inner: {{rate: {text}}}}}")).training.inner.rate == 1e-5
+
+
+def test_a_dash_in_a_name_is_an_underscore(tmp_path: Path) -> None:
+    assert read("--store.keep-last", "5").store.keep_last == 5
+    assert read("--config", yaml(tmp_path, "store: {keep-last: 5}")).store.keep_last == 5
+
+
+@pytest.mark.parametrize("text", ["training:", "training: {}", "deep: ", "store: {options: }", "training: {inner: }"])
+def test_an_empty_section_of_a_file_sets_nothing(tmp_path: Path, text: str) -> None:
+    assert read("--config", yaml(tmp_path, text)) == Config()
+
+
+def test_what_was_given_is_told_by_its_dotted_names(tmp_path: Path) -> None:
+    path = yaml(tmp_path, "steps: 10\ndeep: {rate: 1}")
+    config, given = parse_given(Config, ["--config", path, "--store.options.a", "b", "--training.fast"], SHORT)
+    assert given == {"training.steps", "training.inner.rate", "store.options.a", "training.fast"}
+    assert config.store.options == {"a": "b"}
+    assert parse_given(Config, [], SHORT) == (Config(), frozenset())
+
+
 def test_a_file_may_use_short_names(tmp_path: Path) -> None:
     assert read("--config", yaml(tmp_path, "steps: 4")).training.steps == 4
 
@@ -84,7 +125,19 @@ def test_a_file_may_use_short_names(tmp_path: Path) -> None:
     [
         (("--stepz", "5"), ["--stepz", "did you mean --steps?", "--help"]),
         (("--training.step", "5"), ["--training.step", "did you mean --training.steps?"]),
-        (("--training", "5"), ["there is no option --training"]),
+        (("--training", "5"), ["there is no option --training", "it is a section", "--training.NAME"]),
+        (("--training.inner", "5"), ["there is no option --training.inner", "it is a section"]),
+        (("--deep", "5"), ["there is no option --deep", "it is a section"]),
+        (("--deep.rat", "5"), ["--deep.rat", "did you mean --training.inner.rate?"]),
+        (("--trainin.step", "5"), ["--trainin.step", "did you mean --training.steps?"]),
+        (("--store.steps", "5"), ["--store.steps", "did you mean --training.steps?"]),
+        (("--stor", "5"), ["--stor", "did you mean the section store?"]),
+        (("--zzz.steps", "5"), ["--zzz.steps", "did you mean --training.steps?"]),
+        (("--zzz.yyy", "5"), ["no option --zzz.yyy; --help"]),
+        (("--stepz",), ["--stepz", "needs a value"]),
+        (("--steps", "--training.fast", "true"), ["--steps needs a value", "--steps=--training.fast"]),
+        (("--training.inner.rate", "nan"), ["'nan'", "a number"]),
+        (("--training.inner.rate", "inf"), ["'inf'", "a number"]),
         (("--output.name", "5"), ["there is no option --output.name"]),
         (("--steps", "many"), ["--steps", "'many'", "a whole number"]),
         (("--steps", "2.5"), ["--steps", "'2.5'", "a whole number"]),
@@ -104,6 +157,8 @@ def test_a_mistake_is_named(arguments: tuple[str, ...], words: list[str]) -> Non
 
 FILES = {
     "unknown key": ("training: {stepz: 5}", ["run.yaml", "training.stepz", "did you mean --training.steps?"]),
+    "unknown section": ("trainnig: {steps: 5}", ["run.yaml", "trainnig.steps", "did you mean --training.steps?"]),
+    "a section without its keys": ("training: 5", ["run.yaml", "--training", "it is a section"]),
     "bad value": ("training: {steps: many}", ["run.yaml", "--training.steps", "'many'"]),
     "no value": ("training: {steps: }", ["run.yaml", "--training.steps", "a whole number"]),
     "no mapping": ("- a\n- b\n", ["run.yaml", "not a mapping"]),
@@ -132,4 +187,6 @@ def test_leaves_lists_every_dotted_name() -> None:
         ("training.steps", int),
         ("training.fast", bool),
         ("training.inner.rate", float),
+        ("store.keep_last", int),
+        ("store.options", dict[str, Any]),
     ]

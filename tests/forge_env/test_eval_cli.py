@@ -453,7 +453,7 @@ def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: s
 
 def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
     assert limits_of("checkpoint:run") == limits_of("scripted:expert") == EpisodeLimits()
-    file = project / "run/checkpoint/forge_env.json"
+    file = project / "run/checkpoints/step_000120/forge_env.json"
     file.parent.mkdir(parents=True)
     env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
     file.write_text(json.dumps({"extra": {"config": {"env": env}}}))

@@ -16,7 +16,7 @@ from runtime_actors import Worker
 
 from forge_env.errors import UserError
 from forge_env.runtime.launcher import Launcher, within
-from trainers.entry import _with_signals
+from trainers.start.entry import _with_signals
 
 
 def children() -> list[int]:

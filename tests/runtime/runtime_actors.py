@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,40 @@ class Worker(ForgeActor):
         raise kinds[kind](message)
 
     @concurrent_endpoint
-    async def hold(self) -> None:
-        """Never answer."""
+    async def hold(self, failing_rank: int = -1) -> None:
+        """Never answer; one rank raises instead."""
+        if self.rank == failing_rank:
+            raise UserError(f"rank {failing_rank} cannot take part")
         await asyncio.Event().wait()
+
+
+class Team(Worker):
+    """Ranks that add numbers up over all of them, in a thread, as a trainer does."""
+
+    async def on_start(self) -> None:
+        import torch.distributed as dist
+
+        await asyncio.to_thread(dist.init_process_group, "gloo")
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.sums: list[float] = []
+
+    @concurrent_endpoint
+    async def sum(self, value: float) -> list[float] | None:
+        """Add value * (rank + 1) up over the ranks; returns all sums so far."""
+        await asyncio.get_running_loop().run_in_executor(self.thread, self._sum, value)
+        return list(self.sums) if self.rank == 0 else None
+
+    @concurrent_endpoint
+    async def places(self) -> tuple[int, str, str]:
+        return self.rank, os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+
+    def _sum(self, value: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor(value * (self.rank + 1))
+        dist.all_reduce(total)
+        self.sums.append(total.item())
 
 
 class Holder(ForgeActor):

@@ -239,7 +239,7 @@ class Controller:
         line = self.process.stdout.readline()
         assert line, self.errors()
         self.pids = json.loads(line)["pids"]
-        assert len(self.pids) == 3 and all(is_alive(pid) for pid in self.pids)
+        assert len(self.pids) == 3  # that they are alive, the controller has seen: it may end them at once
 
     def end(self) -> list[dict[str, Any]]:
         """Wait for the end; returns what it told."""

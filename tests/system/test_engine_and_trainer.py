@@ -43,7 +43,7 @@ async def engine(model: Path) -> AsyncIterator[VLLMEngine]:
 async def test_logprobs_agree(engine: VLLMEngine, model: Path) -> None:
     """Over 2,000 sampled tokens, fp32: mean difference at most 1e-5, at two temperatures."""
     from trainers.batch import Sample
-    from trainers.titan import TitanSettings, TitanTrainer
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     trainer = TitanTrainer(str(model), TitanSettings())
     try:

@@ -19,9 +19,11 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.episode import read_jsonl
+from trainers.checkpoints import steps_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0  # seconds for anything that a run is waited for
+
 UNTRAINED = ("--warmup.steps", "0", "--dataset.held_out", "16", "--dataset.tasks", "64")
 
 
@@ -126,9 +128,57 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
         if step["phase"] == "train":
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
+    trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
+    assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
     assert list((run.output / "tensorboard").iterdir())
-    assert list((run.output / "checkpoint").iterdir())
+    assert [path.name for path in (run.output / "checkpoints").iterdir()] == ["step_000002"]
     _check_export(run.output / "model")
+
+
+@pytest.mark.slow
+def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # type: ignore[no-untyped-def]
+    """With real actors: the reference holds the warmed-up policy, so that the penalty begins at 0."""
+    run = start(
+        "trainers.grpo", "--env", "math", "--steps", "3", "--tasks", "128", "--dataset.held_out", "8",
+        "--warmup.steps", "8", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
+        "--grpo.beta", "0.05", "--grpo.kl_in", "reward", "--grpo.kl", "k2", "--services.ref_model.procs", "1",
+        "--grpo.credit", "turn", "--training.old_logprobs", "trainer",
+        "--training.entropy_coef", "0.01",  # so that the policy moves, whatever its rewards
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    for phrase in ("frozen, is the policy after the warm-up", "on-policy check: mean", "as expected for float32"):
+        assert phrase in console, console
+    assert (run.output / "reference.safetensors").is_file()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
+    for step in steps:
+        assert step["seconds/reference"] > 0 and step["seconds/old_logprobs"] > 0 and step["mismatch_alarm"] == 0.0
+        assert step["ratio_min"] == pytest.approx(1, abs=1e-5) == step["ratio_max"]  # against the same weights
+
+
+@pytest.mark.slow
+def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[no-untyped-def]
+    """Two processes of FSDP train what one does, as the same seeds show in the losses of the warm-up."""
+    options = (
+        "--env", "math", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8", "--warmup.steps", "4",
+        "--warmup.demonstrations", "64",
+    )  # fmt: skip
+    losses = []
+    for procs in ("1", "2"):
+        run = start("trainers.grpo", *options, "--trainer.procs", procs)
+        console = run.end()
+        assert run.process.returncode == 0, console
+        run.assert_nothing_left()
+        assert (run.output / "logs" / "trainer-1.log").exists() == (procs == "2")
+        lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2]
+        assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
+        losses.append([line["loss"] for line in lines if line["phase"] == "warmup"])
+        _check_export(run.output / "model")
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def _check_episodes(output: Path) -> None:
@@ -166,6 +216,7 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_engine_starts(start) -> None:  # type: ignore[no-untyped-def]
     run = start("trainers.grpo", "--env", "code_exec", *UNTRAINED)
     run.read_until("the engine is starting")
@@ -176,6 +227,7 @@ def test_ctrl_c_while_the_engine_starts(start) -> None:  # type: ignore[no-untyp
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def]
     """SIGKILL runs no clean-up of ours: the actors notice by themselves. Files may stay, processes may not."""
     run = start("trainers.grpo", "--env", "code_exec", "--steps", "100000", *UNTRAINED)
@@ -191,9 +243,8 @@ def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def
         path.unlink()
 
 
-@pytest.mark.parametrize(
-    "victim", ["generator", *(pytest.param(name, marks=pytest.mark.slow) for name in ("trainer", "envs"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["generator", "trainer", "envs"])
 def test_an_actor_is_killed(start, victim: str) -> None:  # type: ignore[no-untyped-def]
     """The run says in one sentence which process died, and ends with nothing left."""
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *UNTRAINED)
@@ -215,6 +266,7 @@ def _stdout_of(pid: int) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """Supervised training on its own; the registered name reaches the processes that play the episodes."""
     (tmp_path / "sums.py").write_text(
@@ -233,3 +285,41 @@ def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: py
     demonstrations = list(read_jsonl(run.output / "episodes" / "demonstrations.jsonl"))
     assert {use.name for e in demonstrations for turn in e.turns for use in turn.tool_uses} == {"add"}
     run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """No environment, no engine: the trainer alone, on what a user wrote down."""
+    chats = [
+        {"messages": [{"role": "user", "content": f"What follows {n}?"}, {"role": "assistant", "content": f"{n + 1}."}]}
+        for n in range(100)
+    ]
+    lines = [*map(json.dumps, chats), "{broken"]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    run = start(
+        "trainers.sft", "--sft.data", str(tmp_path / "chats.jsonl"), "--sft.tokens_per_step", "1024",
+        "--sft.epochs", "2", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2",
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    assert "chats in the column messages" in console
+    assert "1 that cannot be read (the first: line 101" in console
+    summary = json.loads((run.output / "summary.json").read_text())
+    assert (summary["env"], summary["left_out"], summary["held_out_conversations"]) == ("", 1, 2)
+    assert summary["held_out_loss_after"] < summary["held_out_loss_before"] - 0.5
+    steps = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == summary["steps"] >= 4
+    assert all(step["phase"] == "train" and step["learning_rate"] == 3e-3 for step in steps)
+    assert not (run.output / "logs" / "generator.log").exists()
+    _check_export(run.output / "model")
+    run.assert_nothing_left()
+
+    # From the checkpoint before the last one, the same steps once more.
+    newest = max(steps_of(run.output).values())
+    shutil.rmtree(newest)
+    (run.output / "summary.json").unlink()
+    again = start("trainers.sft", "--output", str(run.output), "--resume")
+    console = again.end()
+    assert again.process.returncode == 0 and "sft goes on after step" in console, console
+    repeated = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    assert [(step["step"], step["loss"]) for step in repeated] == [(step["step"], step["loss"]) for step in steps]

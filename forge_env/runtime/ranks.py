@@ -1,0 +1,98 @@
+"""Actors on several processes that work together: where their ranks meet, and how all of them are called at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import ForgeError
+
+
+class MeetingPoint:
+    """Where the ranks of one process group find each other: a store in this process, which only this machine reaches.
+
+    Its port is bound before anybody is told of it, so nobody else can take it meanwhile.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        from torch.distributed import TCPStore
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._world_size = world_size
+        self._port = listener.getsockname()[1]
+        self._store = TCPStore(
+            "127.0.0.1", self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+    def environ(self, rank: int) -> dict[str, str]:
+        """What torch.distributed reads in the process of a rank."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's word for: rank 0 need not open the store itself
+            "GLOO_SOCKET_IFNAME": "lo",  # of a machine with several, gloo would take the one of its host name
+        }
+
+
+class AllRanks:
+    """An actor's handle whose calls go to all of its ranks at once, for endpoints in which they wait for each other.
+
+    The ranks but the first answer None, and the first one's answer is that of the call. What one rank raises is raised
+    at once: the others may never answer, because they wait for that one.
+
+    Example::
+
+        trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
+        await launcher.start("trainer")
+        await within(60.0, trainer.begin.call_one(learning_rate=1e-5), "the trainer")
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> _Endpoint:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Endpoint(getattr(self._actor, name))
+
+
+class _Endpoint:
+    """One endpoint, on all ranks."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call it; the message leaves before this returns, so calls reach every rank in the order they are made.
+
+        Raises:
+            ForgeError: what a rank raised of our own kinds, unchanged.
+        """
+        return _first_answer(self._endpoint.stream(*args, **kwargs))
+
+    call = call_one
+
+
+async def _first_answer(answers: Iterator[Any]) -> Any:
+    from monarch.actor import ActorError
+
+    found = None
+    try:
+        for answer in answers:
+            value = await answer
+            found = value if value is not None else found
+    except ActorError as error:
+        if isinstance(error.exception, ForgeError):
+            raise error.exception from None
+        raise
+    return found
+
+
+def log_of_rank(path: Path, rank: int) -> Path:
+    """The log file of a rank: `path` for the first, and trainer-1.log beside trainer.log for the second."""
+    return path.with_stem(f"{path.stem}-{rank}") if rank else path

@@ -1,0 +1,72 @@
+"""A run that is killed goes on from its checkpoint, as a user would do it, and its record has no seam."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forge_env.episode import read_jsonl
+from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start  # noqa: F401
+from trainers.checkpoints import steps_of
+
+OPTIONS = ("--env", "math", "--checkpoint.interval", "2", *UNTRAINED)
+
+
+def _steps(output: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def _wait(done: Callable[[], object], run: Started | None = None) -> None:
+    """Wait until something is so, or fail with what the run says."""
+    deadline = time.monotonic() + DEADLINE
+    while not done():
+        if time.monotonic() > deadline or (run is not None and run.process.poll() is not None):
+            if run is not None:
+                run.process.kill()
+            raise AssertionError(f"it never came to that; the run said:\n{run.end() if run else ''}")
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    killed = start("trainers.grpo", "--steps", "100000", *OPTIONS)
+    folder = killed.output / "checkpoints"
+    # Until something is written down that the checkpoint does not know.
+    _wait(lambda: steps_of(killed.output) and _steps(killed.output)[-1] > min(steps_of(killed.output)), killed)
+    killed.process.kill()
+    killed.end()
+    _wait(lambda: not killed.processes())
+    for path in _monarch_logs(killed):
+        path.unlink()
+    step, newest = list(steps_of(killed.output).items())[-1]
+    before = (killed.output / "episodes" / "before.jsonl").read_bytes()
+
+    refused = start("trainers.grpo", "--output", str(killed.output), "--steps", str(step + 3), *OPTIONS)
+    assert "--resume" in refused.end() and refused.process.returncode == 2
+    again = start("trainers.grpo", "--output", str(killed.output), "--resume", "--steps", str(step + 3))
+    console = again.end()
+    assert again.process.returncode == 0, console
+    assert f"grpo goes on after step {step}, from {newest}" in console
+    assert "held-out success before" not in console and "warm-up" not in console
+    again.assert_nothing_left()
+
+    assert _steps(killed.output) == list(range(1, step + 4))  # each once
+    summary = json.loads((killed.output / "summary.json").read_text())
+    assert summary["steps"] == step + 3 == len(summary["reward_curve"])
+    assert summary["success_before"] is not None and summary["success_after"] is not None
+    assert (killed.output / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (killed.output / "model" / "model.safetensors").is_file()
+    assert (killed.output / "episodes" / "before.jsonl").read_bytes() == before
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept[-1] == f"step_{step + 3:06d}" and len(kept) == 2
+
+    train = list(read_jsonl(killed.output / "episodes" / "train.jsonl"))
+    assert len(train) == 64 * (step + 3)
+    versions = [{v for e in train[i : i + 64] for v in e.versions} for i in range(0, len(train), 64)]
+    assert versions == [{version} for version in range(step + 3)]  # synchronous: each step has the next one
+    tasks = [episode.task.id for episode in train[::8]]
+    assert len(set(tasks[:64])) == min(64, len(tasks))  # no task again before all have had their turn
