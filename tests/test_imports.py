@@ -32,7 +32,7 @@ OWNERS = {
     "torch": ["forge_env/runtime/*", "agents/*", "trainers/*"],
     "transformers": ["agents/*", "trainers/*"],
     "vllm": ["agents/vllm_*"],
-    "torchtitan": ["trainers/titan*"],
+    "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
     "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/vllm_*", "trainers/*"],
 }

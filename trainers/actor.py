@@ -1,83 +1,177 @@
-"""TrainerActor: a TitanTrainer in a process of its own."""
+"""TrainerActor: a TitanTrainer in processes of its own, one for each rank.
+
+A script that trains on batches of its own, in torchforge's form (see trainers/torchforge_batch.py)::
+
+    async with Launcher(Path("logs")) as launcher:
+        trainer = spawn_trainer(launcher, "path/to/qwen3", {"learning_rate": 1e-5, "tp": 2}, loss=GRPOLoss(), procs=2)
+        await launcher.start("trainer")
+        loss = await trainer.train_step.call(inputs, targets)
+
+A run gives whole episodes instead, and wants to know more than the loss: `step`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from forge_env.errors import UserError
 from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.ranks import AllRanks
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from forge_env.runtime.launcher import Launcher
     from trainers.batch import Sample
+    from trainers.loss_call import Loss
 
 T = TypeVar("T")
 
 
-class TrainerActor(ForgeActor):
-    """Steps the model and publishes its weights.
+def spawn_trainer(
+    launcher: Launcher,
+    model: str,
+    settings: Mapping[str, Any],
+    *,
+    procs: int = 1,
+    loss: Loss | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> AllRanks:
+    """Spawn the trainer, named "trainer", on `procs` processes; returns the handle of all of them.
 
-    The model lives in one thread of its own, so that the actor answers while it computes.
+    Args:
+        launcher: its `start("trainer")` waits until the model is loaded.
+        model: a Hugging Face folder.
+        settings: arguments of `trainers.titan.trainer.TitanSettings`.
+        procs: ranks, which is settings["dp_shard"] times settings["tp"].
+        loss: of `train_step`; see `TrainerActor.set_loss`.
+        environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them, one for each.
+    """
+    options = {"model": model, "settings": dict(settings), "loss": loss}
+    return AllRanks(launcher.spawn("trainer", TrainerActor, procs=procs, environ=environ, **options))
+
+
+class TrainerActor(ForgeActor):
+    """One rank of the trainer: steps the model and publishes its weights.
+
+    In most endpoints the ranks wait for each other, so all of them are called with the same arguments, in the same
+    order: `AllRanks` does it. The first rank answers, and the others answer None. The model lives in one thread of its
+    own, so that the actor answers while it computes.
     """
 
-    def __init__(self, *, model: str, settings: dict[str, Any], **base: Any) -> None:
+    def __init__(self, *, model: str, settings: dict[str, Any], loss: Loss | None = None, **base: Any) -> None:
         super().__init__(**base)
         self._model = model
         self._settings = settings
+        self._loss = loss
+        self._temperature = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Any = None
 
     async def on_start(self) -> None:
-        self._trainer = await self._run(_make_trainer, self._model, self._settings)
+        self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
 
     async def on_finish(self) -> None:
-        if self._trainer is not None:
-            await self._run(self._trainer.close)
+        # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.
+        if self._trainer is not None and self._trainer.parallel.world_size == 1:
+            await self._in_thread(self._trainer.close)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @concurrent_endpoint
-    async def begin(self, learning_rate: float, warmup_steps: int) -> None:
-        """Begin a phase of training: a fresh optimizer and schedule on the present weights."""
-        await self._run(self._trainer.begin, learning_rate=learning_rate, warmup_steps=warmup_steps)
+    async def begin(self, **changes: Any) -> None:
+        """Begin a phase of training: a fresh optimizer and schedule on the present weights.
+
+        `TitanTrainer.begin` says what may change.
+        """
+        await self._run(self._trainer.begin, **changes)
 
     @concurrent_endpoint
-    async def train_step(self, samples: Sequence[Sample], loss: nn.Module, temperature: float) -> dict[str, float]:
-        """One optimizer step; returns its metrics."""
+    async def step(self, samples: Sequence[Sample], loss: Loss, temperature: float) -> dict[str, float] | None:
+        """One optimizer step on whole episodes; returns its metrics."""
         return await self._run(self._trainer.train_step, samples, loss, temperature=temperature)
 
     @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
+    async def set_loss(self, loss: Loss, temperature: float = 1.0) -> None:
+        """Set the loss of `train_step`, and the temperature at which its tokens were sampled."""
+        self._loss, self._temperature = loss, temperature
+
+    @concurrent_endpoint
+    async def train_step(
+        self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]
+    ) -> float | None:
+        """One optimizer step on a batch in torchforge's form; returns the loss over all of it.
+
+        Args:
+            inputs: [{"tokens": (B, S) int64}], a dict for each data-parallel rank.
+            targets: [{"response": (B, R), "ref_logprobs": (B, R), "advantages": (B, 1), "padding_mask": (B, R)}].
+
+        Raises:
+            UserError: the batch is not of that form (`trainers.torchforge_batch` says it in full), or there is no loss.
+        """
+        return await self._run(self._train_step, inputs, targets)
+
+    @concurrent_endpoint
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]] | None:
         """Logprobs of the sampled tokens under the present weights, per sample."""
         return await self._run(self._trainer.logprobs, samples, temperature)
 
     @concurrent_endpoint
-    async def publish(self, version: int) -> float:
+    async def publish(self, version: int) -> float | None:
         """Put the present weights into the store; returns seconds."""
         started = time.perf_counter()
-        await weights.publish(version, await self._run(self._trainer.hf_state_dict))
+        state_dict = await self._run(self._trainer.hf_state_dict)
+        if state_dict is None:  # all ranks gather the weights, and the first one sends them
+            return None
+        await weights.publish(version, state_dict)
         return time.perf_counter() - started
 
     @concurrent_endpoint
-    async def save(self, folder: str, step: int, extra: dict[str, Any]) -> None:
-        """Write a checkpoint."""
-        await self._run(self._trainer.save, folder, step, extra)
+    async def save(
+        self, folder: str, step: int, extra: dict[str, Any], asynchronous: bool = False, keep_last: int = 0
+    ) -> None:
+        """Write a checkpoint, see `TitanTrainer.save`."""
+        options = {"asynchronous": asynchronous, "keep_last": keep_last}
+        await self._run(self._trainer.save, folder, step, extra, **options)
+
+    @concurrent_endpoint
+    async def load(self, folder: str) -> dict[str, Any] | None:
+        """Go on from a checkpoint; returns the `extra` that was saved with it."""
+        return await self._run(self._trainer.load, folder)
 
     @concurrent_endpoint
     async def export_hf(self, folder: str) -> None:
         """Write the model as a Hugging Face folder."""
         await self._run(self._trainer.export_hf, folder)
 
-    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+    def _train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float:
+        from trainers.torchforge_batch import loss_for, to_samples
+
+        if self._loss is None:
+            raise UserError("the trainer has no loss: give it one with set_loss(loss), or loss= where it is spawned")
+        trainer = self._trainer
+        samples = to_samples(
+            inputs, targets, ranks=trainer.parallel.dp_shard, vocabulary=trainer.model.config.vocab_size
+        )
+        metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
+        return float(metrics["loss"])
+
+    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+        """Run in the model's thread; only the first rank keeps the result."""
+
+        def run() -> T | None:
+            result = function(*args, **kwargs)
+            return result if self.rank == 0 else None
+
+        return await self._in_thread(run)
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
 
 def _make_trainer(model: str, settings: dict[str, Any]) -> Any:
-    from trainers.titan import TitanSettings, TitanTrainer
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     return TitanTrainer(model, TitanSettings(**settings))

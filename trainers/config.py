@@ -1,11 +1,12 @@
 """The settings of a training run, one dataclass per section; the defaults are the tiny CPU recipe.
 
-Every field can be set on the command line by its dotted name: `--training.learning_rate 1e-4`.
+Every field can be set on the command line by its dotted name: `--training.learning_rate 1e-4`. docs/configuration.md
+says what a run's config is made of, and in which order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from forge_env.faults import FaultPolicy
@@ -21,7 +22,12 @@ SHORT_OPTIONS = {
     "tasks": "dataset.tasks",
     "loss": "training.loss",
     "advantages": "training.advantages",
+    "reward": "training.reward",
+    "trainer": "services.trainer",
+    "generator": "services.generator",
+    "ref_model": "services.ref_model",
 }
+"""Short names of settings and, as in `--trainer.procs 4`, of sections."""
 
 
 @dataclass(kw_only=True)
@@ -32,6 +38,13 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
+    path: str = ""
+    """A file of tasks, or a dataset of the hub, for environments that read their tasks from data; empty is the
+    environment's own tasks."""
+    split: str = "train"
+    """The split to train on; "test" is held out."""
+    streaming: bool = False
+    """Read no more of `path` than the tasks need, rather than all of it."""
     tasks: int = 4096
     """Distinct training tasks."""
     held_out: int = 256
@@ -80,7 +93,7 @@ class WarmupConfig:
     """Optimizer steps at most; -1 is 200 for the tiny model, and none for a model that was given."""
     until_success: float = 0.15
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
-    probe_every: int = 8
+    probe_every: int = 4
     """Steps between two probes."""
     probe_tasks: int = 64
     """Training tasks of one probe, none of them among the demonstrations."""
@@ -97,22 +110,49 @@ class TrainingConfig:
     steps: int = 120
     seed: int = 0
     batch_size: int = 8
-    """Prompts, and so groups, of one optimizer step."""
+    """Prompts, and so groups, of one micro-step, over all ranks."""
+    gradient_accumulation_steps: int = 1
+    """Micro-steps of one optimizer step, which so has batch_size times this many groups."""
+    sync_interval: int = 1
+    """Optimizer steps between two updates of the engine's weights; above 1 it needs staleness of at least one less."""
     learning_rate: float = 3e-4
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What becomes of the learning rate after its warm-up: "linear" and "cosine" end at 0 after the last step."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    temperature: float = 1.0
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
+    activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    """What is computed again in the backward pass instead of being kept: memory for time."""
+    compile: bool = False
+    """Compile each transformer block: minutes at the start, and faster steps on a GPU."""
+    seq_len: int = 0
+    """Tokens of a training row at most, and so of an episode: env.max_tokens by another name; 0 leaves that one. A turn
+    may then use all of it, unless env.max_turn_tokens says otherwise."""
+    packing: bool = False
+    """Whether rows share sequences of max_tokens_per_micro_batch tokens, instead of being padded to one length."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus; its gradient costs memory of the size of the logits."""
+    """Weight of the entropy bonus."""
     loss: str = ""
     """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/own_parts.py."""
     advantages: str = ""
     """A function of your own from the rewards of a group to its advantages, "module:function"."""
+    reward: str = ""
+    """A function of your own from an episode to its reward, "module:function"; the environment's is still recorded."""
     staleness: int = 0
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
     step_seconds: float = 600.0
     """Deadline for one step's groups, and for one optimizer step."""
     max_tokens_per_micro_batch: int = 4096
     """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
+    old_logprobs: Literal["generator", "trainer"] = "generator"
+    """Whose logprobs the importance ratio is taken against: the engine's, or the trainer's own of the weights before
+    the step, computed again at the price of one more forward pass; the correction then bounds trainer / engine."""
+    mismatch_alarm: float = 0.0
+    """Mean |logprob difference| of trainer and engine on the same weights above which the run warns; 0 is 1e-4 where
+    both compute in float32, and 0.1 otherwise."""
 
 
 @dataclass(kw_only=True)
@@ -121,10 +161,16 @@ class AlgorithmConfig:
 
     n_samples: int = 8
     """Episodes of one group."""
+    temperature: float = 1.0
+    """The sampling temperature; all logprobs are taken at it."""
+    credit: Literal["episode", "turn"] = "episode"
+    """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
     beta: float = 0.0
-    """Weight of the KL penalty; 0 is none. There being no reference model, it is against the generator."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL penalty."""
+    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the penalty is a term of the loss, or is taken off the episode's reward before the advantages."""
+    kl: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """Estimator of the KL penalty; "auto" is k3 in the loss, and k1 in the reward."""
     kl_straight_through: bool = False
     """The estimator's value with k2's gradient, which on-policy is the KL's own."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -145,15 +191,46 @@ class AlgorithmConfig:
 @dataclass(kw_only=True)
 class ServiceConfig:
     procs: int = 1
+    """Processes of one replica: of the generator its tensor parallel ranks, of the trainer all of its ranks."""
+    num_replicas: int = 1
     threads: int = 1
     """CPU threads of one process."""
     with_gpus: bool = False
+    """Whether each process has a GPU of its own."""
 
 
 @dataclass(kw_only=True)
 class ServicesConfig:
     generator: ServiceConfig = field(default_factory=ServiceConfig)
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
+    ref_model: ServiceConfig = field(default_factory=lambda: ServiceConfig(procs=0))
+    """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own
+    names ref_logprobs."""
+
+
+@dataclass(kw_only=True)
+class ParallelismConfig:
+    """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
+
+    tensor_parallel_degree: int = 1
+    data_parallel_shard_degree: int = -1
+    """FSDP; -1 is all processes that tensor parallelism leaves."""
+    data_parallel_replicate_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    context_parallel_degree: int = 1
+    expert_parallel_degree: int = 1
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    interval: int = 0
+    """Optimizer steps between two checkpoints; 0 is one, after the last step."""
+    keep_last: int = 2
+    """Checkpoints to keep; older ones are removed once a newer one is complete."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written."""
+    step: int = 0
+    """With resume: go on from the checkpoint of this step; 0 is the newest."""
 
 
 @dataclass(kw_only=True)
@@ -162,9 +239,36 @@ class RunConfig:
 
     output: str = ""
     """Folder of the run; empty makes a new one under outputs/."""
+    resume: bool = False
+    """Go on with the run of `output` from its newest checkpoint."""
+    dry_run: bool = False
+    """Print what would run, where, and what it needs; start nothing."""
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups of one optimizer step."""
+        return self.training.batch_size * self.training.gradient_accumulation_steps
+
+    @property
+    def algorithm(self) -> AlgorithmConfig | None:
+        """The section of the policy-gradient algorithm; None for supervised training."""
+        return getattr(self, self.algorithm_name) if self.algorithm_name else None
+
+    @property
+    def algorithm_name(self) -> str:
+        """The name of that section, such as "grpo"; "" for supervised training."""
+        names = (each.name for each in fields(self))
+        return next((name for name in names if isinstance(getattr(self, name), AlgorithmConfig)), "")
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature."""
+        return self.algorithm.temperature if self.algorithm else 1.0

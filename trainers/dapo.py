@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+from forge_env.errors import UserError
 from trainers.config import AlgorithmConfig, RunConfig
 from trainers.losses import DAPOLoss
 from trainers.objective import Objective, loss_options, make_objective
@@ -26,6 +27,11 @@ class DAPOConfig(AlgorithmConfig):
     clip_high: float = 0.28
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
+    signal_warning: int = 32
+    """Dropped groups in a row after which, and after each further so many, the run says so; 0 is never."""
+    signal_error: int = 512
+    """Dropped groups in a row after which the run ends with an error; 0 is never, and then only
+    training.step_seconds bounds how long a step is waited for."""
     overlong_length: int = 0
     """Sampled tokens of an episode at most, beyond which the whole penalty is due; 0 is env.max_tokens."""
     overlong_buffer: float = 0.2
@@ -48,6 +54,9 @@ def objective(config: Config) -> Objective:
     the episode's reward less the penalty of its length.
     """
     section = config.dapo
+    for name in ("signal_warning", "signal_error"):
+        if getattr(section, name) < 0:
+            raise UserError(f"--dapo.{name} is {getattr(section, name)}; it is a number of groups, or 0 for never")
     loss = DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
     punishment = OverlongPunishment(
         length=section.overlong_length or config.env.max_tokens,
@@ -61,6 +70,8 @@ def objective(config: Config) -> Objective:
         reward=punishment.reward,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
+        signal_warning=section.signal_warning,
+        signal_error=section.signal_error,
     )
 
 
@@ -72,7 +83,7 @@ async def train(config: Config) -> None:
 
 
 def main() -> int:
-    from trainers.entry import main as enter
+    from trainers.start.entry import main as enter
 
     return enter(Config, train)
 

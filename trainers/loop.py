@@ -1,8 +1,7 @@
 """The loop: two coroutines, rollouts and training, and the rule that keeps them together.
 
-Admission bounds staleness. At most (S + 1) * batch_size groups are open, open meaning admitted and not yet trained with
-the resulting weights in every engine. So a group admitted at weight version v trains at the latest in the step that
-starts from v + S. S = 0 is synchronous.
+trainers/schedule.py says which group may begin and which groups a step takes, so that none trains on weights that are
+more than S steps newer than those that sampled it; trainers/ledger.py keeps account of every prompt.
 """
 
 from __future__ import annotations
@@ -11,18 +10,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from forge_env.episode import Group
 from forge_env.errors import ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Task
-from trainers.advantages import has_signal
-from trainers.batch import Sample
+from trainers.ledger import Ledger
 from trainers.objective import Objective
+from trainers.schedule import Schedule
 
-__all__ = ["MAX_FAULTS_IN_A_ROW", "Loop", "Objective", "repeat"]
+T = TypeVar("T")
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 
@@ -32,37 +32,56 @@ class Loop:
     """One run of a policy-gradient algorithm."""
 
     objective: Objective
-    tasks: Iterator[Task]
+    tasks: Sequence[Task]
+    """Gone through again and again."""
     run_group: Callable[[Task, int], Awaitable[Group]]
-    """(task, index of the group) -> its episodes."""
-    train_step: Callable[[Sequence[Sample]], Awaitable[dict[str, float]]]
+    """(task, number of the group) -> its episodes."""
+    train_step: Callable[[Sequence[Group]], Awaitable[dict[str, float]]]
+    """Make the samples of a step's groups, and take one optimizer step on them."""
     sync_weights: Callable[[int], Awaitable[dict[str, float]]]
     """Publish the trainer's weights as a version, and return when every engine has it."""
     on_step: Callable[[int, Sequence[Group], dict[str, float]], None]
     steps: int
     batch_size: int
+    """Groups of one optimizer step."""
     staleness: int = 0
+    sync_interval: int = 1
+    """Optimizer steps between two updates of the engines; at most staleness + 1, or no group could ever begin."""
     keeps: Callable[[Group], bool] = SHRINK.keeps
     """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
     """Seconds to wait for one step's groups."""
+    after_step: Callable[[int], Awaitable[None]] | None = None
+    """Awaited between two steps, once the first is written down: the place of checkpoints."""
+    steps_done: int = 0
+    """Steps that were taken before, where a run goes on."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """What has become of every prompt; that of the checkpoint, where a run goes on."""
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
-    signal_warning: int = 32
-    """Groups without a signal in a row after which the run says so, where the objective needs one."""
-    signal_error: int = 512
-    """And after which it ends."""
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
     without signal" one reward for all of them; each also "in a row"."""
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the engines have the weights of the last step."""
+        return self.steps_done % self.sync_interval == 0 or self.steps_done == self.steps
+
     async def run(self) -> None:
-        """Train for `steps` optimizer steps.
+        """Train until `steps` optimizer steps are done.
 
         Raises:
             ServiceError: when no groups come, or only broken ones.
         """
-        self._admitted: asyncio.Queue[asyncio.Future[Group | None]] = asyncio.Queue()
-        self._open = asyncio.Semaphore((self.staleness + 1) * self.batch_size)
+        if self.steps_done >= self.steps:
+            return  # before any group is admitted
+        self._schedule: Schedule[int] = Schedule(
+            batch_size=self.batch_size, staleness=self.staleness, step=self.steps_done
+        )
+        self._version = self.steps_done  # optimizer steps behind the weights that every engine has
+        self._ready: dict[int, Group] = {}
+        self._lengths = _Lengths()
+        self._news = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
                 rollouts = tasks.create_task(self.rollouts())
@@ -71,48 +90,98 @@ class Loop:
             raise first_error(errors) from None
 
     async def rollouts(self) -> None:
-        """Admit a task whenever a place is free; its group comes back on its own time."""
+        """Begin a group whenever the schedule has room for one; it comes back on its own time."""
+        prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
-            for index, task in enumerate(self.tasks):
-                await self._open.acquire()
-                result: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
-                self._admitted.put_nowait(result)
-                groups.create_task(self._rollout(task, index, result))
+            while True:
+                await self._when(lambda: self._schedule.admits(self._version) or None)
+                number = next(prompts)
+                self._schedule.admit(number, self._version)
+                groups.create_task(self._rollout(number))
 
     async def training(self) -> None:
-        """Train on the next groups, put the new weights into the engines, free the places."""
-        for step in range(1, self.steps + 1):
+        """Train on the groups that the schedule takes, and put the new weights into the engines."""
+        for step in range(self.steps_done + 1, self.steps + 1):
             started = time.perf_counter()
-            groups = [await self._next_group() for _ in range(self.batch_size)]
+            numbers = await self._take()
+            groups = [self._ready.pop(number) for number in numbers]
             rollout_done = time.perf_counter()
-            metrics = await self.train_step(self.objective.samples(groups))
+            metrics = await self.train_step(groups)
+            for number, group in zip(numbers, groups, strict=True):
+                self.ledger.train(number)
+                self._lengths.trained(group)
             train_done = time.perf_counter()
-            metrics |= await self.sync_weights(step)
-            metrics |= {"groups_dropped": float(self.faults["dropped groups"])}
-            metrics |= {"groups_without_signal": float(self.faults["groups without signal"])}
+            if step % self.sync_interval == 0 or step == self.steps:
+                metrics |= await self.sync_weights(step)
+                self._version = step
+                self._news.set()
             seconds = {
                 "seconds/rollout": rollout_done - started,
                 "seconds/train": train_done - rollout_done,
                 "seconds/sync": time.perf_counter() - train_done,
                 "seconds/step": time.perf_counter() - started,
             }
-            for _ in groups:
-                self._open.release()
-            self.on_step(step, groups, metrics | seconds)
+            self.on_step(step, groups, metrics | self._counts() | seconds)
+            self.steps_done = step
+            if self.after_step is not None:
+                await self.after_step(step)
 
-    async def _rollout(self, task: Task, index: int, result: asyncio.Future[Group | None]) -> None:
-        group = await self.run_group(task, index)
+    async def _rollout(self, number: int) -> None:
+        group = await self.run_group(self.tasks[number % len(self.tasks)], number)
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.keeps(group):
+            self._drop(number, "too few valid episodes")
             self._count_faulty(group)
-        elif self.objective.needs_signal and not has_signal(group.rewards):
+        elif self.objective.needs_signal and not self.objective.has_signal(group):
+            self._drop(number, "no signal")
             self._count_flat(group)
         else:
             self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
-            result.set_result(group)
-            return
-        result.set_result(None)
-        self._open.release()
+            self._ready[number] = group
+            self._lengths.finished(group)
+            self.ledger.finish(number)
+            self._schedule.finish(number)
+        self._news.set()
+
+    def _drop(self, number: int, reason: str) -> None:
+        self.ledger.drop(number, reason)
+        self._schedule.drop(number)
+
+    async def _take(self) -> list[int]:
+        """Wait for the groups of the next step; returns their numbers, in the order of their admission."""
+        try:
+            async with asyncio.timeout(self.patience):
+                taken = await self._when(self._schedule.take)
+        except TimeoutError:
+            raise ServiceError(f"no step for {self.patience:g} s: {self._waiting_for()}") from None
+        self._news.set()  # there may be room for others
+        return sorted(taken)
+
+    async def _when(self, found: Callable[[], T | None]) -> T:
+        """Wait until `found` finds something; it is asked again when a group is back or the engines have weights."""
+        while (result := found()) is None:
+            self._news.clear()
+            await self._news.wait()
+        return result
+
+    def _waiting_for(self) -> str:
+        """What keeps the next step from being taken."""
+        row = self.faults["groups without signal in a row"]
+        if row:
+            return f"the last {row} groups were dropped, each with one reward for all its episodes"
+        schedule, due = self._schedule, self._schedule.overdue()
+        said = f"{schedule.ready} of {schedule.open} open groups are finished, {self.batch_size} make a step"
+        if due:
+            said += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
+        return f"{said}; the environments or the policy hang"
+
+    def _counts(self) -> dict[str, float]:
+        return {
+            "groups_dropped": float(self.faults["dropped groups"]),
+            "groups_without_signal": float(self.faults["groups without signal"]),
+            "groups_open": float(self._schedule.open),
+            "length_bias": self._lengths.bias,
+        }
 
     def _count_faulty(self, group: Group) -> None:
         """Count a group with too few valid episodes."""
@@ -130,32 +199,36 @@ class Loop:
         self.faults["groups without signal"] += 1
         self.faults["groups without signal in a row"] += 1
         row = self.faults["groups without signal in a row"]
-        said = f"{row} groups in a row were dropped, each with one reward for all its episodes, {group.rewards[0]:g} in"
-        if row >= self.signal_error:
-            raise ServiceError(f"{said} the last: the tasks are too easy or too hard, or dynamic sampling must be off")
-        if row % self.signal_warning == 0:
-            self.warn(f"{said} the last; the run ends at {self.signal_error}")
-
-    async def _next_group(self) -> Group:
-        """Wait for the oldest open group that is not dropped.
-
-        Taking groups in the order of their admission is what bounds staleness: at most (S + 1) * batch_size - 1 others
-        are ahead of a group. A straggler delays the others, and never grows stale.
-        """
-        try:
-            async with asyncio.timeout(self.patience):
-                while True:
-                    group = await (await self._admitted.get())
-                    if group is not None:
-                        return group
-        except TimeoutError:
-            row = self.faults["groups without signal in a row"]
-            flat = f"the last {row} groups were dropped, each with one reward for all its episodes"
-            reason = flat if row else "the environments or the policy hang"
-            raise ServiceError(f"no finished group for {self.patience:g} s: {reason}") from None
+        warning, error = self.objective.signal_warning, self.objective.signal_error
+        reward = self.objective.signal(group.valid[0])
+        said = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
+        if error and row >= error:
+            raise ServiceError(f"{said}: the tasks are too easy or too hard, or dynamic sampling must be off")
+        if warning and row % warning == 0:
+            self.warn(f"{said}; the run ends at {error}" if error else said)
 
 
-def repeat(tasks: Sequence[Task]) -> Iterator[Task]:
-    """Go through the tasks again and again."""
-    while True:
-        yield from tasks
+class _Lengths:
+    """Whether the groups that were trained on are as long as all that have finished.
+
+    Quick groups overtake slow ones, so for a while they may be shorter; nothing is discarded, so they catch up.
+    """
+
+    def __init__(self) -> None:
+        self._finished = self._trained = (0, 0)  # groups and their sampled tokens
+
+    def finished(self, group: Group) -> None:
+        self._finished = self._added(self._finished, group)
+
+    def trained(self, group: Group) -> None:
+        self._trained = self._added(self._trained, group)
+
+    @property
+    def bias(self) -> float:
+        """Mean length of the groups trained on as a multiple of that of all finished ones; 1 is none."""
+        (finished, all_tokens), (trained, tokens) = self._finished, self._trained
+        return (tokens / trained) / (all_tokens / finished) if trained and all_tokens else 1.0
+
+    @staticmethod
+    def _added(sums: tuple[int, int], group: Group) -> tuple[int, int]:
+        return sums[0] + 1, sums[1] + sum(episode.num_sampled for episode in group.valid)

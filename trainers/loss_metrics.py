@@ -16,7 +16,10 @@ SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clip
 class LossMetrics:
     """Collects the metrics of one optimizer step over its micro-batches.
 
-    `sums`, (8,), adds up over ranks, and `largest`, (), is their maximum; then `values` has the step's metrics.
+    `sums`, (8,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
+
+    The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
+    The KL estimates and the difference are always against the generator.
 
     Args:
         loss: its `clipped(log_ratio, advantages, mask)`, if it has one, says where the ratio is beyond its bounds.
@@ -28,18 +31,21 @@ class LossMetrics:
         self._has_entropy = False
         # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
-        self.largest = torch.zeros((), dtype=torch.float64, device=device)
+        # The largest ratio, and the smallest with its sign turned.
+        self.largest = torch.full((2,), -torch.inf, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None) -> None:
         """Take one micro-batch in; `logprobs` and `entropy` are (episodes, tokens)."""
         mask = batch.padding_mask
         difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
-        ratio = keep(difference.exp(), mask)
+        old = batch.old_logprobs
+        ratio_log = difference if old is None else log_ratio(logprobs.double(), old.double(), mask)
+        ratio = keep(ratio_log.exp(), mask)
         none = torch.zeros_like(mask)
         low, high = (none, none)
         if self._clipped is not None:
-            low, high = self._clipped(difference, batch.advantages.double().expand(mask.shape), mask)
+            low, high = self._clipped(ratio_log, batch.advantages.double().expand(mask.shape), mask)
         self._has_entropy |= entropy is not None
         parts = {
             "ratio": ratio,
@@ -52,20 +58,23 @@ class LossMetrics:
             "entropy": none if entropy is None else keep(entropy, mask),
         }
         self.sums += torch.stack([parts[name].sum(dtype=torch.float64) for name in SUMS])
-        self.largest = torch.maximum(self.largest, ratio.amax())
+        bounds = torch.stack([ratio, -ratio]).masked_fill(~mask, -torch.inf)
+        self.largest = torch.maximum(self.largest, bounds.flatten(1).amax(1))
 
     def values(self, tokens: int) -> dict[str, float]:
-        """The metrics over `tokens` valid tokens; all are means over them but `ratio_max` and `ess`.
+        """The metrics over `tokens` valid tokens; all are means over them but the bounds of the ratio and `ess`.
 
         Returns:
-            ratio_mean, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
+            ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
             mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips; ess, the
             effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
         """
         mean = {name: value / max(tokens, 1) for name, value in zip(SUMS, self.sums.tolist(), strict=True)}
+        highest, lowest = (abs(bound) for bound in self.largest.tolist()) if tokens else (0.0, 0.0)
         found = {
             "ratio_mean": mean["ratio"],
-            "ratio_max": self.largest.item(),
+            "ratio_min": lowest,
+            "ratio_max": highest,
             "kl": mean["k3"],
             "kl_k1": mean["k1"],
             "mean_abs_logprob_difference": mean["difference"],

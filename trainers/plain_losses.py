@@ -16,9 +16,10 @@ class ReinforceLoss(PolicyLoss):
     """REINFORCE: the plain policy gradient, with the detached importance ratio as a bounded weight.
 
     Per token: `-A * logprobs * sg(clip(q, 1 - clip_ratio, 1 + clip_ratio))`, where q is the ratio of the model to
-    `generator_logprobs` if given, else to `ref_logprobs`. clip_ratio=None is no weight at all, the textbook's
-    REINFORCE, which is right on-policy only. torchforge bounds q to [0.1, 10], which is not symmetric around 1. RLOO
-    (arXiv 2402.14740) is this with leave-one-out advantages; TRL's RLOO clips the ratio of whole sequences instead.
+    `old_logprobs` if given, else to `generator_logprobs`, else to `ref_logprobs`. clip_ratio=None is no weight at all,
+    the textbook's REINFORCE, which is right on-policy only. torchforge bounds q to [0.1, 10], which is not symmetric
+    around 1. RLOO (arXiv 2402.14740) is this with leave-one-out advantages; TRL's RLOO clips the ratio of whole
+    sequences instead.
 
     Args:
         clip_ratio: how far from 1 the weight may be, within (0, 1]; None for no weight.
@@ -49,19 +50,21 @@ class ReinforceLoss(PolicyLoss):
         ref_logprobs: Tensor | None = None,
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
+        old_logprobs: Tensor | None = None,
     ) -> Tensor:
         """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
         mask = valid_tokens(padding_mask, generator_logprobs)
-        weight = self._ratio(logprobs, generator_logprobs, ref_logprobs, mask)
+        behaviour = generator_logprobs if old_logprobs is None else old_logprobs
+        weight = self._ratio(logprobs, behaviour, ref_logprobs, mask)
         if generator_logprobs is not None:
-            weight = weight * self._weight(logprobs, generator_logprobs, None, mask)
+            weight = weight * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
         policy = -weight * per_token(advantages, mask) * keep(logprobs, mask)
         return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
 
-    def _ratio(self, logprobs: Tensor, generator: Tensor | None, ref: Tensor | None, mask: Tensor) -> Tensor:
+    def _ratio(self, logprobs: Tensor, behaviour: Tensor | None, ref: Tensor | None, mask: Tensor) -> Tensor:
         if self.clip_ratio is None:
             return torch.ones_like(logprobs)
-        behaviour = ref if generator is None else generator
+        behaviour = ref if behaviour is None else behaviour
         if behaviour is None:
             raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or ref_logprobs.")
         ratio = log_ratio(logprobs, behaviour, mask).detach().exp()

@@ -3,57 +3,118 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from forge_env.episode import Group
+from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation, is_success
 from forge_env.metrics import tool_metrics
 from forge_env.runtime.launcher import within
 from forge_env.tool_env import ToolEnv
+from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
+from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
-from trainers.loop import Loop, repeat
+from trainers.ledger import Ledger
+from trainers.loop import Loop
 from trainers.objective import Objective
-from trainers.own_parts import with_own_parts
+from trainers.own_parts import resolve
+from trainers.reference import KEPT_AS
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
+from trainers.sample_maker import SampleMaker
+from trainers.warmup import warm_up
 
 
 async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
     """Run one algorithm from its objective to its summary.
 
     Raises:
-        UserError: for a loss or an advantage function of the user's own that cannot be used, before anything starts.
+        UserError: for settings that contradict each other, and parts of the user's own that cannot be used, before
+            anything starts.
     """
-    objective = with_own_parts(objective, config.training)
+    objective = resolve(objective, config)
     async with open_run(algorithm, config) as run:
         await run.services.guard(_phases(run, objective))
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One optimizer step on the groups that the loop hands over, and the on-policy check beside it."""
+
+    run: Run
+    objective: Objective
+    alarm: MismatchAlarm
+    make: SampleMaker
+    number: int = 0
+    """Of the last step."""
+    _version: int = -1
+    _updates: int = 0
+    """Optimizer steps since the trainer's weights were published as `_version`."""
+
+    async def __call__(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.number += 1
+        if self._version != self.run.version:
+            self._version, self._updates = self.run.version, 0
+        episodes = [episode for group in groups for episode in group.valid]
+        fresh = is_fresh(episodes, version=self._version, updates=self._updates)
+        samples, seconds = await self.make(groups)
+        metrics = await self.run.train_step(samples, self.objective.loss)
+        self._updates += not metrics["skipped"]
+        alarm = self.alarm(self.number, metrics, is_fresh=fresh)
+        return metrics | seconds | {"mismatch_alarm": alarm}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """Where the training begins, or goes on."""
+
+    before: Evaluation
+    tool_off: Evaluation | None
+    steps_done: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    """Seconds of training that were spent before."""
 
 
 async def _phases(run: Run, objective: Objective) -> None:
     config, report = run.config, run.report
     training = config.training
-    steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
-    run.results["warmup_steps"] = await run.warm_up(steps) if steps else 0
-    await run.sync_weights()
-    before = await run.evaluate("before", run.held_out)
-    report.say(f"held-out success before {run.algorithm}: {before}")
-    tool_off = None
-    if issubclass(run.factory.env_class, ToolEnv):
-        tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
-        report.say(f"held-out success with the tool switched off: {tool_off}")
-    if objective.kl_reference == "generator":
-        report.say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
+    start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
+    await _settle_reference(run, objective)
 
-    await within(60.0, run.services.trainer.begin.call_one(training.learning_rate, 0), "the trainer")
-    started = time.perf_counter()
+    started = time.perf_counter() - start.seconds
+    step = Step(
+        run=run,
+        objective=objective,
+        alarm=make_alarm(config, report.say),
+        make=SampleMaker(
+            objective=objective,
+            reference=run.reference_logprobs if objective.kl_reference == "model" else None,
+            old=run.old_logprobs if training.old_logprobs == "trainer" else None,
+        ),
+        number=start.steps_done,
+    )
+
+    async def after_step(step: int) -> None:
+        if run.is_due(step):
+            await _save(run, loop, started, asynchronous=config.checkpoint.asynchronous)
+
     loop = Loop(
         objective=objective,
-        tasks=repeat(run.train_tasks),
+        tasks=run.train_tasks,
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
-        train_step=lambda samples: run.train_step(samples, objective.loss),
+        train_step=step,
         sync_weights=lambda _: run.sync_weights(),
         on_step=lambda step, groups, metrics: _record(run, step, groups, metrics, started),
+        after_step=after_step,
         steps=training.steps,
-        batch_size=training.batch_size,
+        steps_done=start.steps_done,
+        ledger=start.ledger,
+        faults=start.faults,
+        batch_size=config.groups_per_step,
+        sync_interval=training.sync_interval,
         staleness=training.staleness,
         patience=training.step_seconds,
         keeps=run.config.env.fault_policy().keeps,
@@ -61,10 +122,89 @@ async def _phases(run: Run, objective: Objective) -> None:
     )
     await loop.run()
     train_seconds = time.perf_counter() - started
+    if run.checkpoint is None or run.checkpoint.step < training.steps:
+        await _save(run, loop, started)
 
     after = await run.evaluate("after", run.held_out)
-    await run.finish(training.steps)
-    _close(run, before, after, tool_off, train_seconds)
+    await run.export()
+    _close(run, start.before, after, start.tool_off, train_seconds)
+
+
+async def _begin(run: Run) -> _Start:
+    """Warm up and measure, then begin to train."""
+    config, report = run.config, run.report
+    steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
+    run.results["warmup_steps"] = await warm_up(run, steps) if steps else 0
+    await run.sync_weights()
+    before = await run.evaluate("before", run.held_out)
+    report.say(f"held-out success before {run.algorithm}: {before}")
+    tool_off = None
+    if _has_tools(run):
+        tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
+        report.say(f"held-out success with the tool switched off: {tool_off}")
+    await _begin_training(run)
+    return _Start(before=before, tool_off=tool_off)
+
+
+async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
+    """Take everything that came before from a checkpoint."""
+    await _begin_training(run)  # of the present settings; the checkpoint says how far it has come
+    place = await run.restore(checkpoint)
+    await run.sync_weights()
+    ledger = Ledger()
+    ledger.load_state_dict(place["ledger"])
+    return _Start(
+        before=run.report.evaluation("before"),
+        tool_off=run.report.evaluation("tool_off") if _has_tools(run) else None,
+        steps_done=checkpoint.step,
+        ledger=ledger,
+        faults=Counter(place["faults"]),
+        seconds=place["seconds"],
+    )
+
+
+async def _begin_training(run: Run) -> None:
+    training = run.config.training
+    begin = run.services.trainer.begin.call_one(
+        learning_rate=training.learning_rate,
+        warmup_steps=training.warmup_steps,
+        lr_schedule=training.lr_schedule,
+        total_steps=training.steps,
+    )
+    await within(60.0, begin, "the trainer")
+
+
+def _has_tools(run: Run) -> bool:
+    return issubclass(run.factory.env_class, ToolEnv)
+
+
+async def _save(run: Run, loop: Loop, started: float, *, asynchronous: bool = False) -> None:
+    seconds = time.perf_counter() - started
+    place = {"ledger": loop.ledger.state_dict(), "faults": dict(loop.faults), "seconds": seconds}
+    # Between two updates of the engines, the trainer's weights have no version yet.
+    version = run.version if loop.is_synced else run.version + 1
+    await run.save_checkpoint(loop.steps_done, place, version=version, asynchronous=asynchronous)
+
+
+async def _settle_reference(run: Run, objective: Objective) -> None:
+    """Give the reference model the weights that reinforcement learning starts from, and say what it is."""
+    say = run.report.say
+    if objective.kl_reference == "generator":
+        say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
+    if objective.kl_reference != "model":
+        return
+    reference, kept = run.services.reference, run.report.folder / KEPT_AS
+    origin = f"the model {run.results['model']}"
+    if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from
+        await within(300.0, reference.load.call_one(str(kept)), "the reference model")
+        origin = f"the policy after the warm-up, read from {kept}"
+    elif run.results["warmup_steps"]:
+        if run.checkpoint is not None:
+            raise UserError(f"--resume: {kept} is missing, the reference model that this run was trained against")
+        await within(300.0, reference.pull.call_one(run.version, str(kept)), "the reference model")
+        origin = f"the policy after the warm-up, kept as {kept}"
+    place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
+    say(f"the reference model, on {place} and frozen, is {origin}")
 
 
 def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, float], started: float) -> None:
@@ -82,7 +222,7 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
     counts = {"groups_with_signal": groups_with_signal, "episodes": len(episodes)}
     values = metrics | shown | tool_metrics(episodes) | counts
     run.report.metrics("train", step, values)
-    run.report.curve.append({"step": step, "reward": shown["reward"], "success": shown["success"], "seconds": seconds})
+    run.report.point(step, values)
     run.report.episodes("train", [episode for group in groups for episode in group.episodes])
     run.report.progress(run.algorithm, step, run.config.training.steps, shown, since=started)
 
@@ -110,7 +250,7 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
     report.say(f"held-out success after {run.algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     report.say(f"it was {before} before{off}")
-    report.say(f"curve {picture}, checkpoint {report.folder / 'checkpoint'}, model {report.folder / 'model'}")
+    report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:

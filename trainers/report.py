@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from forge_env.episode import Episode, write_jsonl
+from forge_env.episode import Episode, read_jsonl, write_jsonl
+from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation
 from forge_env.types import Message
+from trainers.timeline import Timeline
 
 PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
 
@@ -21,7 +25,8 @@ PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a
 class Report:
     """The files of one run's folder and its console.
 
-    metrics.jsonl (one object per optimizer step), tensorboard/, episodes/PHASE.jsonl, reward.png, summary.json.
+    metrics.jsonl (one object per optimizer step), tensorboard/, episodes/PHASE.jsonl, trace.json, reward.png,
+    summary.json.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,10 +35,58 @@ class Report:
         self.console = Console(highlight=False, soft_wrap=True)
         self.started = time.perf_counter()
         self.curve: list[dict[str, float]] = []
+        self.timeline = Timeline(folder / "trace.json")
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._tensorboard: Any = None
         self._last_print = 0.0
         self._line_open = False
+
+    def mark(self) -> dict[str, Any]:
+        """How far this report has come: the bytes of each file, which are on the disk by then, and the seconds."""
+        self._metrics.flush()
+        sizes = {}
+        for path in [self.folder / "metrics.jsonl", *sorted((self.folder / "episodes").glob("*.jsonl"))]:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                sizes[str(path.relative_to(self.folder))] = os.fstat(file.fileno()).st_size
+        return {"bytes": sizes, "seconds": time.perf_counter() - self.started}
+
+    def check(self, mark: Mapping[str, Any]) -> None:
+        """Check that this folder has all that it had at a mark.
+
+        Raises:
+            UserError: when a file holds less than it did.
+        """
+        for name, size in mark["bytes"].items():
+            path = self.folder / name
+            found = path.stat().st_size if path.is_file() else 0
+            if found < size:
+                raise UserError(
+                    f"{path} has {found} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
+                    f"without its record"
+                )
+
+    def go_back(self, mark: Mapping[str, Any]) -> None:
+        """Be again as at a mark: cut off what was written after it, and make curve and TensorBoard of what stays.
+
+        Raises:
+            UserError: as `check`, before anything is changed.
+        """
+        self.check(mark)
+        sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
+        for path, size in sizes.items():
+            os.truncate(path, size)
+        for path in {*(self.folder / "episodes").glob("*.jsonl")} - sizes.keys():
+            path.unlink()
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        self.started -= mark["seconds"]
+        for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            phase, step, _ = record.pop("phase"), record.pop("step"), record.pop("time")
+            self._plot(phase, step, record)
+            if phase == "train" and "reward" in record:
+                self.point(step, record)
 
     def say(self, text: str) -> None:
         """Print one line with the time since the start."""
@@ -63,6 +116,14 @@ class Report:
         record = {"phase": phase, "step": step, "time": time.perf_counter() - self.started, **values}
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
+        self._plot(phase, step, values)
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a step to the curve."""
+        names = {"reward": "reward", "success": "success", "seconds": "s/step"}
+        self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
+
+    def _plot(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         if self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -71,7 +132,14 @@ class Report:
             self._tensorboard.add_scalar(f"{phase}/{name}", value, step)
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
-        write_jsonl(self.folder / "episodes" / f"{phase}.jsonl", episodes)
+        write_jsonl(self._episodes(phase), episodes)
+
+    def evaluation(self, phase: str) -> Evaluation:
+        """Read back an evaluation whose episodes were written down."""
+        return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
+
+    def _episodes(self, phase: str) -> Path:
+        return self.folder / "episodes" / f"{phase}.jsonl"
 
     def samples(self, title: str, episodes: Sequence[Episode]) -> None:
         """Print a few whole conversations."""
@@ -119,6 +187,7 @@ class Report:
     def close(self) -> None:
         self._end_line()
         self._metrics.close()
+        self.timeline.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 

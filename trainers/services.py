@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ from envs.actor import AgentSpec, EnvActor
 from forge_env.registry import env_class
 from forge_env.runtime import weights
 from forge_env.runtime.launcher import Launcher
-from trainers.actor import TrainerActor
+from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
+from trainers.own_parts import names_reference
+from trainers.reference import ReferenceActor
 
 CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
@@ -31,6 +34,8 @@ class Services:
     """Done when the engine is up; the warm-up needs no engine, and the engine is by far the slowest to start."""
     guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
     """Runs work until it ends or a process dies."""
+    reference: Any = None
+    """The reference model; None where nothing needs one."""
 
     async def stop_waiting(self) -> None:
         """Take back the wait for the engine, where the run ends before it is up."""
@@ -39,20 +44,20 @@ class Services:
 
 
 async def start_services(config: RunConfig, launcher: Launcher, model: str) -> Services:
-    """Start everything at once, and wait for all but the engine.
+    """Start everything at once, and wait for all but the engine; without an environment, the trainer alone.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
     generator, trainer = config.services.generator, config.services.trainer
-    gpus = iter(range(2))
+    if not config.env.name:
+        return await _start_trainer(config, launcher, model)
+    gpus = itertools.count()
     policy = launcher.spawn(
         "generator", PolicyActor, environ=_resources(generator, gpus), model=model, settings=_engine(config)
     )
-    titan = launcher.spawn(
-        "trainer", TrainerActor, environ=_resources(trainer, gpus), model=model, settings=_trainer(config)
-    )
+    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, environ=_resources(trainer, gpus))
     agents = _agents(config, model, policy)
     envs = launcher.spawn(
         "envs",
@@ -63,18 +68,45 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
         limits=config.env.limits(),
         on_fault=config.env.fault_policy(),
     )
+    waited_for = ["trainer", "envs", "store"]
+    reference = None
+    if has_reference(config):
+        waited_for.append("reference")
+        reference = launcher.spawn(
+            "reference",
+            ReferenceActor,
+            environ=_resources(config.services.ref_model, gpus),
+            model=model,
+            settings=_reference(config),
+        )
     store = launcher.processes("store")
     engine_ready = asyncio.create_task(launcher.start("generator"))
-    services = Services(trainer=titan, policy=policy, envs=envs, engine_ready=engine_ready, guard=launcher.guard)
+    services = Services(
+        trainer=titan,
+        policy=policy,
+        envs=envs,
+        engine_ready=engine_ready,
+        guard=launcher.guard,
+        reference=reference,
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
-            for name in ("trainer", "envs", "store"):
+            for name in waited_for:
                 tasks.create_task(launcher.start(name))
             tasks.create_task(weights.open_store(store))
     except BaseException:
         await services.stop_waiting()
         raise
     return services
+
+
+async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> Services:
+    trainer = config.services.trainer
+    environ = _resources(trainer, itertools.count())
+    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, environ=environ)
+    await launcher.start("trainer")
+    no_engine = asyncio.create_task(asyncio.sleep(0))
+    return Services(trainer=titan, policy=None, envs=None, engine_ready=no_engine, guard=launcher.guard)
 
 
 def _engine(config: RunConfig) -> EngineSettings:
@@ -90,20 +122,43 @@ def _engine(config: RunConfig) -> EngineSettings:
 
 def _trainer(config: RunConfig) -> dict[str, Any]:
     """Arguments of TitanSettings, which cannot be imported here: torchtitan belongs to the trainer's process."""
-    training = config.training
+    training, parallelism = config.training, config.parallelism
     return {
         "learning_rate": training.learning_rate,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "betas": (0.9, 0.95),
         "seed": training.seed,
+        "dtype": "" if training.dtype == "auto" else training.dtype,
+        "compile": training.compile,
+        "activation_checkpoint": training.activation_checkpoint,
+        "dp_shard": parallelism.data_parallel_shard_degree,
+        "tp": parallelism.tensor_parallel_degree,
         "threads": config.services.trainer.threads,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
+        "pack_length": training.max_tokens_per_micro_batch if training.packing else 0,
+    }
+
+
+def has_reference(config: RunConfig) -> bool:
+    """Whether a run starts a reference model: it has a place for one, and something needs it."""
+    return config.services.ref_model.procs > 0 and names_reference(config)
+
+
+def _reference(config: RunConfig) -> dict[str, Any]:
+    """Arguments of TitanReference, which cannot be imported here."""
+    training = config.training
+    return {
+        "dtype": "" if training.dtype == "auto" else training.dtype,
+        "threads": config.services.ref_model.threads,
+        "max_tokens": training.max_tokens_per_micro_batch,
     }
 
 
 def _agents(config: RunConfig, model: str, policy: Any) -> dict[str, AgentSpec]:
     env = env_class(config.env.name)
-    sampled = {"model": model, "policy": ActorPolicy(policy), "temperature": config.training.temperature}
+    sampled = {"model": model, "policy": ActorPolicy(policy), "temperature": config.temperature}
     agents: dict[str, AgentSpec] = {"policy": ("agents.token_agent:TokenAgent", sampled)}
     if hasattr(env, "expert"):
         agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
@@ -111,21 +166,29 @@ def _agents(config: RunConfig, model: str, policy: Any) -> dict[str, AgentSpec]:
 
 
 def _resources(service: ServiceConfig, gpus: Iterator[int]) -> dict[str, str]:
-    """Environment of a service's process: its threads, and the one GPU that it sees, or none.
+    """Environment of a service's processes: their threads, and the GPUs that they see, one for each, or none.
 
     Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
     running.
     """
-    gpu = str(next(gpus)) if service.with_gpus else ""
-    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": gpu}
+    seen = ",".join(str(next(gpus)) for _ in range(service.procs)) if service.with_gpus else ""
+    return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}
 
 
 def placement(config: RunConfig) -> str:
-    """Say where each service runs."""
+    """Say which services are up, and where each one runs."""
 
     def where(name: str) -> str:
         service = getattr(config.services, name)
         kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
-        return f"{name} on {kind}"
+        if service.procs == 1:
+            return f"{name} on {kind}"
+        return f"{name} on {service.procs} processes, each on {kind}"
 
-    return f"{where('generator')}; {where('trainer')}; environments in a process of their own"
+    if not config.env.name:
+        return f"the trainer is up: {where('trainer')}"
+    reference = f" {where('ref_model')};" if has_reference(config) else ""
+    return (
+        "trainer, environments and weight store are up, the engine is starting: "
+        f"{where('generator')}; {where('trainer')};{reference} environments in a process of their own"
+    )

@@ -1,58 +1,218 @@
-"""SFT: supervised steps on an environment's own demonstrations, the warm-up on its own.
+"""SFT: supervised steps on an environment's own demonstrations, on recorded Episodes, or on a chat dataset.
 
     python -m trainers.sft --env code_exec --steps 150
+    python -m trainers.sft --sft.data outputs/RUN/episodes/train.jsonl --model outputs/RUN/model
+    python -m trainers.sft --sft.data chats.jsonl --model Qwen/Qwen3-0.6B --sft.epochs 2
 
-The expert's episodes are token-exact, so the loss is on what the expert wrote and on nothing else.
+Conversations become tokens through the renderer of the rollouts, and the loss is on what the assistant wrote, up to and
+with its end of turn, and on nothing else. With `--sft.data` no environment is started, unless `--env` names one to
+measure success in at the end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UserError
-from trainers.config import RunConfig, TrainingConfig, WarmupConfig
+from trainers.config import EnvConfig, RunConfig, TrainingConfig, WarmupConfig
+
+if TYPE_CHECKING:
+    from trainers.batch import Sample
+    from trainers.chats.data import SFTData
+    from trainers.run import Run
+
+DEMONSTRATION_STEPS = 150
+METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped", "seconds")
+"""What of a step is recorded: there is no ratio where nobody sampled."""
+
+
+@dataclass(kw_only=True)
+class SFTConfig:
+    data: str = ""
+    """A .jsonl, .json, .csv or .parquet file, or a hub dataset ("owner/name:configuration"): Episodes or chats. Empty
+    is the environment's own demonstrations, which the section `warmup` is about."""
+    split: str = "train"
+    """The split of a hub dataset."""
+    streaming: bool = False
+    """Read the data while training, rather than all of it at the start; it then needs --steps."""
+    messages_field: str = "messages"
+    """The column of the messages."""
+    epochs: int = 3
+    """Times that the data is gone through, unless --steps says when to end."""
+    min_reward: float = 1.0
+    """The least reward of an Episode that is learned from."""
+    held_out_share: float = 0.02
+    """Share of the conversations that is kept for the held-out loss before and after; 0 is none."""
+    tokens_per_step: int = 0
+    """Tokens of one optimizer step at most; 0 is training.max_tokens_per_micro_batch for each micro-step."""
 
 
 @dataclass(kw_only=True)
 class Config(RunConfig):
-    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=150))
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
+    """Without a name it is code_exec, or with sft.data none."""
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=0, learning_rate=0.0))
+    """steps 0 is 150 on demonstrations, and on data as many as its epochs have; learning_rate 0 is, on data, 3e-3 for
+    the tiny model and 1e-5 for one that was given. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0))
+    sft: SFTConfig = field(default_factory=SFTConfig)
 
 
 async def train(config: Config) -> None:
-    """Minimise -log p(token) over the expert's tokens, token mean; then measure on held-out tasks."""
-    from trainers.run import SAMPLES_SHOWN, Run, open_run
+    """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
+    if config.training.loss or config.training.advantages or config.training.reward:
+        raise UserError("--loss, --advantages and --reward are for the policy gradients: trainers.sft has its own loss")
+    if not config.sft.data and (config.resume or config.checkpoint.interval):
+        raise UserError(
+            "--resume and --checkpoint.interval need --sft.data: on demonstrations trainers.sft saves one checkpoint, "
+            "after its last step"
+        )
+    if config.sft.data:
+        await _train_on_data(config)
+    else:
+        config.env.name = config.env.name or "code_exec"
+        config.training.steps = config.training.steps or DEMONSTRATION_STEPS
+        await _train_on_demonstrations(config)
 
-    if config.training.loss or config.training.advantages:
-        raise UserError("--loss and --advantages are for the policy gradients: trainers.sft has its own loss")
+
+async def _train_on_demonstrations(config: Config) -> None:
+    from trainers.run import open_run
+    from trainers.warmup import warm_up
 
     async def phases(run: Run) -> None:
         started = time.perf_counter()
-        await run.warm_up(config.training.steps)
-        train_seconds = time.perf_counter() - started
-        await run.sync_weights()
-        after = await run.evaluate("after", run.held_out)
-        await run.finish(config.training.steps)
-        run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
-        run.summarise(
-            {
-                "success_after": after.success_rate if after.valid else None,
-                "success_after_ci95": after.interval,
-                "evaluation_episodes": len(after.episodes),
-                "train_seconds": train_seconds,
-            }
-        )
-        run.report.say(f"held-out success after sft: {after}")
-        run.report.say(f"checkpoint {run.report.folder / 'checkpoint'}, model {run.report.folder / 'model'}")
+        await warm_up(run, config.training.steps)
+        values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
+        values |= await _measure(run)
+        await _finish(run)
+        run.summarise(values)
 
     async with open_run("sft", config) as run:
         await run.services.guard(phases(run))
 
 
+async def _train_on_data(config: Config) -> None:
+    from trainers.chats.data import SFTData
+    from trainers.run import open_run
+
+    _check(config)
+    data = SFTData(config)
+    config.training.learning_rate = config.training.learning_rate or (1e-5 if config.model.path else 3e-3)
+    # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
+    config.training.packing = config.training.packing or config.services.trainer.with_gpus
+
+    async def phases(run: Run) -> None:
+        run.report.say(f"{config.sft.data}: {data.found}")
+        before, train_seconds = await _steps(run, data)
+        after = await held_out_loss(run, data.held_out)
+        if before is not None and after is not None:
+            run.report.say(
+                f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
+            )
+        values = await _measure(run) if config.env.name else {}
+        await _finish(run)
+        run.summarise(
+            {
+                "data": config.sft.data,
+                "left_out": data.left_out.total,
+                "held_out_conversations": len(data.held_out),
+                "held_out_loss_before": before,
+                "held_out_loss_after": after,
+                "train_seconds": train_seconds,
+                **values,
+            }
+        )
+
+    async with open_run("sft", config, data) as run:
+        await run.services.guard(phases(run))
+
+
+async def _steps(run: Run, data: SFTData) -> tuple[float | None, float]:
+    """Every optimizer step, or those after the checkpoint; returns the held-out loss before the first, and seconds."""
+    from forge_env.runtime.launcher import within
+    from trainers.plain_losses import SFTLoss
+
+    training, loss = run.config.training, SFTLoss()
+    begin = run.services.trainer.begin.call_one(
+        learning_rate=training.learning_rate,
+        warmup_steps=training.warmup_steps,
+        lr_schedule=training.lr_schedule,
+        total_steps=training.steps,
+    )
+    await within(60.0, begin, "the trainer")
+    place: dict[str, Any]
+    if run.checkpoint is None:
+        done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
+    else:
+        done, place = run.checkpoint.step, dict(await run.restore(run.checkpoint))
+    started = time.perf_counter() - place["seconds"]
+    batches = itertools.islice(data.batches(), done, None)
+    for step in range(done + 1, training.steps + 1):
+        # In a thread: of a stream the next rows may have to come over the network.
+        batch = await within(training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
+        metrics = await run.train_step(batch, loss)
+        run.report.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
+        shown = {"loss": metrics["loss"], "tokens": metrics["tokens"]}
+        run.report.progress("sft", step, training.steps, shown, since=started)
+        place["seconds"] = time.perf_counter() - started
+        if run.is_due(step):
+            await run.save_checkpoint(step, place, version=0, asynchronous=run.config.checkpoint.asynchronous)
+    return place["held_out_loss"], place["seconds"]
+
+
+async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
+    """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
+    from forge_env.runtime.launcher import within
+
+    if not samples:
+        return None
+    call = run.services.trainer.logprobs.call_one(samples, 1.0)
+    found = await within(run.config.training.step_seconds, call, "the trainer")
+    values = list(itertools.chain.from_iterable(found))
+    return -sum(values) / len(values)
+
+
+async def _measure(run: Run) -> dict[str, object]:
+    """Put the weights into the engine, and measure on held-out tasks; returns what the summary says of it."""
+    from trainers.run import SAMPLES_SHOWN
+
+    await run.sync_weights()
+    after = await run.evaluate("after", run.held_out)
+    run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
+    run.report.say(f"held-out success after sft: {after}")
+    return {
+        "success_after": after.success_rate if after.valid else None,
+        "success_after_ci95": after.interval,
+        "evaluation_episodes": len(after.episodes),
+    }
+
+
+async def _finish(run: Run) -> None:
+    # With an environment the weights have been measured, and so have a version.
+    await run.save_checkpoint(run.config.training.steps, {}, version=max(0, run.version))
+    await run.export()
+    run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
+
+
+def _check(config: Config) -> None:
+    sft = config.sft
+    if sft.streaming and not config.training.steps:
+        raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
+    if not 0.0 <= sft.held_out_share < 1.0:
+        raise UserError(f"--sft.held_out_share is {sft.held_out_share}; it must be at least 0 and below 1")
+    for name, value, least in (("epochs", sft.epochs, 1), ("tokens_per_step", sft.tokens_per_step, 0)):
+        if value < least:
+            raise UserError(f"--sft.{name} is {value}; it must be at least {least}")
+
+
 def main() -> int:
-    from trainers.entry import main as enter
+    from trainers.start.entry import main as enter
 
     return enter(Config, train)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +17,9 @@ from forge_env.episode import Episode, Group, Turn
 from forge_env.errors import ServiceError
 from forge_env.types import Outcome, Task
 from trainers.advantages import group_relative
-from trainers.batch import Sample
-from trainers.loop import MAX_FAULTS_IN_A_ROW, Loop, Objective, repeat
+from trainers.ledger import Ledger
+from trainers.loop import MAX_FAULTS_IN_A_ROW, Loop
+from trainers.objective import Objective
 
 TASKS = [Task(prompt=(), target=i) for i in range(5)]
 
@@ -80,9 +79,8 @@ class Record:
         self.most_open = max(self.most_open, len(self.admitted) - done)
         return await self.run_group(task, index)
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        counts = Counter(sample.rows[0].token_ids[-1] for sample in samples)
-        self.trained.append(list(counts))
+    async def train(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.trained.append([int(group.id) for group in groups])
         await ticks(self.train_ticks)
         return {"loss": 0.5}
 
@@ -100,7 +98,7 @@ class Record:
         objective = make_objective(**settings.pop("objective", {}))
         return Loop(
             objective=objective,
-            tasks=repeat(TASKS),
+            tasks=TASKS,
             run_group=self.rollout,
             train_step=settings.pop("train_step", self.train),
             sync_weights=settings.pop("sync_weights", self.sync),
@@ -175,6 +173,18 @@ async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> 
     assert record.most_open == (staleness + 1) * 2
 
 
+async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(60 if index == 0 else 1)
+        return group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=10, staleness=3)
+    await loop.run()
+    (step,) = [step for step, groups in enumerate(record.trained) if 0 in groups]
+    assert 0 < step <= 3 and loop.ledger.trained == 20
+
+
 async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
     async def run_group(task: Task, index: int) -> Group:
         await ticks(200 if index == 0 else 1)
@@ -185,21 +195,20 @@ async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
     assert 0 in [index for groups in record.trained[:2] for index in groups]
 
 
-async def test_samples_carry_their_groups_advantages() -> None:
-    samples: list[Sample] = []
+async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
+    outcomes = [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED]
 
     async def run_group(task: Task, index: int) -> Group:
-        return group(index, [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED], "gone")
+        return group(index, outcomes, "gone")
 
-    async def train(batch: Sequence[Sample]) -> dict[str, float]:
-        samples.extend(batch)
+    async def train(groups: Sequence[Group]) -> dict[str, float]:
+        assert [[e.outcome for e in each.episodes] for each in groups] == [outcomes]
         return {"loss": 0.5}
 
     record = Record(run_group)
     record.trained = [[0]]
     loop = record.loop(steps=1, batch_size=1, train_step=train)
     await loop.run()
-    assert [sample.advantage for sample in samples] == group_relative([0.0, 0.0, 1.0])  # the fault takes no part
     assert loop.faults["infra_fault"] >= 1
 
 
@@ -296,10 +305,10 @@ async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None
 
     warnings: list[str] = []
     record = Record(run_group)
-    settings = {"warn": warnings.append, "signal_warning": 3, "signal_error": 8}
+    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
     async with nothing_left():
         with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
-            await record.loop(objective={"needs_signal": True}, **settings).run()
+            await record.loop(objective=objective, warn=warnings.append).run()
     assert [warning.split()[0] for warning in warnings] == ["3", "6"]
     assert record.trained == []
 
@@ -309,8 +318,30 @@ async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
         return group(index) if index % 8 == 7 else flat_group(index)
 
     record = Record(run_group)
-    await record.loop(steps=3, batch_size=1, signal_error=8, objective={"needs_signal": True}).run()
+    await record.loop(steps=3, batch_size=1, objective={"needs_signal": True, "signal_error": 8}).run()
     assert len(record.trained) == 3
+
+
+async def test_neither_is_said_where_both_are_off() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index > 600 else flat_group(index)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    objective = {"needs_signal": True, "signal_warning": 0, "signal_error": 0}
+    await record.loop(steps=1, batch_size=1, objective=objective, warn=warnings.append).run()
+    assert len(record.trained) == 1 and warnings == []
+
+
+async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index)
+
+    record = Record(run_group)
+    lengths = {"needs_signal": True, "signal_reward": lambda e: float(e.id[-1])}  # differs where the rewards do not
+    loop = record.loop(steps=2, objective=lengths)
+    await loop.run()
+    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
 
 
 async def test_a_time_out_amid_groups_without_a_signal_names_them() -> None:
@@ -342,19 +373,8 @@ async def test_no_group_in_time_ends_the_run() -> None:
         raise AssertionError("unreachable")
 
     async with nothing_left():
-        with pytest.raises(ServiceError, match=r"no finished group for 0\.05 s"):
+        with pytest.raises(ServiceError, match=r"no step for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env"):
             await Record(run_group).loop(patience=0.05).run()
-
-
-async def test_tasks_that_run_out_end_the_run() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index)
-
-    loop = Record(run_group).loop(patience=0.05)
-    loop.tasks = itertools.islice(loop.tasks, 3)
-    async with nothing_left():
-        with pytest.raises(ServiceError, match="no finished group"):
-            await loop.run()
 
 
 class Bug(Exception):
@@ -413,5 +433,44 @@ async def test_no_steps_is_no_work() -> None:
     assert (record.trained, record.version) == ([], 0)
 
 
-def test_repeat_goes_round() -> None:
-    assert [task.target for task in itertools.islice(repeat(TASKS), 7)] == [0, 1, 2, 3, 4, 0, 1]
+# ---- going on ----
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: int) -> None:
+    """Stopped after any step and gone on with: every prompt is trained on once, and what was open begins again."""
+
+    async def flaky(task: Task, index: int) -> Group:
+        await ticks(index % 4)
+        return group(index, (Outcome.ENV_FAULT,) * 2 if index % 3 == 1 else (Outcome.SCORED,) * 2)
+
+    async def record(**place: Any) -> tuple[Record, Ledger, list[dict[str, Any]]]:
+        record, places = Record(flaky), []
+
+        async def after_step(step: int) -> None:
+            assert record.steps[-1] == step == loop.steps_done  # it is written down by then
+            places.append(loop.ledger.state_dict())
+
+        loop = record.loop(steps=6, staleness=staleness, after_step=after_step, **place)
+        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        await loop.run()
+        return record, loop.ledger, places
+
+    whole, _, places = await record()
+    assert whole.steps == [1, 2, 3, 4, 5, 6]
+    for step, place in enumerate(places, 1):
+        ledger = Ledger()
+        ledger.load_state_dict(place)
+        rest, ledger, _ = await record(steps_done=step, ledger=ledger)
+        assert rest.steps == list(range(step + 1, 7))
+        trained = [index for groups in whole.trained[:step] + rest.trained for index in groups]
+        assert len(trained) == len(set(trained)) == ledger.trained == 12
+        assert set(place["open"]) <= set(rest.admitted) or step == 6
+        if staleness == 0:
+            assert rest.trained == whole.trained[step:]
+
+
+async def test_a_loop_that_has_all_its_steps_admits_nothing() -> None:
+    record = Record(lambda task, index: pytest.fail("a group was admitted"))
+    await record.loop(steps=4, steps_done=4).run()
+    assert record.admitted == {} and record.steps == []

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 GENERATOR = math.log(0.5)
 
 
-def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR) -> MicroBatch:
+def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR, old: float | None = None) -> MicroBatch:
     """One row per advantage, of `tokens` sampled tokens after one of prompt."""
     row = Row(
         token_ids=(0,) * (tokens + 1),
@@ -24,7 +24,8 @@ def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR) -> 
         logprobs=(0.0,) + (generator,) * tokens,
         versions=(-1,) + (0,) * tokens,
     )
-    samples = [Sample(rows=(row,), advantage=advantage) for advantage in advantages]
+    old_logprobs = None if old is None else (old,) * tokens
+    samples = [Sample(rows=(row,), advantage=a, old_logprobs=old_logprobs) for a in advantages]
     (made,) = pack(samples, max_tokens=1000, pack_length=0, pad_id=0)
     return made
 
@@ -43,6 +44,7 @@ def test_worked_by_hand() -> None:
     assert found == pytest.approx(
         {
             "ratio_mean": 1.0,
+            "ratio_min": 0.5,
             "ratio_max": 2.0,
             "kl": ((1 - ln2) + 2 * (-0.5 + ln2)) / 4,
             "kl_k1": ln2 / 4,
@@ -53,6 +55,15 @@ def test_worked_by_hand() -> None:
         },
         abs=1e-6,
     )
+
+
+def test_with_old_logprobs_the_ratio_is_against_them_and_the_mismatch_against_the_generator() -> None:
+    part = batch(1.0, old=math.log(0.25))
+    found = metrics(GRPOLoss(clip_low=0.2, clip_high=0.28), (part, [[0.5, 1.0]]))  # model / generator
+    assert (found["ratio_min"], found["ratio_max"], found["ratio_mean"]) == pytest.approx((1.0, 2.0, 1.5), abs=1e-6)
+    assert found["clipped_high"] == 0.5 and found["ess"] == pytest.approx(9 / 2 / 5, abs=1e-6)
+    against_generator = found["mean_abs_logprob_difference"], found["kl_k1"]
+    assert against_generator == pytest.approx((math.log(2) / 2,) * 2, abs=1e-6)
 
 
 def test_what_each_loss_clips() -> None:

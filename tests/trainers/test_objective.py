@@ -90,6 +90,13 @@ def test_a_shaped_reward_is_what_advantages_are_taken_of() -> None:
     assert advantages(make_objective(reward=punishment.reward), members) == [0.25, -0.25]
 
 
+def test_a_first_token_of_a_row_is_no_target_of_a_reference() -> None:
+    one = episode(1.0, tokens=3)
+    bare = replace(one, turns=(replace(one.turns[0], prompt_ids=()),))
+    (sample,) = make_objective(kl_reference="generator").samples([group(bare)])
+    assert sample.ref_logprobs == (-0.5, -0.5)
+
+
 def test_faults_take_no_part() -> None:
     fault = Episode(task=TASK, turns=(), outcome=Outcome.INFRA_FAULT, reward=None, id="f", error="gone")
     assert advantages(make_objective(), group(episode(1.0), fault, episode(0.0))) == [0.5, -0.5]
@@ -138,6 +145,12 @@ def test_a_group_of_one_has_no_baseline(page: str) -> None:
         made(page, f"--{page}.n_samples", "1")
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_credit_is_a_setting_of_every_page(page: str) -> None:
+    assert (made(page).credit, made(page, f"--{page}.credit", "turn").credit) == ("episode", "turn")
+    assert made(page).needs_siblings
+
+
 def test_the_grpo_page_keeps_its_defaults() -> None:
     objective = made("grpo")
     loss = objective.loss
@@ -154,6 +167,7 @@ def test_dr_grpo_is_a_setting_of_grpo() -> None:
 def test_rloo_is_a_setting_of_reinforce() -> None:
     assert made("reinforce", "--reinforce.baseline", "leave_one_out").advantages([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
     assert made("reinforce", "--reinforce.baseline", "none", "--reinforce.n_samples", "1").advantages is no_baseline
+    assert not made("reinforce", "--reinforce.baseline", "none").needs_siblings
     assert made("reinforce", "--reinforce.clip_ratio", "0").loss.clip_ratio is None
 
 
@@ -165,3 +179,8 @@ def test_dapos_parts_are_settings_of_its_page() -> None:
     assert not other.needs_signal and other.skips is is_truncated
     with pytest.raises(UserError, match="overlong_buffer 2"):
         made("dapo", "--dapo.overlong_buffer", "2")
+    assert (objective.signal_warning, objective.signal_error) == (32, 512)
+    patient = made("dapo", "--dapo.signal_warning", "8", "--dapo.signal_error", "0")
+    assert (patient.signal_warning, patient.signal_error) == (8, 0)
+    with pytest.raises(UserError, match=r"--dapo\.signal_error is -1"):
+        made("dapo", "--dapo.signal_error", "-1")

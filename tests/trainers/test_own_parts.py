@@ -5,18 +5,22 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from forge_env.errors import UserError
+from tests.trainers.episodes import episode, group, turn
 from tests.trainers.loss_references import make_batch
+from trainers import dapo
+from trainers.advantages import centred
 from trainers.config import TrainingConfig
 from trainers.grpo import Config, objective
 from trainers.loss_call import LossCall
 from trainers.losses import SimpleGRPOLoss
-from trainers.own_parts import load_advantages, load_loss, with_own_parts
+from trainers.own_parts import load_advantages, load_loss, load_reward, with_own_parts
 
 SOURCE = """
 import torch
@@ -51,6 +55,15 @@ def blind(advantages):
 def ranks(rewards):
     return [float(sorted(rewards).index(reward)) for reward in rewards]
 
+def longest(episode):
+    return episode.num_sampled * (2 if episode.reward > 0 else 1)
+
+def wrong(episode):
+    return float("nan") if episode.reward > 0 else "a lot"
+
+def raises(episode):
+    return episode.no_such_thing
+
 def two(rewards, lengths):
     return rewards
 
@@ -74,6 +87,43 @@ def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
     assert LossCall(mine.loss).names == {"logprobs", "ref_logprobs", "advantages", "padding_mask"}
     batch = {name: value for name, value in make_batch().items() if name != "generator_logprobs"}
     assert mine.loss(**batch).item() == pytest.approx(SimpleGRPOLoss()(**batch).item())
+
+
+def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str) -> None:
+    training = TrainingConfig(reward=f"{file}:longest")
+    mine = with_own_parts(objective(Config()), training)
+    right, wrong = episode(turn(1, 1, 1), reward=1.0), episode(turn(1, 1), reward=0.0)
+    assert mine.reward is not None and [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert [mine.signal(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert not mine.has_signal(group(wrong, wrong)) and mine.has_signal(group(wrong, episode(turn(1), reward=0.0)))
+    samples = replace(mine, advantages=centred).samples([group(right, wrong)])
+    assert [sample.advantage for sample in samples] == [2.0, -2.0]
+
+
+def test_what_a_page_adds_to_a_reward_is_added_to_the_users_own(file: str) -> None:
+    config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
+    mine = with_own_parts(dapo.objective(config), TrainingConfig(reward=f"{file}:longest"))
+    long = episode(turn(1, 1, 1, 1), reward=1.0)
+    assert mine.reward is not None and (mine.reward(long), mine.signal(long)) == (7.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "words"),
+    [
+        ("wrong", 1.0, "returned nan for episode e"),
+        ("wrong", 0.0, "returned 'a lot' for episode e"),
+        ("raises", 1.0, "failed on episode e: AttributeError"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_said_when_it_comes(file: str, name: str, reward: float, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_reward(f"{file}:{name}")(episode(turn(1), reward=reward))
+
+
+@pytest.mark.parametrize(("name", "words"), [("two", "called with one episode"), ("number", "cannot be called")])
+def test_rewards_that_cannot_be_used(file: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_reward(f"{file}:{name}")
 
 
 def test_without_own_parts_nothing_changes() -> None:
@@ -117,6 +167,11 @@ def test_a_loss_that_cannot_be_used(file: str, name: str, words: str) -> None:
 def test_advantages_that_cannot_be_used(file: str, name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_advantages(f"{file}:{name}")
+
+
+def test_advantages_that_raise(file: str) -> None:
+    with pytest.raises(UserError, match=r"failed on the rewards \[1\.0\]: AttributeError"):
+        load_advantages(f"{file}:raises")([1.0])
 
 
 def test_a_module_that_is_not_there() -> None:

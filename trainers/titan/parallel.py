@@ -7,7 +7,7 @@ import os
 import torch.distributed as dist
 
 # First of all TorchTitan imports: it settles the device for the others.
-from trainers.titan_model import SPMD_BACKEND, device, titan_utils  # isort: skip
+from trainers.titan.device import SPMD_BACKEND, device, titan_utils  # isort: skip
 from torchtitan.config import CommConfig, ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist

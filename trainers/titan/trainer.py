@@ -11,11 +11,12 @@ ranks, the micro-batch size and the packing change the speed and not the result.
 
 There are no actors in here: whoever drives the trainer decides where it lives. Its parts have files of their own:
 
-- titan_model.py: the model.
-- titan_parallel.py: the process group, the meshes, what the device can do.
-- titan_checkpoint.py: checkpoints and exports.
-- batch.py: from samples to micro-batches.
-- token_logprobs.py: from logits to logprobs and entropy.
+- model.py: the model, of one of the families in families.py.
+- settings.py: how to train. schedule.py: the learning rate.
+- parallel.py: the process group, the meshes, what the device can do.
+- checkpoint.py: checkpoints and exports.
+- batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
+- ../head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - loss_call.py: which tensors a loss gets, and what it is divided by.
 - loss_metrics.py: what is measured beside it.
 """
@@ -25,10 +26,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,57 +36,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
-from trainers.titan_model import Qwen3  # isort: skip
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from trainers.titan.model import TitanModel  # isort: skip
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.errors import InvariantError, UserError
-from trainers.batch import MicroBatch, Sample, empty_batch, pack, partition
+from trainers.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.head import check_temperature
 from trainers.loss_call import Loss, LossCall
 from trainers.loss_metrics import LossMetrics
-from trainers.titan_checkpoint import TrainingState, export_hf
-from trainers.titan_parallel import init_process_group, parallel_dims, resolve
-from trainers.token_logprobs import check_temperature, token_entropy, token_logprobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TitanSettings:
-    """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
-
-    learning_rate: float = 1e-6
-    """Learning rate of AdamW after the warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the first and second moment."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled weight decay, on every parameter."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global 2-norm."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly; constant afterwards."""
-    seed: int = 0
-    """Seed of torch's generator."""
-    dtype: str = ""
-    """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
-    max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included."""
-    pack_length: int = 0
-    """Pack rows into sequences of this many tokens; 0 pads each row instead."""
-    dp_shard: int = -1
-    """Ranks to shard data and weights over (FSDP); -1 is all that tensor parallelism leaves."""
-    tp: int = 1
-    """Ranks to cut each matrix over."""
-    threads: int = 0
-    """CPU threads of torch; 0 leaves them as they are."""
-    compile: bool = False
-    """Compile each transformer block; costs minutes at the start, pays on a GPU."""
-    attention: str = ""
-    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
+from trainers.packing import flops_crossover
+from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.schedule import build_schedule
+from trainers.titan.settings import TitanSettings
 
 
 class TitanTrainer:
-    """Trains one Qwen3 model from a Hugging Face folder.
+    """Trains one model from a Hugging Face folder: Qwen3, Qwen2.5 or Llama 3.
 
     Raises:
         UserError: a setting or the model folder is wrong.
@@ -102,12 +68,18 @@ class TitanTrainer:
             self.parallel = parallel_dims(settings.dp_shard, settings.tp)
             dtype, attention = resolve(settings.dtype, settings.attention)
             torch.manual_seed(settings.seed)
-            self.model = Qwen3(
-                Path(model_path), self.parallel, dtype=dtype, attention=attention, compile=settings.compile
+            self.model = TitanModel(
+                Path(model_path),
+                self.parallel,
+                dtype=dtype,
+                attention=attention,
+                compile=settings.compile,
+                activation_checkpoint=settings.activation_checkpoint,
             )
         except BaseException:
-            self.close()
+            self._destroy_group()
             raise
+        self._state = TrainingState(self.model)
         self.device = self.model.device
         # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
@@ -117,21 +89,37 @@ class TitanTrainer:
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
         self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
 
-    def begin(self, *, learning_rate: float | None = None, warmup_steps: int | None = None) -> None:
+    def begin(
+        self,
+        *,
+        learning_rate: float | None = None,
+        warmup_steps: int | None = None,
+        lr_schedule: str | None = None,
+        total_steps: int | None = None,
+    ) -> None:
         """Begin a phase of training: a fresh optimizer and schedule on the present weights.
 
         Settings that are left out stay as they are.
         """
-        given: dict[str, Any] = {"learning_rate": learning_rate, "warmup_steps": warmup_steps}
+        given: dict[str, Any] = {
+            "learning_rate": learning_rate,
+            "warmup_steps": warmup_steps,
+            "lr_schedule": lr_schedule,
+            "total_steps": total_steps,
+        }
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
         optimizer = default_adamw(**self._hyperparameters())
         optimizer.implementation = "foreach" if self.device.type == "cpu" else "fused"
         self._optimizer = optimizer.build(model_parts=[self.model.module])
-        schedule = LRSchedulersContainer.Config(warmup_steps=self.settings.warmup_steps, decay_ratio=0.0)
-        self._scheduler = schedule.build(optimizers=self._optimizer, training_steps=sys.maxsize)
-        self._state = TrainingState(self.model, self._optimizer, self._scheduler)
+        self._scheduler = build_schedule(
+            self._optimizer,
+            self.settings.lr_schedule,
+            warmup_steps=self.settings.warmup_steps,
+            total_steps=self.settings.total_steps,
+        )
+        self._state.begin(self._optimizer, self._scheduler)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -150,8 +138,9 @@ class TitanTrainer:
 
         Raises:
             UserError: the loss asks for what there is not, or returns something other than a scalar; a row is longer
-                than the model allows; the temperature is not positive.
+                than the model allows; the temperature is not positive; the disk was full for an asynchronous save.
         """
+        self._state.check()
         start = time.perf_counter()
         call = LossCall(loss)
         check_temperature(temperature)
@@ -194,7 +183,7 @@ class TitanTrainer:
         batches = self._micro_batches(samples)
         for batch in _same_rounds(batches, self._count(batches)[2], self._multiple):
             batch = batch.to(self.device)
-            values = token_logprobs(self._logits(batch), batch.targets, temperature)
+            values, _ = self._logprobs(batch, temperature)
             found.update(zip(batch.samples, batch.split(values), strict=False))
         if self._data_group is not None:
             parts: list[dict[int, list[float]]] = [{} for _ in range(dist.get_world_size(self._data_group))]
@@ -213,19 +202,23 @@ class TitanTrainer:
         """Add one micro-batch's gradients, and what it measures to `metrics`; returns its part of the loss."""
         units = call.units(*batch.units)
         batch = batch.to(self.device)
-        logits = self._logits(batch)  # (N, vocabulary)
-        logprobs = batch.scatter(token_logprobs(logits, batch.targets, temperature))  # (E, T)
-        entropy = batch.scatter(token_entropy(logits, temperature)) if "entropy" in call.names else None
+        # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
+        of_targets, entropies = self._logprobs(batch, temperature, with_entropy=True)  # (N,)
+        logprobs = batch.scatter(of_targets)  # (E, T)
+        entropy = None if entropies is None else batch.scatter(entropies)
         if units:
             value = call(batch, logprobs, entropy, units=units, normalizer=normalizer)
         else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
             value = logprobs.nan_to_num().sum() * 0
         value.backward()
-        metrics.add(batch, logprobs.detach(), entropy)
+        metrics.add(batch, logprobs.detach(), None if entropy is None else entropy.detach())
         return value.detach().float()
 
-    def _logits(self, batch: MicroBatch) -> Tensor:
-        return self.model.logits(batch.tokens, batch.positions, batch.selected)
+    def _logprobs(
+        self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        places = batch.tokens, batch.positions, batch.selected, batch.targets
+        return self.model.logprobs(*places, temperature, with_entropy=with_entropy)
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
@@ -238,15 +231,16 @@ class TitanTrainer:
         highest, vocabulary = max(map(max, filter(None, rows)), default=0), self.model.config.vocab_size
         if highest >= vocabulary:
             raise InvariantError(f"a row holds token {highest}, but the model's vocabulary has {vocabulary} entries")
-        share = partition(samples, self.parallel.dp_shard)[self._data_rank]
-        batches = pack(
-            [samples[index] for index in share],
+        return pack(
+            samples,
             max_tokens=self.settings.max_tokens_per_micro_batch,
             pack_length=self.settings.pack_length,
             pad_id=0,
             multiple=self._multiple,
+            rank=self._data_rank,
+            ranks=self.parallel.dp_shard,
+            crossover=flops_crossover(self.model.hf_config),
         )
-        return [dataclasses.replace(b, samples=tuple(share[index] for index in b.samples)) for b in batches]
 
     def _count(self, batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
         """Valid tokens and episodes over all ranks, and the most micro-batches that any rank has."""
@@ -279,7 +273,15 @@ class TitanTrainer:
         """
         return self.model.hf_state_dict()
 
-    def save(self, folder: str | os.PathLike[str], step: int, extra: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        step: int,
+        extra: Mapping[str, Any],
+        *,
+        asynchronous: bool = False,
+        keep_last: int = 0,
+    ) -> None:
         """Save weights, optimizer, schedule and random state so that training goes on bitwise as if never stopped.
 
         Every rank calls it. The folder appears whole or not at all: it is written beside its place, then renamed.
@@ -288,8 +290,23 @@ class TitanTrainer:
             folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: what the caller wants back from `load`; must be JSON.
+            asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
+                raised by the next `train_step`, `save`, `load` or `close`.
+            keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
+                trainers/checkpoints.py; 0 keeps all.
+
+        Raises:
+            UserError: the disk is full or cannot be written; older checkpoints are untouched.
         """
-        self._state.save(Path(folder), step=step, optimizer_steps=self.step, extra=extra)
+        self._state.save(
+            Path(folder),
+            step=step,
+            optimizer_steps=self.step,
+            extra=extra,
+            asynchronous=asynchronous,
+            keep_last=keep_last,
+        )
+        self._forget_empty_moments()
 
     def load(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from a saved folder and return its `extra`. Every rank calls it; their number may have changed.
@@ -304,7 +321,18 @@ class TitanTrainer:
         for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group.update(self._hyperparameters(), lr=lr)
         self.step = manifest["optimizer_steps"]
+        self._forget_empty_moments()
         return dict(manifest["extra"])
+
+    def _forget_empty_moments(self) -> None:
+        """Take back what saving and loading do to a fresh optimizer.
+
+        To have moments to write or to read into, torch takes a step without gradients, and so AdamW's bias correction
+        would take the first real step for the second.
+        """
+        if self.step == 0:
+            for optimizer in self._optimizer.optimizers:
+                optimizer.state.clear()
 
     def export_hf(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
@@ -314,7 +342,17 @@ class TitanTrainer:
         export_hf(self.model, Path(folder))
 
     def close(self) -> None:
-        """Destroy the process group, if this trainer made it. May be called again."""
+        """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again.
+
+        Raises:
+            UserError: the disk is full or cannot be written, if no step has said so.
+        """
+        try:
+            self._state.close()
+        finally:
+            self._destroy_group()
+
+    def _destroy_group(self) -> None:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False

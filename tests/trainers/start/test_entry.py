@@ -14,10 +14,10 @@ import pytest
 
 from forge_env.errors import InvariantError, ServiceError, UserError
 from trainers.config import RunConfig
-from trainers.entry import main
 from trainers.grpo import Config
+from trainers.start.entry import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 async def never(config: RunConfig) -> None:
@@ -90,6 +90,8 @@ def test_a_loss_that_is_not_there_or_not_used(tmp_path: Path, page: str) -> None
         (["--steps", "-1"], ["--training.steps is -1", "at least 0"]),
         (["--tasks", "0"], ["--dataset.tasks is 0", "at least 1"]),
         (["--training.batch_size", "0"], ["--training.batch_size", "at least 1"]),
+        (["--training.batch_size", "8", "--trainer.num_replicas", "2"], ["num_replicas is 2", "one replica"]),
+        (["--parallelism.tensor_parallel_degree", "2"], ["needs 2 trainer processes", "--trainer.procs 2"]),
         (["--env", "code_exce"], ["'code_exce'", "Did you mean code_exec?"]),
         (["--env", "envs.math:Maths"], ["no attribute 'Maths'"]),
         (["--config", "no/such.yaml"], ["no/such.yaml"]),
@@ -118,6 +120,19 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(
         name in text for name in ("--steps", "training.steps", "--grpo.clip_high 0.28", "--env.name 'code_exec'")
     )
+
+
+def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(Config, never, ["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    words = (
+        "--trainer.NAME services.trainer.NAME",
+        "--training.batch_size 8 Prompts, and so groups, of one micro-step, over all ranks.",
+        "What is computed again in the backward pass instead of being kept: memory for time. One of: none, selective",
+        "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
+        "services.ref_model: The frozen reference model of the KL penalty;",
+    )
+    assert [word for word in words if word not in text] == []
 
 
 @pytest.mark.parametrize("page", ["dapo", "gspo", "sapo", "cispo", "reinforce"])

@@ -5,15 +5,21 @@ Also run as a script, once per rank, by the test of several ranks.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import math
 import os
 import random
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,20 +27,22 @@ import torch
 
 pytest.importorskip("torchtitan")
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from forge_env.episode import Row
 from forge_env.errors import InvariantError, UserError
-from trainers import titan_model
+from tests.trainers.four_arguments import MyLoss
+from tests.trainers.titan.folders import make_folder
 from trainers.batch import Sample
+from trainers.checkpoints import clean, find, path_of, steps_of
 from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
-from trainers.titan import TitanSettings, TitanTrainer
-from trainers.titan_parallel import init_process_group
-from trainers.token_logprobs import token_entropy, token_logprobs
+from trainers.titan.parallel import init_process_group
+from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 VOCABULARY = 96
 SETTINGS = TitanSettings(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.01, warmup_steps=2, dtype="float32")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def make_model(folder: Path, tied: bool, **changes) -> Path:
@@ -110,7 +118,7 @@ def local_mean(logprobs: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tens
     return -(logprobs * padding_mask).sum() / padding_mask.sum()
 
 
-def reference_logprobs(model: Qwen3ForCausalLM, sample: Sample, temperature: float = 1.0) -> list[float]:
+def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: float = 1.0) -> list[float]:
     values = []
     for row in sample.rows:
         with torch.no_grad():
@@ -401,35 +409,6 @@ def test_rows_longer_than_the_model_are_refused(model, make_trainer):
         make_trainer(model).logprobs([Sample(rows=(row,))])
 
 
-def test_token_logprobs_and_entropy_against_torch():
-    logits = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(0, 11, (7,))
-    upstream = torch.randn(7)
-    (token_logprobs(logits, targets, 0.6) * upstream).sum().backward()
-    ours, logits.grad = logits.grad, None
-    distribution = torch.distributions.Categorical(logits=logits / 0.6)
-    (distribution.log_prob(targets) * upstream).sum().backward()
-    torch.testing.assert_close(ours, logits.grad, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(token_entropy(logits, 0.6), distribution.entropy().float())
-
-
-def test_fused_projections_and_bfloat16_as_on_a_gpu(any_model, make_trainer, monkeypatch):
-    separate = make_trainer(any_model)
-    config = titan_model.titan_config
-    monkeypatch.setattr(
-        titan_model, "titan_config", lambda hf, attention, fuse_qkv: config(hf, attention=attention, fuse_qkv=True)
-    )
-    fused, half = make_trainer(any_model), make_trainer(any_model, dtype="bfloat16")
-    expected = weights(separate)
-    for trainer in (fused, half):
-        assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
-        state = weights(trainer)
-        assert set(state) == set(expected) and all(torch.equal(state[name], expected[name]) for name in state)
-    losses = [trainer.train_step(make_samples(), GRPOLoss())["loss"] for trainer in (separate, fused, half)]
-    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
-    assert losses[2] == pytest.approx(losses[0], abs=1e-2)
-
-
 # -- checkpoints -------------------------------------------------------------------------------------------------
 
 
@@ -466,6 +445,15 @@ def test_a_checkpoint_before_the_first_step_restores_a_fresh_optimizer(model, ma
     for samples, metrics in ((make_samples(), first), (make_samples(seed=1), second)):
         again = trainer.train_step(samples, GRPOLoss())
         assert again["loss"] == metrics["loss"] and again["grad_norm"] == metrics["grad_norm"]
+
+
+def test_saving_and_loading_a_fresh_optimizer_change_nothing(model, make_trainer, tmp_path):
+    untouched, saved = make_trainer(model), make_trainer(model)
+    saved.save(tmp_path / "start", 0, {})
+    saved.load(tmp_path / "start")
+    for trainer in (untouched, saved):
+        trainer.train_step(make_samples(), GRPOLoss())
+    assert all(torch.equal(value, weights(untouched)[name]) for name, value in weights(saved).items())
 
 
 def test_saving_twice_replaces_the_folder_and_leaves_nothing_else(model, make_trainer, tmp_path):
@@ -514,6 +502,123 @@ def test_extra_that_is_not_json_fails_before_anything_is_written(model, make_tra
     assert not list(tmp_path.iterdir())
 
 
+def test_an_asynchronous_checkpoint_holds_the_weights_of_its_step(any_model, make_trainer, tmp_path):
+    """Training goes on while it is written, and both go on bitwise as they would have."""
+    batches = [make_samples(seed=i) for i in range(5)]
+    trainer = make_trainer(any_model)
+    trainer.train_step(batches[0], GRPOLoss())
+    saved = weights(trainer)
+    trainer.save(tmp_path / "step-1", 1, {"n": 1}, asynchronous=True)
+    expected = [trainer.train_step(batch, GRPOLoss()) for batch in batches[1:]]
+    trainer.close()  # waits
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+    other = make_trainer(any_model)
+    assert other.load(tmp_path / "step-1") == {"n": 1}
+    assert all(torch.equal(value, saved[name]) for name, value in weights(other).items())
+    for batch, metrics in zip(batches[1:], expected, strict=True):
+        assert other.train_step(batch, GRPOLoss()) | {"seconds": 0} == metrics | {"seconds": 0}
+
+
+def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_trainer, tmp_path):
+    trainer = make_trainer(model)
+    for step in range(1, 6):
+        trainer.train_step(make_samples(seed=step), GRPOLoss())
+        trainer.save(path_of(tmp_path, step), step, {"n": step}, asynchronous=step != 3, keep_last=2)
+        assert len(steps_of(tmp_path)) >= min(step - 1, 2)
+    assert trainer.load(path_of(tmp_path, 4)) == {"n": 4} and trainer.step == 4
+    assert list(steps_of(tmp_path)) == [4, 5]  # a load waits too
+    trainer.save(path_of(tmp_path, 6), 6, {}, asynchronous=True, keep_last=2)
+    trainer.begin()  # and so does a new phase
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: the kernel refuses the write, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest
+def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(model, make_trainer, tmp_path, size):
+    trainer = make_trainer(model)
+    trainer.save(tmp_path / "one", 1, {"n": 1})
+    match = "the checkpoint .*two cannot be written: File too large; .*--resume$"
+    with full_disk(size), pytest.raises(UserError, match=match):
+        trainer.save(tmp_path / "two", 2, {})
+    before = weights(trainer)
+    with full_disk(size):
+        trainer.save(tmp_path / "two", 2, {}, asynchronous=True)
+        trainer._state._writing.exception()  # it has failed by now, and nobody was told
+    with pytest.raises(UserError, match=match):
+        trainer.train_step(make_samples(), GRPOLoss())
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    # Told once, it goes on, and the next save is as good as any.
+    trainer.train_step(make_samples(), GRPOLoss())
+    trainer.save(tmp_path / "three", 3, {"n": 3}, asynchronous=True)
+    assert trainer.load(tmp_path / "three") == {"n": 3}
+    with full_disk(size):
+        trainer.save(tmp_path / "four", 4, {}, asynchronous=True)
+        trainer._state._writing.exception()
+    with pytest.raises(UserError, match="four cannot be written"):
+        trainer.close()
+    trainer.close()
+
+
+def save_for_ever(model: Path, run: Path) -> None:
+    """Train and save until killed."""
+    trainer = TitanTrainer(model, SETTINGS)
+    for step in itertools.count(1):
+        trainer.train_step(make_samples(seed=step), GRPOLoss())
+        trainer.save(path_of(run, step), step, {"algorithm": "grpo", "config": {}}, asynchronous=True, keep_last=2)
+
+
+def is_half_written(folder: Path) -> bool:
+    return any(folder.glob(".*.partial/state/*/*"))
+
+
+def test_a_kill_while_writing_leaves_the_checkpoints_before(model, make_trainer, tmp_path):
+    """A real SIGKILL, at a moment when a checkpoint is surely half-written: the process is held still to look."""
+    code = (
+        f"from tests.trainers.titan.test_trainer import *; save_for_ever(Path({str(model)!r}), Path({str(tmp_path)!r}))"
+    )
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    folder = tmp_path / "checkpoints"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], env=env, cwd=ROOT, stderr=log)
+    try:
+        while process.poll() is None:
+            if len(steps_of(tmp_path)) < 2 or not is_half_written(folder):
+                time.sleep(0.001)
+                continue
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if len(steps_of(tmp_path)) == 2 and is_half_written(folder):
+                break
+            process.send_signal(signal.SIGCONT)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+    partial = list(folder.glob(".*.partial"))
+    newest = find(tmp_path)
+    assert len(partial) == 1 and newest.step == max(steps_of(tmp_path))
+    clean(tmp_path, newest.step)
+    assert sorted(path.name for path in folder.iterdir()) == [path.name for path in steps_of(tmp_path).values()]
+    trainer = make_trainer(model)
+    trainer.load(newest.path)
+    assert trainer.step == newest.step
+    expected = make_trainer(model)
+    for step in range(1, newest.step + 1):
+        expected.train_step(make_samples(seed=step), GRPOLoss())
+    assert all(torch.equal(value, weights(expected)[name]) for name, value in weights(trainer).items())
+
+
 # -- folders and settings that cannot work -----------------------------------------------------------------------
 
 
@@ -540,11 +645,11 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
         no_weights: "model.safetensors",
         not_json: "JSON",
         cut: "damaged",
-        broken("llama", architectures=["LlamaForCausalLM"], model_type="llama"): "LlamaForCausalLM.*Qwen3ForCausalLM",
+        broken("gemma", architectures=["GemmaForCausalLM"], model_type="gemma"): "GemmaForCausalLM.*Qwen3ForCausalLM",
         broken("yarn", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}): "yarn",
-        broken("sliding", use_sliding_window=True): "use_sliding_window",
+        broken("sliding", layer_types=["sliding_attention"] * 2): "sliding windows",
         broken("wider", hidden_size=128): "shape",
-        broken("deeper", num_hidden_layers=3): "lacks weight layers.2",
+        broken("deeper", num_hidden_layers=3): "lacks weight model.layers.2",
         broken("shallower", num_hidden_layers=1): "superfluous",
     }
     for folder, match in cases.items():
@@ -571,13 +676,21 @@ CASES = {
     "tp-untied": ("untied", {"tp": 2}),
     "tp-tied": ("tied", {"tp": 2}),
 }
+FAMILY_CASES = {
+    "llama-fsdp": ("llama-3.2", {"dp_shard": 2}),
+    "llama-tied-fsdp": ("llama-3-tied", {"dp_shard": 2, "activation_checkpoint": "full", "pack_length": 64}),
+    "llama-tp": ("llama-3.2", {"tp": 2}),
+    "llama-tied-tp": ("llama-3-tied", {"tp": 2}),
+    "qwen2.5-tied-fsdp": ("qwen2.5-tied", {"dp_shard": 2}),
+    "qwen2.5-tp": ("qwen2.5", {"tp": 2, "activation_checkpoint": "selective"}),
+}
 
 
 def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
     """Two steps, a save, a detour and a load, a third step: what every number of ranks has to agree on."""
     metrics = [trainer.train_step(make_samples(7, seed=i), loss) for i, loss in enumerate((GRPOLoss(), local_mean))]
     if out is not None:
-        trainer.save(out / "checkpoint", 2, {"n": 2})
+        trainer.save(out / "checkpoint", 2, {"n": 2}, asynchronous=True)  # of the state before the detour
         trainer.train_step(make_samples(7, seed=5), GRPOLoss())
         assert trainer.load(out / "checkpoint") == {"n": 2}
     # One sample for two ranks: one of them has nothing to do and must not keep the other waiting.
@@ -587,14 +700,38 @@ def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
     return {"metrics": metrics, "logprobs": trainer.logprobs(make_samples(7))}
 
 
+TEN_STEPS = {"fsdp": {"dp_shard": 2}, "tp": {"tp": 2}}
+LOSSES = {"grpo": GRPOLoss(), "four arguments": MyLoss()}
+
+
+def losses_of_ten_steps(trainer: TitanTrainer, loss: nn.Module) -> list[float]:
+    """Ten steps of several micro-batches, on samples that have all that any loss asks for."""
+    curve = []
+    for step in range(10):
+        samples = [
+            dataclasses.replace(sample, ref_logprobs=(-4.5,) * sum(sum(row.mask) for row in sample.rows))
+            for sample in make_samples(5, seed=step)
+        ]
+        curve.append(trainer.train_step(samples, loss)["loss"])
+    return curve
+
+
 def be_a_rank(root: Path) -> None:
-    """Go through all cases in one process group, because starting a process takes far longer than the work."""
+    """Go through many cases in one process group, because starting a process takes far longer than the work."""
     init_process_group()
-    for case, (kind, changes) in CASES.items():
+    for case, (kind, changes) in json.loads((root / "cases.json").read_text()).items():
         settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
         trainer = TitanTrainer(root / kind, TitanSettings(**settings))
         result = train_three_steps(trainer, root / case)
         (root / case / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+    curves = {}
+    for case, changes in json.loads((root / "ten_steps.json").read_text()).items():
+        settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
+        settings["max_tokens_per_micro_batch"] = 100
+        for name, loss in LOSSES.items():
+            trainer = TitanTrainer(root / "untied", TitanSettings(**settings))
+            curves[f"{case}, {name}"] = losses_of_ten_steps(trainer, loss)
+    (root / f"curves-{os.environ['RANK']}.json").write_text(json.dumps(curves))
     torch.distributed.destroy_process_group()
 
 
@@ -604,6 +741,20 @@ def two_ranks(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ranks")
     make_model(root / "untied", tied=False)
     make_model(root / "tied", tied=True)
+    return run_ranks(root, CASES, TEN_STEPS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks_of_families(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("family-ranks")
+    for name in {kind for kind, _ in FAMILY_CASES.values()}:
+        make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
+    return run_ranks(root, FAMILY_CASES, seconds=840)
+
+
+def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, seconds: float = 240) -> Path:
+    (root / "cases.json").write_text(json.dumps(cases))
+    (root / "ten_steps.json").write_text(json.dumps(ten_steps or {}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -614,7 +765,7 @@ def two_ranks(tmp_path_factory) -> Path:
         command = [sys.executable, __file__, str(root)]
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
-        errors = [process.communicate(timeout=180)[1] for process in ranks]
+        errors = [process.communicate(timeout=seconds)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -624,7 +775,17 @@ def two_ranks(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
-    kind, out = two_ranks / CASES[case][0], two_ranks / case
+    compare_with_one(two_ranks / CASES[case][0], two_ranks / case, make_trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", FAMILY_CASES)
+def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, make_trainer, case):
+    compare_with_one(two_ranks_of_families / FAMILY_CASES[case][0], two_ranks_of_families / case, make_trainer)
+
+
+def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
     alone = train_three_steps(make_trainer(kind))
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
@@ -633,13 +794,24 @@ def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
         for ours, expected in zip(together["logprobs"], alone["logprobs"], strict=True):
             assert ours == pytest.approx(expected, abs=1e-4)
     # What two ranks wrote, one process reads.
-    exported = Qwen3ForCausalLM.from_pretrained(out / "export")
+    exported = AutoModelForCausalLM.from_pretrained(out / "export")
     for sample, values in zip(make_samples(7), together["logprobs"], strict=True):
         assert reference_logprobs(exported, sample) == pytest.approx(values, abs=1e-5)
     trainer = make_trainer(kind)
     assert trainer.load(out / "checkpoint") == {"n": 2}
     resumed = trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
     assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_two_ranks_have_the_loss_curve_of_one(two_ranks, make_trainer, loss):
+    """The one process takes its steps whole, the ranks in several micro-batches: a local mean must not show it."""
+    alone = losses_of_ten_steps(make_trainer(two_ranks / "untied"), LOSSES[loss])
+    assert max(alone) - min(alone) > 1e-2
+    for rank in (0, 1):
+        curves = json.loads((two_ranks / f"curves-{rank}.json").read_text())
+        for case in TEN_STEPS:
+            assert curves[f"{case}, {loss}"] == pytest.approx(alone, abs=1e-5), case
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""Every recipe loads, says how it is started, and would start on a machine that has its GPUs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.start.entry import main
+from trainers.start.placement import gpus_available, gpus_wanted
+from trainers.start.plan import make_plan
+from trainers.start.read_config import read_config
+
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
+
+
+async def never(config: RunConfig) -> None:
+    raise AssertionError("nothing may start")
+
+
+def test_the_recipes_are_there() -> None:
+    assert {path.stem for path in RECIPES} == {
+        "tiny_cpu",
+        "qwen3_0_6b_math",
+        "qwen3_1_7b_math",
+        "qwen3_1_7b_tools",
+        "qwen3_8b_code",
+        "llama3_1_8b_math",
+    }
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(read_config(Config, ["--config", str(path)]))
+    wanted = gpus_wanted(read_config(Config, ["--config", str(path)]))
+    enough = sum(wanted.values()) <= gpus_available()
+    assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs", problem)] == []
+    assert bool(plan.problems) is not enough
+    assert all(memory is not None for _, memory in plan.processes)
+    assert main(Config, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
+    assert "training.learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
+    header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
+    assert f"python -m trainers.grpo --config recipes/{path.name}" in header
+    wanted = gpus_wanted(read_config(Config, ["--config", str(path)]))
+    if wanted:
+        assert f"{sum(wanted.values())} GPUs" in header and "Not run here" in header
+        assert [name for name, count in wanted.items() if f"{name} {count}" not in header] == []
+
+
+def test_the_tiny_recipe_is_what_the_defaults_are() -> None:
+    (path,) = [path for path in RECIPES if path.stem == "tiny_cpu"]
+    assert read_config(Config, ["--config", str(path)]) == Config()

@@ -1,0 +1,219 @@
+"""A run's checkpoints without a trainer: which one is found, which is refused and how, which are removed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.errors import UserError
+from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.run_folder import checkpoint_of, claim_folder, locked
+
+
+def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) -> Path:
+    """A folder as the trainer leaves it, with some bytes in the place of its state."""
+    folder = path_of(run, step)
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "0.distcp").write_bytes(bytes(step + 1))
+    extra = {"algorithm": "grpo", "config": json.loads(json.dumps(asdict(config or Config()))), **extra}
+    write_manifest(folder, {"step": step, "extra": extra})
+    return folder
+
+
+def saved(run: Path) -> list[int]:
+    return list(steps_of(run))
+
+
+# ---- which one is found ----
+
+
+def test_the_newest_is_found_by_number_and_not_by_name(tmp_path: Path) -> None:
+    for step in (999_999, 40, 1_000_000):
+        save(tmp_path, step)
+    assert saved(tmp_path) == [40, 999_999, 1_000_000]
+    assert find(tmp_path).step == 1_000_000
+    found = find(tmp_path, 40)
+    assert found.path == tmp_path / "checkpoints" / "step_000040" and found.extra["algorithm"] == "grpo"
+
+
+def test_what_is_not_complete_is_not_found(tmp_path: Path) -> None:
+    save(tmp_path, 20)
+    for name in (".step_000040.partial", ".step_000020.old", "notes", "step_40", "step_000040.bak"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    (tmp_path / "checkpoints" / "step_000060").write_text("a file")
+    assert find(tmp_path).step == 20
+
+
+def test_without_a_checkpoint_there_is_one_sentence(tmp_path: Path) -> None:
+    for run in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="holds no complete checkpoint.*--checkpoint.interval"):
+            find(run)
+    save(tmp_path, 20)
+    save(tmp_path, 40)
+    with pytest.raises(UserError, match="--checkpoint.step is 30, .* it has 20, 40"):
+        find(tmp_path, 30)
+
+
+def truncate(folder: Path) -> None:
+    (folder / "state" / "0.distcp").write_bytes(b"")
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "state" / "0.distcp").unlink()
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def garble_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("{")
+
+
+def forget_the_run(folder: Path) -> None:
+    """A checkpoint that somebody made with the trainer alone."""
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {"step": 40, "extra": {}})
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (truncate, r"is damaged: state/0.distcp has 0 bytes of 41"),
+        (lose_a_file, r"is damaged: state/0.distcp has 0 bytes of 41"),
+        (lose_the_manifest, "is not a checkpoint of this trainer"),
+        (garble_the_manifest, "cannot be read"),
+        (forget_the_run, "names no algorithm"),
+    ],
+)
+def test_a_damaged_one_is_refused_by_name_and_an_older_one_is_offered(tmp_path: Path, damage: Any, match: str) -> None:
+    save(tmp_path, 20)
+    damage(save(tmp_path, 40))
+    with pytest.raises(UserError, match=f"step_000040 .*{match}.*; go on from an older one with --checkpoint.step 20$"):
+        find(tmp_path)
+    assert find(tmp_path, 20).step == 20
+    damage(path_of(tmp_path, 20))
+    with pytest.raises(UserError, match="step_000020 .*; there is no older one$"):
+        find(tmp_path, 20)
+
+
+# ---- whether it fits ----
+
+
+def config_with(**changes: Any) -> Config:
+    config = Config()
+    for name, value in changes.items():
+        section, field = name.split("__") if "__" in name else ("", name)
+        setattr(getattr(config, section) if section else config, field, value)
+    return config
+
+
+def test_a_run_goes_on_elsewhere_longer_and_slower(tmp_path: Path) -> None:
+    save(tmp_path, 40)
+    config = config_with(output="x", resume=True, training__steps=500, training__learning_rate=1e-5)
+    config.services.trainer.procs, config.checkpoint.keep_last, config.env.step_seconds = 4, 5, 90.0
+    check_fits(find(tmp_path), "grpo", config)
+
+
+def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 40, config_with(training__seed=7))
+    config = config_with(env__name="math", env__options={"level": 2}, model__path="some/model")
+    with pytest.raises(UserError) as error:
+        check_fits(find(tmp_path), "grpo", config)
+    for part in (
+        "step_000040",
+        "--env.name is math and was code_exec",
+        "--env.options.level is 2 and was not set",
+        "--model.path is some/model and was not set",
+        "--training.seed is 0 and was 7",
+    ):
+        assert part in str(error.value)
+    assert str(error.value).count(" and was ") == 4
+
+
+def test_another_algorithm_and_too_few_steps_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, 40)
+    with pytest.raises(UserError, match="by trainers.grpo, and this is trainers.dapo"):
+        check_fits(find(tmp_path), "dapo", Config())
+    with pytest.raises(UserError, match="--training.steps is 30, .* at least 40"):
+        check_fits(find(tmp_path), "grpo", config_with(training__steps=30))
+
+
+def test_a_setting_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
+    before = asdict(Config())
+    del before["training"]["staleness"]
+    save(tmp_path, 40, config=None)
+    path_of(tmp_path, 40).joinpath(MANIFEST).unlink()
+    write_manifest(path_of(tmp_path, 40), {"step": 40, "extra": {"algorithm": "grpo", "config": before}})
+    check_fits(find(tmp_path), "grpo", Config())
+    with pytest.raises(UserError, match="--training.staleness is 2 and was 0"):
+        check_fits(find(tmp_path), "grpo", config_with(training__staleness=2))
+
+
+# ---- which are removed ----
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sets(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 8))
+def test_the_newest_stay_and_at_least_one(tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int) -> None:
+    run = tmp_path_factory.mktemp("run")
+    for step in steps:
+        save(run, step)
+    prune(run, keep)
+    assert saved(run) == sorted(steps)[-max(1, keep) :]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [path_of(run, s).name for s in saved(run)]
+
+
+def test_going_back_removes_half_written_ones_and_those_of_the_course_not_taken(tmp_path: Path) -> None:
+    for step in (20, 40, 60):
+        save(tmp_path, step)
+    for name in (".step_000080.partial", ".step_000010.old"):
+        (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
+    clean(tmp_path, 40)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000020", "step_000040"]
+
+
+# ---- the folder of a run ----
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 40)
+    with pytest.raises(UserError, match="is not empty.*--resume"):
+        claim_folder(str(tmp_path))
+    assert claim_folder(str(tmp_path / "new")).is_dir()
+
+
+def test_what_cannot_be_resumed_is_said_before_anything_starts(tmp_path: Path) -> None:
+    assert checkpoint_of("grpo", Config()) is None
+    with pytest.raises(UserError, match="--resume needs --output"):
+        checkpoint_of("grpo", config_with(resume=True))
+    config = config_with(resume=True, output=str(tmp_path), training__steps=40)
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        checkpoint_of("grpo", config)
+    save(tmp_path, 40)
+    assert checkpoint_of("grpo", config) is not None  # killed while it was measured
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="is complete, with all its 40 steps"):
+        checkpoint_of("grpo", config)
+    config.training.steps = 41
+    assert checkpoint_of("grpo", config) is not None
+    config.resume, config.checkpoint.step = False, 40
+    with pytest.raises(UserError, match="--checkpoint.step is 40, and needs --resume"):
+        checkpoint_of("grpo", config)
+
+
+def test_two_processes_cannot_be_at_work_on_one_run(tmp_path: Path) -> None:
+    # A lock belongs to an open file, so a second one here is as good as one elsewhere.
+    with locked(tmp_path), pytest.raises(UserError, match="another process is at work"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

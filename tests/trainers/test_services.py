@@ -1,0 +1,65 @@
+"""What each service of a run is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+pytest.importorskip("monarch")
+pytest.importorskip("torchtitan")
+
+from trainers import services
+from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.titan.trainer import TitanSettings
+
+
+def test_every_process_of_a_service_has_a_gpu_of_its_own() -> None:
+    gpus = itertools.count()
+    seen = [
+        services._resources(ServiceConfig(procs=procs, with_gpus=with_gpus), gpus)["CUDA_VISIBLE_DEVICES"]
+        for procs, with_gpus in ((2, True), (1, False), (3, True), (1, True))
+    ]
+    assert seen == ["0,1", "", "2,3,4", "5"]
+
+
+def test_the_trainer_is_given_what_the_config_says() -> None:
+    config = RunConfig(
+        training=TrainingConfig(
+            learning_rate=2e-5,
+            warmup_steps=3,
+            weight_decay=0.1,
+            dtype="bfloat16",
+            compile=True,
+            packing=True,
+            max_tokens_per_micro_batch=512,
+        ),
+        services=ServicesConfig(trainer=ServiceConfig(procs=4, threads=3)),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=2),
+    )
+    settings = TitanSettings(**services._trainer(config))
+    wanted = {
+        "learning_rate": 2e-5,
+        "warmup_steps": 3,
+        "weight_decay": 0.1,
+        "dtype": "bfloat16",
+        "compile": True,
+        "pack_length": 512,
+        "max_tokens_per_micro_batch": 512,
+        "tp": 2,
+        "dp_shard": 2,
+        "threads": 3,
+    }
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    plain = TitanSettings(**services._trainer(RunConfig()))
+    own = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    for field in dataclasses.fields(TitanSettings):
+        assert field.name in own or getattr(plain, field.name) == field.default, field.name
+
+
+def test_the_placement_names_every_process() -> None:
+    config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
+    assert services.placement(config).endswith(
+        "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
+    )

@@ -1,0 +1,51 @@
+"""Hugging Face folders of tiny random models, one for each family that the trainer knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+VOCABULARY = 97  # odd, as those of real tokenizers often are
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+# Llama 3.1's with a short original length, so that all three ranges of wavelengths have frequencies in them.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# name -> config class, and what is special about it
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "llama-3": (LlamaConfig, {}),
+    "llama-3.2": (LlamaConfig, {"head_dim": 24, "rope_parameters": LLAMA3_ROPE}),
+    "qwen2.5": (Qwen2Config, {}),
+}
+
+
+def make_folder(folder: Path, family: str, *, tied: bool, **changes: Any) -> Path:
+    """Save a random model; all its weights are random, also the biases and norms that usually start at 0 and 1."""
+    torch.manual_seed(1)
+    kind, special = FAMILIES[family]
+    config = kind(**{**SIZES, **special, "tie_word_embeddings": tied, **changes})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,363 @@
+"""Every family that the trainer knows: the numbers and the weights of transformers, and a sentence for all others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from forge_env.episode import Row
+from forge_env.errors import UserError
+from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
+from trainers.batch import Sample
+from trainers.losses import SFTLoss
+from trainers.titan import model as titan_model
+from trainers.titan.families import read_config
+from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+CLOSE = {"atol": 1e-5, "rtol": 0}  # of logits up to 5: about as many roundings of float32 as there are sums
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    names = {f"{family}{'-tied' * tied}": (family, tied) for family in FAMILIES for tied in (False, True)}
+    return {name: make_folder(root / name, family, tied=tied) for name, (family, tied) in names.items()}
+
+
+@pytest.fixture(scope="module", params=[f"{family}{tied}" for family in FAMILIES for tied in ("", "-tied")])
+def untouched(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[tuple[Path, TitanTrainer]]:
+    """Each folder with a trainer of its own, for tests that only look."""
+    trainer = TitanTrainer(folders[request.param], TitanSettings(dtype="float32"))
+    yield folders[request.param], trainer
+    trainer.close()
+
+
+@pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied"])
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
+
+
+@pytest.fixture
+def make_trainer() -> Iterator[Any]:
+    """Trainers that are closed after the test."""
+    made: list[TitanTrainer] = []
+
+    def make(folder: Path, **changes: Any) -> TitanTrainer:
+        made.append(TitanTrainer(folder, TitanSettings(**{"dtype": "float32", "learning_rate": 1e-3, **changes})))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def logits(trainer: TitanTrainer, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    with torch.no_grad():
+        return trainer.model.logits(tokens, positions, torch.arange(tokens.numel())).unflatten(0, tokens.shape)
+
+
+def reference_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+
+
+def random_tokens(seed: int = 0, shape: tuple[int, int] = (3, 100)) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def some_samples() -> list[Sample]:
+    rows = [tuple(row.tolist()) for row in random_tokens(5, (6, 20))]
+    mask = (False, *[True] * 19)
+    return [Sample(rows=(Row(token_ids=row, mask=mask, logprobs=(-4.0,) * 20, versions=(0,) * 20),)) for row in rows]
+
+
+def change_config(folder: Path, **changes: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    kept = {name: value for name, value in (config | changes).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+# -- the same model as transformers ------------------------------------------------------------------------------
+
+
+def test_logits_equal_those_of_transformers(untouched):
+    (folder, trainer), tokens = untouched, random_tokens()
+    expected = reference_logits(folder, tokens)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(logits(trainer, tokens), expected, **CLOSE)
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    torch.testing.assert_close(logits(trainer, tokens, positions), expected, **CLOSE)
+
+
+def test_packed_rows_have_the_logits_that_each_has_alone(untouched):
+    (folder, trainer), tokens = untouched, random_tokens()
+    lengths = (17, 40, 43)
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(tokens.shape)
+    expected = torch.cat([reference_logits(folder, part) for part in tokens.split(lengths, dim=1)], dim=1)
+    torch.testing.assert_close(logits(trainer, tokens, positions), expected, **CLOSE)
+
+
+def test_weights_come_back_as_they_were_under_the_same_names(untouched):
+    folder, trainer = untouched
+    state, saved = trainer.hf_state_dict(), load_file(folder / "model.safetensors")
+    assert state.keys() == saved.keys()
+    for name, value in state.items():
+        assert torch.equal(value, saved[name]) and value.is_contiguous() and not value.requires_grad
+
+
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    tied=st.booleans(),
+    groups=st.sampled_from([(1, 1), (4, 1), (3, 3), (6, 2)]),
+    head_dim=st.sampled_from([8, 16, 20]),
+    theta=st.sampled_from([100.0, 10000.0, 500000.0]),
+    eps=st.sampled_from([1e-3, 1e-6]),
+)
+@settings(max_examples=8, deadline=None)
+def test_any_sizes_give_the_logits_of_transformers(
+    tmp_path_factory, family, tied, groups, head_dim, theta, eps
+) -> None:
+    heads, kv_heads = groups
+    special = FAMILIES[family][1]
+    changes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        # Where the head's size is not free, it follows from the width.
+        "hidden_size": heads * 8 if "head_dim" in special else heads * head_dim,
+        "rms_norm_eps": eps,
+        "rope_parameters": {**SIZES["rope_parameters"], **special.get("rope_parameters", {}), "rope_theta": theta},
+        **({"head_dim": head_dim} if "head_dim" in special else {}),
+    }
+    folder = make_folder(tmp_path_factory.mktemp("any"), family, tied=tied, **changes)
+    trainer = TitanTrainer(folder, TitanSettings(dtype="float32"))
+    try:
+        tokens = random_tokens()
+        torch.testing.assert_close(logits(trainer, tokens), reference_logits(folder, tokens), **CLOSE)
+    finally:
+        trainer.close()
+
+
+def test_rope_scaling_is_read_in_the_names_of_older_versions(folders, make_trainer, tmp_path):
+    tokens = random_tokens()
+    expected = reference_logits(folders["llama-3.2"], tokens)
+    scaling = {("type" if name == "rope_type" else name): value for name, value in LLAMA3_ROPE.items()}
+    theta = scaling.pop("rope_theta")
+    old = Path(shutil.copytree(folders["llama-3.2"], tmp_path / "old"))
+    change_config(old, rope_parameters=..., rope_scaling=scaling, rope_theta=theta)
+    torch.testing.assert_close(logits(make_trainer(old), tokens), expected, **CLOSE)
+    # The test of the logits above would miss a scaling that changes nothing.
+    unscaled = change_config(old, rope_scaling=None)
+    assert (logits(make_trainer(unscaled), tokens) - expected).abs().max() > 0.1
+
+
+def test_a_row_as_long_as_the_model_allows_is_rotated_to_its_end(folders, make_trainer):
+    tokens = random_tokens(shape=(1, SIZES["max_position_embeddings"]))
+    expected = reference_logits(folders["llama-3.2"], tokens)
+    torch.testing.assert_close(logits(make_trainer(folders["llama-3.2"]), tokens), expected, **CLOSE)
+
+
+def test_a_trained_export_is_what_transformers_loads(folder, make_trainer, tmp_path):
+    trainer, tokens = make_trainer(folder), random_tokens()
+    before = logits(trainer, tokens)
+    trainer.train_step(some_samples(), SFTLoss())
+    trainer.export_hf(tmp_path / "out")
+    ours = logits(trainer, tokens)
+    assert (ours - before).abs().max() > 1e-3
+    torch.testing.assert_close(reference_logits(tmp_path / "out", tokens), ours, **CLOSE)
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert saved.keys() == load_file(folder / "model.safetensors").keys()
+
+
+def test_every_weight_takes_the_step_that_transformers_takes(folder, make_trainer):
+    """One step of plain torch on transformers' model: a gradient that went elsewhere would show in its weight."""
+    samples = some_samples()
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.tensor([sample.rows[0].token_ids for sample in samples])
+    table = reference(tokens).logits[:, :-1].log_softmax(-1)
+    (-table.gather(-1, tokens[:, 1:, None]).mean()).backward()
+    # A large eps makes the first step of Adam nearly proportional to the gradient.
+    torch.optim.AdamW(reference.parameters(), lr=1.0, eps=1.0, weight_decay=0.0).step()
+    trainer = make_trainer(folder, learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
+    before = {name: value.clone() for name, value in trainer.hf_state_dict().items()}
+    trainer.train_step(samples, SFTLoss())
+    expected = reference.state_dict()
+    for name, value in trainer.hf_state_dict().items():
+        assert not torch.equal(value, before[name])
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
+
+
+def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make_trainer, monkeypatch):
+    separate, config = make_trainer(folder), titan_model.titan_config
+    monkeypatch.setattr(titan_model, "titan_config", lambda hf, **given: config(hf, **given | {"fuse_qkv": True}))
+    fused, half = make_trainer(folder), make_trainer(folder, dtype="bfloat16")
+    expected, tokens = separate.hf_state_dict(), random_tokens()
+    for trainer in (fused, half):
+        assert any("wqkv" in name for name, _ in trainer.model.module.named_parameters())
+        state = trainer.hf_state_dict()
+        assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
+    torch.testing.assert_close(logits(fused, tokens), logits(separate, tokens), **CLOSE)
+    losses = [trainer.train_step(some_samples(), SFTLoss())["loss"] for trainer in (separate, fused, half)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+    assert losses[2] == pytest.approx(losses[0], abs=3e-2)
+
+
+# -- activation checkpointing and compilation --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_no_gradient(folders, make_trainer, tmp_path, name, mode):
+    samples = some_samples()
+    kept, again = make_trainer(folders[name]), make_trainer(folders[name], activation_checkpoint=mode)
+    computed = count_calls(kept), count_calls(again)
+    gradients = []
+    for trainer in (kept, again):
+        batch = torch.tensor([sample.rows[0].token_ids for sample in samples])
+        trainer.model.logits(batch, None, torch.arange(batch.numel())).logsumexp(-1).sum().backward()
+        gradients.append([parameter.grad for parameter in trainer.model.module.parameters()])
+    assert computed == ([2], [4])  # two layers, each of which the backward pass runs again
+    assert all(torch.equal(ours, expected) for ours, expected in zip(*gradients, strict=True))
+    for trainer in (kept, again):
+        trainer.model.module.zero_grad()
+    metrics = [trainer.train_step(samples, SFTLoss()) | {"seconds": 0} for trainer in (kept, again)]
+    assert metrics[0] == metrics[1]
+    again.save(tmp_path / "checkpoint", 1, {})  # the wrapper is in no name, so either loads what the other saved
+    kept.load(tmp_path / "checkpoint")
+    again.load(tmp_path / "checkpoint")
+    metrics = [trainer.train_step(samples, SFTLoss()) | {"seconds": 0} for trainer in (kept, again)]
+    assert metrics[0] == metrics[1]
+
+
+def count_calls(trainer: TitanTrainer) -> list[int]:
+    """A counter of how often a layer of the model has attended to anything."""
+    count = [0]
+
+    def called(*_: Any) -> None:
+        count[0] += 1
+
+    for name, part in trainer.model.module.named_modules():
+        if name.endswith("inner_attention"):
+            part.register_forward_hook(called)
+    return count
+
+
+def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make_trainer):
+    with pytest.raises(UserError, match="activation_checkpoint='some'.*'selective'"):
+        make_trainer(folders["qwen3"], activation_checkpoint="some")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_compiled_blocks_take_the_same_step(folders, make_trainer, name, mode):
+    samples = some_samples()
+    compiled = make_trainer(folders[name], compile=True, activation_checkpoint=mode, eps=1e-3)
+    plain = make_trainer(folders[name], eps=1e-3)
+    for _ in range(2):
+        ours, expected = (trainer.train_step(samples, SFTLoss()) for trainer in (compiled, plain))
+        assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-4)
+
+
+# -- folders that cannot be trained ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("llama-3", {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*Llama"),
+        ("qwen3", {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ("qwen2.5", {"model_type": ...}, "only Qwen3ForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
+        ("qwen2.5", {"rope_parameters": LLAMA3_ROPE}, "'llama3'"),
+        ("qwen2.5", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ("llama-3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ("llama-3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor, high_freq_factor"),
+        ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ("qwen3", {"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows"),
+        ("qwen2.5", {"layer_types": ..., "use_sliding_window": True, "max_window_layers": 1}, "sliding windows"),
+        ("llama-3", {"attention_bias": True}, "attention_bias.*LlamaForCausalLM"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
+        ("llama-3", {"mlp_bias": True}, "mlp_bias"),
+        ("llama-3", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ("llama-3", {"hidden_size": ...}, "hidden_size=None"),
+        ("qwen2.5", {"vocab_size": "many"}, "vocab_size='many'"),
+        ("qwen2.5", {"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ("llama-3", {"num_key_value_heads": 3}, "num_key_value_heads=3.*num_attention_heads=4"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, name, changes, match):
+    copy = Path(shutil.copytree(folders[name], tmp_path / "copy"))
+    with pytest.raises(UserError, match=match):
+        read_config(change_config(copy, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen2.5", {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 28, "sliding_window": 4096}),
+        ("qwen3", {"use_sliding_window": False, "layer_types": ..., "sliding_window": 4096, "max_window_layers": 0}),
+        ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2}),
+    ],
+)
+def test_what_is_not_in_use_is_no_obstacle(folders, make_trainer, tmp_path, name, changes):
+    copy = change_config(Path(shutil.copytree(folders[name], tmp_path / "copy")), **changes)
+    tokens = random_tokens()
+    assert torch.equal(logits(make_trainer(copy), tokens), logits(make_trainer(folders[name]), tokens))
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="list"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        (
+            "qwen2.5",
+            {"model.layers.1.self_attn.k_proj.bias": None},
+            "lacks weight model.layers.1.self_attn.k_proj.bias",
+        ),
+        ("llama-3", {"model.layers.0.self_attn.q_norm.weight": (16,)}, "superfluous weight .*q_norm"),
+        ("llama-3", {"model.layers.0.self_attn.q_proj.weight": (64, 32)}, r"q_proj.weight has shape \(64, 32\)"),
+        ("llama-3-tied", {"model.embed_tokens.weight": None}, "lacks weight model.embed_tokens.weight"),
+        ("qwen3", {"lm_head.weight": None}, "lacks weight lm_head.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named_as_in_the_folder(folders, make_trainer, tmp_path, name, change, match):
+    copy = Path(shutil.copytree(folders[name], tmp_path / "copy"))
+    weights = load_file(copy / "model.safetensors")
+    for weight, shape in change.items():
+        weights.pop(weight, None)
+        if shape is not None:
+            weights[weight] = torch.zeros(shape)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=match):
+        make_trainer(copy)
+
+
+def test_copies_that_old_folders_keep_are_passed_over(folders, make_trainer, tmp_path):
+    copy = Path(shutil.copytree(folders["llama-3-tied"], tmp_path / "copy"))
+    weights = load_file(copy / "model.safetensors")
+    extra = {"lm_head.weight": torch.zeros(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    save_file({**weights, **extra}, copy / "model.safetensors", metadata={"format": "pt"})
+    state = make_trainer(copy).hf_state_dict()
+    assert state.keys() == weights.keys() and all(torch.equal(state[name], weights[name]) for name in weights)

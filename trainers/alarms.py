@@ -1,0 +1,87 @@
+"""The on-policy check: on one and the same weights, trainer and engine give a token the same logprob.
+
+Where they do, the importance ratio is 1 before the first update. Where they do not, every ratio of the run is wrong,
+and with it every gradient, while the rewards look as usual: so each run measures it and says what it found. Float32
+against float32 differs by about 1e-6; bfloat16 by about 1e-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from forge_env.episode import Episode
+from trainers.config import RunConfig
+
+MEAN_BOUND = {"float32": 1e-4, "bfloat16": 0.1}
+KL_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of k3, which a few tokens far off move more than the mean
+SILENT_STEPS = 25  # after a warning
+CAUSES = (
+    "a sampling temperature that the trainer does not know of, stale weights in the engine, a chat template or "
+    "tokenizer that gives the two different tokens, or an engine that computes in another dtype"
+)
+
+
+@dataclass(kw_only=True)
+class MismatchAlarm:
+    """Compares trainer and engine at every step whose tokens were all sampled from the weights that it starts from."""
+
+    dtype: str
+    """"float32" or "bfloat16": the coarser of what the trainer and the engine compute in."""
+    say: Callable[[str], None]
+    bound: float = 0.0
+    """Of the mean |logprob difference|; 0 is by dtype, and then the KL estimate k3 has a bound too."""
+    _is_checked: bool = field(default=False, init=False)
+    _silent_until: int = field(default=0, init=False)
+
+    def __call__(self, step: int, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
+        """Judge one step; returns 1.0 where trainer and engine are further apart than they should be.
+
+        The first step that can be judged says what was found in any case; later ones only warn, and once in a while.
+
+        Args:
+            step: of the run, from 1.
+            metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max, tokens.
+            is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is judged.
+        """
+        if not is_fresh or not metrics["tokens"]:
+            return 0.0
+        difference, kl = metrics["mean_abs_logprob_difference"], metrics["kl"]
+        found = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
+        # Written so that NaN is out of bounds.
+        within = difference <= (self.bound or MEAN_BOUND[self.dtype]) and (self.bound > 0 or kl <= KL_BOUND[self.dtype])
+        if within:
+            if not self._is_checked:
+                ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
+                self.say(f"on-policy check: {found}, {ratio}: as expected for {self.dtype}")
+        elif step > self._silent_until:
+            self._silent_until = step + SILENT_STEPS
+            self.say(
+                f"warning: on-policy check at step {step}: {found} between trainer and engine on the same weights, "
+                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {CAUSES}"
+            )
+        self._is_checked = True
+        return float(not within)
+
+    def _bounds(self) -> str:
+        if self.bound:
+            return f"--training.mismatch_alarm {self.bound:g}"
+        return f"{MEAN_BOUND[self.dtype]:g} and {KL_BOUND[self.dtype]:g}, the bounds for {self.dtype}"
+
+
+def make_alarm(config: RunConfig, say: Callable[[str], None]) -> MismatchAlarm:
+    """The alarm of a run, with the bounds of what its trainer and its engine compute in."""
+    services, dtype = config.services, config.training.dtype
+    coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
+    return MismatchAlarm(dtype="bfloat16" if coarse else "float32", say=say, bound=config.training.mismatch_alarm)
+
+
+def is_fresh(episodes: Sequence[Episode], *, version: int, updates: int) -> bool:
+    """Whether all tokens were sampled from the trainer's present weights.
+
+    Args:
+        episodes: of the step.
+        version: the newest one that was published.
+        updates: optimizer steps since.
+    """
+    return updates == 0 and all(episode.versions == (version,) for episode in episodes if episode.num_sampled)

@@ -1,0 +1,185 @@
+"""A run's checkpoints on disk, RUN/checkpoints/step_000040/: names, manifests, which to keep and which to go on from.
+
+A folder has its final name only when it is complete; before that its name begins with a dot. What is in it is the
+business of trainers/titan/checkpoint.py. Nothing here needs torch: the controller reads it too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import UserError
+from trainers.config import RunConfig
+
+MANIFEST = "forge_env.json"
+CHECKPOINT_VERSION = 1
+MAY_CHANGE = re.compile(
+    r"output|resume|dry_run|(services|parallelism|checkpoint)\..*"
+    r"|env\.(step|episode|scoring)_seconds"
+    r"|training\.(steps|step_seconds|learning_rate|lr_schedule|weight_decay|max_grad_norm|dtype|compile)"
+    r"|training\.(activation_checkpoint|packing|max_tokens_per_micro_batch|mismatch_alarm)"
+)
+"""Settings that may differ when a run goes on: where and how it computes, its length, and how it optimises. All others
+would make another run of it."""
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint of a run."""
+
+    path: Path
+    step: int
+    """Optimizer steps of the algorithm, those of the warm-up not among them."""
+    extra: Mapping[str, Any]
+    """What the run wrote down for itself; see `Run.save_checkpoint`."""
+
+
+def path_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step_{step:06d}"
+
+
+def steps_of(run: Path) -> dict[int, Path]:
+    """The folders of a run's complete checkpoints by their steps, the oldest first."""
+    found = {}
+    folder = run / "checkpoints"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def find(run: Path, step: int = 0) -> Checkpoint:
+    """Find the checkpoint of a step, or the newest for 0, and check that it is whole.
+
+    Raises:
+        UserError: when there is none, or it is damaged; the sentence names what can be used instead.
+    """
+    found = steps_of(run)
+    if not found:
+        raise UserError(
+            f"--resume: {run} holds no complete checkpoint; a run writes one every --checkpoint.interval steps and "
+            f"after its last step: start again, with another --output"
+        )
+    if step and step not in found:
+        steps = ", ".join(map(str, found))
+        raise UserError(f"--checkpoint.step is {step}, and {run} has no checkpoint of that step; it has {steps}")
+    step = step or max(found)
+    try:
+        extra = read_manifest(found[step]).get("extra")
+        if not isinstance(extra, dict) or not {"algorithm", "config"} <= extra.keys():
+            raise UserError(f"{found[step]} is not a checkpoint of a run: its {MANIFEST} names no algorithm and config")
+    except UserError as error:
+        older = max((other for other in found if other < step), default=None)
+        offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
+        raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
+    return Checkpoint(path=found[step], step=step, extra=extra)
+
+
+def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
+    """Check that a run may go on from a checkpoint with this config.
+
+    Raises:
+        UserError: naming every setting that differs and may not, or when the run has all its steps.
+    """
+    saved = checkpoint.extra
+    if saved["algorithm"] != algorithm:
+        raise UserError(
+            f"{checkpoint.path} was saved by trainers.{saved['algorithm']}, and this is trainers.{algorithm}: go on "
+            f"with the former"
+        )
+    # A setting that did not exist when the checkpoint was saved had its default.
+    before = dict(_leaves(asdict(type(config)()))) | dict(_leaves(saved["config"]))
+    now = dict(_leaves(asdict(config)))
+    differing = [
+        f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
+        for name in sorted({*before, *now})
+        # Through JSON, which has no tuples.
+        if not MAY_CHANGE.fullmatch(name) and before.get(name) != json.loads(json.dumps(now.get(name)))
+    ]
+    if differing:
+        raise UserError(
+            f"{checkpoint.path} was saved with other settings, which cannot change when a run goes on: "
+            f"{'; '.join(differing)}; give the settings that it had"
+        )
+    if config.training.steps < checkpoint.step:
+        raise UserError(
+            f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
+            f"{checkpoint.step}, or go on from an older one with --checkpoint.step"
+        )
+
+
+def clean(run: Path, step: int) -> None:
+    """Remove what a killed run left half-written, and checkpoints after `step`, which are of a course not taken."""
+    for path in (run / "checkpoints").glob(".*"):
+        shutil.rmtree(path)
+    for other, path in steps_of(run).items():
+        if other > step:
+            remove(path)
+
+
+def prune(run: Path, keep_last: int) -> None:
+    """Remove all complete checkpoints but the newest `keep_last`; at least one stays."""
+    for path in list(steps_of(run).values())[: -max(1, keep_last)]:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; half removed it must not have the name of a complete one."""
+    doomed = path.with_name(f".{path.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's manifest and compare it with the files that are there.
+
+    Raises:
+        UserError: the folder is missing, truncated, or not a checkpoint of this trainer.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a checkpoint: there is no such folder.")
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        files, version = manifest["files"], manifest["version"]
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a checkpoint of this trainer: it has no {MANIFEST}.") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} is damaged: its {MANIFEST} cannot be read.") from None
+    if version != CHECKPOINT_VERSION:
+        raise UserError(f"{folder} has checkpoint version {version}, this trainer reads {CHECKPOINT_VERSION}.")
+    for name, size in files.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if found != size:
+            raise UserError(f"{folder} is damaged: {name} has {found} bytes of {size}.")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest that also names every file that is there, and wait until it is on the disk."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+    with (folder / MANIFEST).open("w") as file:
+        file.write(json.dumps({"version": CHECKPOINT_VERSION, **manifest, "files": files}))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None or value == "" else str(value)

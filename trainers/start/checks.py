@@ -1,0 +1,185 @@
+"""What is checked before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
+
+`check_config` raises the first one; `--dry-run` goes through `CHECKS` and lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from forge_env.errors import UserError
+from forge_env.factory import make
+from trainers.config import RunConfig
+from trainers.start.model_shape import find_shape
+from trainers.start.placement import gpus_available, gpus_wanted
+from trainers.start.ranges import check_numbers
+from trainers.start.read_config import give_dataset
+
+
+def check_config(config: RunConfig) -> None:
+    """Check a config before anything is started, and hand its data set to the environment.
+
+    Raises:
+        UserError: for the first mistake.
+    """
+    for check in CHECKS:
+        check(config)
+
+
+def _check_environment(config: RunConfig) -> None:
+    if config.env.name or config.algorithm is not None:  # supervised training may go without
+        make(config.env.name, **config.env.options)
+    config.env.fault_policy()
+
+
+def _check_own_parts(config: RunConfig) -> None:
+    training = config.training
+    if config.algorithm is None and (training.loss or training.advantages or training.reward):
+        raise UserError(
+            "--loss, --advantages and --reward are for policy gradients: supervised training has its own loss"
+        )
+
+
+def _check_pace(config: RunConfig) -> None:
+    """The weights that sample a group are up to sync_interval - 1 optimizer steps old already when they are synced."""
+    interval, staleness = config.training.sync_interval, config.training.staleness
+    if staleness < interval - 1:
+        raise UserError(
+            f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
+            f"up to {interval - 1} steps old between two updates, so allow that: --training.staleness {interval - 1}"
+        )
+
+
+def _check_schedule(config: RunConfig) -> None:
+    training = config.training
+    if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
+        raise UserError(
+            f"--training.lr_schedule is {training.lr_schedule}, and --training.warmup_steps, {training.warmup_steps}, "
+            f"leaves none of the {training.steps} steps to decay in: make it shorter"
+        )
+
+
+def _check_resume(config: RunConfig) -> None:
+    if config.resume and not config.output:
+        raise UserError("--resume needs --output FOLDER: the run to go on with")
+
+
+def _check_model(config: RunConfig) -> None:
+    """The folder of a local model is whole, and the model reads as many tokens as an episode may have."""
+    if config.model.path and Path(config.model.path).expanduser().exists():
+        from agents.model_folder import find_model  # not above: check_packages comes first, and says whose agents it is
+
+        find_model(config.model.path)
+    shape = find_shape(config.model.path).shape
+    if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
+        return
+    name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
+    raise UserError(
+        f"--{name} is {config.env.max_tokens}, and the model {config.model.path or 'made on the spot'} reads "
+        f"{shape.max_position_embeddings} tokens at most: set it to that or less"
+    )
+
+
+def _check_services(config: RunConfig) -> None:
+    services = config.services
+    for name in ("generator", "trainer", "ref_model"):
+        replicas = getattr(services, name).num_replicas
+        if replicas > 1:
+            raise UserError(
+                f"--services.{name}.num_replicas is {replicas}; this version runs one replica of each service: "
+                "set it to 1"
+            )
+    if services.generator.procs > 1 and not services.generator.with_gpus:
+        raise UserError(
+            f"--services.generator.procs is {services.generator.procs} and it has no GPUs: an engine on CPU is one "
+            "process; set it to 1, or --generator.with_gpus true"
+        )
+    if services.ref_model.procs > 1:
+        raise UserError(
+            f"--services.ref_model.procs is {services.ref_model.procs}; the reference model is one process: set it to "
+            "1, or to 0 for none"
+        )
+    if services.ref_model.with_gpus and services.ref_model.procs == 0:
+        raise UserError(
+            "--services.ref_model.with_gpus is true and --services.ref_model.procs is 0, which is no reference model: "
+            "--ref_model.procs 1"
+        )
+
+
+_UNUSABLE = {
+    "pipeline_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
+    "context_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
+    "expert_parallel_degree": "the models are dense, and have no experts to spread",
+    "data_parallel_replicate_degree": "this version shards the weights over all data-parallel ranks",
+}
+
+
+def _check_parallelism(config: RunConfig) -> None:
+    for name, reason in _UNUSABLE.items():
+        degree = getattr(config.parallelism, name)
+        if degree > 1:
+            raise UserError(f"--parallelism.{name} is {degree}, and {reason}: set it to 1")
+    tensor, shard = config.parallelism.tensor_parallel_degree, config.parallelism.data_parallel_shard_degree
+    procs = config.services.trainer.procs
+    if shard == -1:
+        fits, needed = procs % tensor == 0, -(-procs // tensor) * tensor
+    else:
+        fits, needed = procs == tensor * shard, tensor * shard
+    if not fits:
+        processes = "trainer process" if needed == 1 else "trainer processes"
+        raise UserError(
+            f"parallelism needs {needed} {processes}, services.trainer.procs is {procs}: --trainer.procs {needed}"
+        )
+
+
+def _check_heads(config: RunConfig) -> None:
+    try:
+        shape = find_shape(config.model.path).shape
+    except UserError:
+        return  # said by the check of the model
+    if shape is None:
+        return
+    degrees = {
+        "parallelism.tensor_parallel_degree": config.parallelism.tensor_parallel_degree,
+        "services.generator.procs": config.services.generator.procs,
+    }
+    for name, degree in degrees.items():
+        for what in ("num_attention_heads", "num_key_value_heads"):
+            heads = getattr(shape, what)
+            if heads % degree:
+                raise UserError(
+                    f"--{name} is {degree}, which does not divide the model's {what}, {heads}: choose "
+                    f"{_divisors(shape.num_attention_heads, shape.num_key_value_heads)}"
+                )
+
+
+def _divisors(*numbers: int) -> str:
+    """The common divisors, as "1, 2 or 4"."""
+    found = [str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers)]
+    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def _check_gpus(config: RunConfig) -> None:
+    wanted = gpus_wanted(config)
+    needed = sum(wanted.values())
+    available = gpus_available() if wanted else 0
+    if needed > available:
+        split = ", ".join(f"{name} {count}" for name, count in wanted.items())
+        raise UserError(f"the run needs {needed} GPUs, {available} are available: {split}")
+
+
+CHECKS: tuple[Callable[[RunConfig], None], ...] = (
+    check_numbers,
+    give_dataset,
+    _check_environment,
+    _check_own_parts,
+    _check_pace,
+    _check_schedule,
+    _check_resume,
+    _check_model,
+    _check_services,
+    _check_parallelism,
+    _check_heads,
+    _check_gpus,
+)

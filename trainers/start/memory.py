@@ -1,0 +1,127 @@
+"""How much memory each process of a run will need: estimates, from the sizes of the model and the config alone.
+
+What is counted: weights, gradients, optimizer state, activations of one micro-batch, a chunk of the output layer, the
+engine's key-value cache. What is not: CUDA's and NCCL's own buffers (1 to 2 GiB a GPU), compiled graphs, what the
+allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be expected to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainers.start.model_shape import ModelShape
+
+GIB = 2**30
+FLOAT32, BFLOAT16 = 4, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one process, by what they are for."""
+
+    held: dict[str, float] = field(default_factory=dict)
+    """What is there all the time."""
+    phases: tuple[dict[str, float], ...] = ()
+    """What comes and goes; one of them at a time."""
+
+    @property
+    def total(self) -> float:
+        """Bytes at the worst moment."""
+        return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
+
+    def __str__(self) -> str:
+        """All parts, those that are not there at the same time parted by "or"."""
+        groups = [", ".join(f"{name} {gib(value)}" for name, value in part.items()) for part in self.phases]
+        held = ", ".join(f"{name} {gib(value)}" for name, value in self.held.items())
+        return " + ".join(part for part in (held, " or ".join(groups)) if part)
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB, to three digits or so: "0.004", "1.25", "89.1"."""
+    value = count / GIB
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def trainer_memory(
+    shape: ModelShape,
+    *,
+    shard: int,
+    tensor: int,
+    tokens: int,
+    compute: int,
+    checkpointing: str,
+    entropy_gradient: bool,
+) -> Memory:
+    """One rank of the trainer.
+
+    - state: P / (shard x tensor) parameters, each with a float32 weight, gradient and two Adam moments: 16 bytes.
+    - gathered: what FSDP holds whole in the compute dtype: the output layer and embedding and two blocks (the one at
+      work and the next), cut by tensor parallelism: (embedding + 2 layer) x bytes / tensor. Nothing where one process
+      computes in float32; a second copy in bfloat16 otherwise.
+    - activations: see `activation_bytes`.
+    - logits: the output layer works on an eighth of a micro-batch at a time: tokens / 8 x V x 4 bytes / tensor; all of
+      it where the entropy bonus has a gradient.
+    - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
+      they are gathered before they are copied.
+
+    Args:
+        shape: the model.
+        shard: ranks that weights are sharded over by FSDP.
+        tensor: ranks that each matrix is cut over.
+        tokens: of one micro-batch.
+        compute: bytes of a number in the forward pass, 2 or 4.
+        checkpointing: "none", "selective" or "full".
+        entropy_gradient: whether training.entropy_coef is not 0.
+    """
+    ranks = shard * tensor
+    step = {}
+    if shard > 1 or compute != FLOAT32:
+        whole = shape.embedding_parameters + 2 * shape.layer_parameters
+        step["gathered"] = compute * min(whole, shape.parameters) / tensor
+    step["activations"] = activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing) / tensor
+    step["logits"] = tokens * shape.vocab_size * FLOAT32 / tensor / (1 if entropy_gradient else 8)
+    publish = {"published": (1.0 if ranks == 1 else 2.0) * FLOAT32 * shape.parameters}
+    return Memory(held={"state": 16.0 * shape.parameters / ranks}, phases=(step, publish))
+
+
+def activation_bytes(shape: ModelShape, tokens: int, *, compute: int, checkpointing: str) -> float:
+    """What the backward pass finds kept of one micro-batch, over all layers.
+
+    Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
+    this architecture: attention is flash attention, which keeps nothing quadratic, there is no dropout, and the MLP has
+    a gate. With h = hidden_size, q and k = the sizes of queries and of keys, m = intermediate_size, a block keeps, in
+    numbers for each token:
+
+    - none: 4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output)
+      + 4m (gate, up, the activated gate, the product) = 4h + 3q + 3k + 4m
+    - selective (the outputs of matrix products and of attention): 2h + 2q + 2k + 2m
+    - full: h, the block's input; one block at a time is computed again in whole, and counted once.
+    """
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    everything = 4 * h + 3 * q + 3 * k + 4 * m
+    kept = {"none": everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[checkpointing]
+    again = 0 if checkpointing == "none" else everything
+    return float(compute * tokens * (shape.num_hidden_layers * kept + again))
+
+
+def generator_memory(shape: ModelShape, *, tensor: int, compute: int, tokens: int, reserved: float = 0.0) -> Memory:
+    """One rank of the engine: its share of the weights, and of the key-value cache.
+
+    A token's cache is 2 x layers x key_value_size numbers, in the compute dtype. vLLM takes the cache as one block at
+    its start, as much as it is allowed, and queues requests for which there is no room; what is counted here is
+    `tokens`, those of all episodes in flight, or the `reserved` bytes of an engine on CPU.
+    """
+    cache = 2 * shape.num_hidden_layers * shape.key_value_size * compute * tokens / tensor
+    return Memory(held={"weights": compute * shape.parameters / tensor, "cache": reserved or cache})
+
+
+def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:
+    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch."""
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
+    return Memory(held={"weights": float(compute * shape.parameters), "forward": forward})
+
+
+def store_memory(shape: ModelShape) -> Memory:
+    """The weight store: two versions of the full weights, in float32, in the host's memory."""
+    return Memory(held={"weights": 2.0 * FLOAT32 * shape.parameters})

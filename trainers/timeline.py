@@ -1,0 +1,65 @@
+"""The timeline of a run: rollouts, scoring, training and weight updates side by side, for Perfetto or chrome://tracing.
+
+The file is Chrome's JSON array of trace events, one to a line. Readers allow the closing bracket to be missing, so what
+a run has written when it is killed can be looked at too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Timeline:
+    """Writes spans to `path`; appends where the file is there already, after the last whole line.
+
+    Overlapping spans of one track are laid out in lanes below each other, for a viewer draws one span at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        fresh = not path.exists()
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file.write("[\n" if fresh else "\n")
+        self._origin = time.time() - time.perf_counter()  # spans of a run that was resumed come after the old ones
+        self._lanes: dict[str, list[bool]] = {}
+        self._ids: dict[tuple[str, int], int] = {}
+
+    @contextmanager
+    def span(self, track: str, name: str, **details: Any) -> Iterator[None]:
+        """Record how long the block took, also when it raises."""
+        lane = self._enter(track)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._write(track, lane, name, started, time.perf_counter(), details)
+            self._lanes[track][lane] = False
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _enter(self, track: str) -> int:
+        lanes = self._lanes.setdefault(track, [])
+        free = next((number for number, taken in enumerate(lanes) if not taken), len(lanes))
+        lanes[free:] = [True, *lanes[free + 1 :]]
+        return free
+
+    def _write(self, track: str, lane: int, name: str, started: float, ended: float, details: dict[str, Any]) -> None:
+        if self._file.closed:
+            return
+        number = self._ids.get((track, lane))
+        if number is None:
+            number = self._ids[track, lane] = len(self._ids) + 1
+            shown = track if lane == 0 else f"{track} {lane + 1}"
+            self._event(name="thread_name", ph="M", tid=number, args={"name": shown})
+            self._event(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
+        microseconds = round((self._origin + started) * 1e6)
+        self._event(name=name, ph="X", tid=number, ts=microseconds, dur=round((ended - started) * 1e6), args=details)
+
+    def _event(self, **event: Any) -> None:
+        self._file.write(json.dumps({"pid": os.getpid(), **event}) + ",\n")

@@ -1,0 +1,311 @@
+"""What the trainer leaves on disk: checkpoints to go on from, and Hugging Face folders for everybody else.
+
+A checkpoint is a folder with TorchTitan's files, which any number of ranks can read again, and a manifest that names
+every file with its size. Folders appear whole or not at all.
+
+An asynchronous save returns as soon as the state has been copied, and a thread writes the copy. One at a time: the next
+save waits for it, and so do `load` and `close`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+
+# First of all TorchTitan imports: it settles the device for the others.
+from trainers.titan.model import TitanModel  # isort: skip
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
+
+from forge_env.errors import ServiceError, UserError
+from trainers import checkpoints
+
+# TorchTitan's manager files a checkpoint under its step and restores only the weights of a step 0. The step is kept in
+# the manifest, and the manager is always told this one.
+MANAGER_STEP = 1
+STATE = "state"  # the folder of TorchTitan's files within a checkpoint
+# Copied from the model's folder into an export, so that transformers and vLLM can load it.
+EXPORT_PATTERNS = ("config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model")
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """All that a step reads and changes, torch's random state included. Every rank calls its methods."""
+
+    model: TitanModel
+    optimizer: OptimizersContainer = field(init=False)
+    scheduler: LRSchedulersContainer = field(init=False)
+    _background: CheckpointManager | None = field(default=None, init=False)
+    """The manager of asynchronous saves, made for the first one: it has a process group of its own."""
+    _writing: Future[None] | None = field(default=None, init=False)
+    """The asynchronous save that nobody has waited for yet."""
+
+    def begin(self, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer) -> None:
+        """Begin a phase of training, once a save of the phase before it is complete.
+
+        Raises:
+            ForgeError: as `check`.
+        """
+        self.close()
+        self.optimizer, self.scheduler = optimizer, scheduler
+
+    def save(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        optimizer_steps: int,
+        extra: Mapping[str, Any],
+        asynchronous: bool = False,
+        keep_last: int = 0,
+    ) -> None:
+        """Write a checkpoint that replaces `folder`; `extra` must be JSON. See `TitanTrainer.save`."""
+        text = json.dumps(dict(extra))  # fail before anything is written
+        self.wait()
+        shape = _shape(self.model.hf_config)
+        manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
+
+        def complete() -> None:
+            checkpoints.write_manifest(partial, manifest)
+            _take_place(partial, folder)
+            if keep_last:
+                checkpoints.prune(folder.parent.parent, keep_last)
+
+        with _explained(folder):
+            partial = _begin(folder)
+            manager = self._manager(partial, asynchronous=asynchronous)
+            manager.save(MANAGER_STEP)
+        if asynchronous:
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            self._writing = thread.submit(_finish, manager, folder, complete)
+            thread.shutdown(wait=False)
+        else:
+            _barrier()  # the manifest lists the files of all ranks
+            _finish(manager, folder, complete)
+            _barrier()
+
+    def check(self) -> None:
+        """Raise what stopped an asynchronous save, if one was stopped since the last call.
+
+        Raises:
+            UserError: the disk is full, or cannot be written.
+            ServiceError: anything else.
+        """
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def wait(self) -> None:
+        """Wait for an asynchronous save.
+
+        Raises:
+            ForgeError: as `check`.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for an asynchronous save, and free what it needed. May be called again.
+
+        Raises:
+            ForgeError: as `check`.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._background is not None:
+                self._background.close()
+                with suppress(ValueError):  # who made the process group has destroyed it, and all its parts
+                    dist.destroy_process_group(self._background.pg)
+                self._background = None
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Restore everything from a checkpoint and return its manifest.
+
+        Raises:
+            UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
+        """
+        self.wait()
+        _barrier()  # it is the first rank that gives a folder its name
+        manifest = checkpoints.read_manifest(folder)
+        if manifest["model"] != _shape(self.model.hf_config):
+            raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
+        try:
+            with warnings.catch_warnings():  # the schedule recomputes its rate in a way that torch warns about
+                warnings.simplefilter("ignore", UserWarning)
+                self._manager(folder).load(MANAGER_STEP)
+        except (Exception, CheckpointException) as error:  # there is no common base for what a damaged file raises
+            raise UserError(f"{folder} is damaged: its contents cannot be restored.") from error
+        return manifest
+
+    def _manager(self, folder: Path, *, asynchronous: bool = False) -> CheckpointManager:
+        """TorchTitan's manager, with `folder` as the place of its files."""
+        if asynchronous and self._background is not None:
+            self._background.folder = str(folder / STATE)
+            return self._background
+        config = CheckpointManager.Config(
+            enable=True,
+            folder=STATE,
+            interval=1,
+            keep_latest_k=0,
+            initial_load_model_only=False,
+            exclude_from_loading=["dataloader"],
+            async_mode="async" if asynchronous else "disabled",
+        )
+        manager = CheckpointManager(
+            config,
+            dataloader=None,
+            model_parts=[self.model.module],
+            optimizers=self.optimizer,
+            lr_schedulers=self.scheduler,
+            states={"rng": _RandomState()},
+            sd_adapter=None,
+            base_folder=str(folder),
+        )
+        if asynchronous:
+            self._background = manager
+        return manager
+
+
+def export_hf(model: TitanModel, folder: Path) -> None:
+    """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
+
+    Every rank calls it.
+    """
+    weights = model.hf_state_dict()
+    with _replacement(folder) as partial:
+        if _is_first():
+            name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
+            dtype = getattr(torch, name.removeprefix("torch."))
+            weights = {key: value.to(device="cpu", dtype=dtype) for key, value in weights.items()}
+            save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+            for source in {path for pattern in EXPORT_PATTERNS for path in model.folder.glob(pattern)}:
+                if source.is_file():
+                    shutil.copy(source, partial / source.name)
+
+
+class _RandomState:
+    """torch's generators, in the form that checkpoints want."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(state["cpu"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+
+
+def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What two models must share for one's checkpoint to fit the other."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")}
+
+
+def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], None]) -> None:
+    """Wait for the files of all ranks, and let the first rank complete the checkpoint."""
+    with _explained(folder):
+        # Its last act is to gather the word of every rank, so the first one needs no barrier here, which a thread
+        # beside the training could not have.
+        try:
+            manager.maybe_wait_for_saving()
+        finally:
+            manager.save_future = None  # or one failure would be raised by every later save
+        if _is_first():
+            complete()
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Say in one sentence why a checkpoint cannot be written, and free the space that its part takes."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        if _is_first():
+            shutil.rmtree(_partial(folder), ignore_errors=True)
+        cause = _cause(error)
+        if isinstance(cause, OSError):
+            raise UserError(
+                f"the checkpoint {folder} cannot be written: {cause.strerror or cause}; those before it are untouched: "
+                f"mend that, and go on from the newest with --resume"
+            ) from error
+        raise ServiceError(f"the checkpoint {folder} was not written: {type(cause).__name__}: {cause}") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong on the first rank where something did; an OSError, if it began with one."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    causes = [error]
+    while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(before)
+    return next((cause for cause in causes if isinstance(cause, OSError)), error)
+
+
+@contextmanager
+def _replacement(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, the same one on every rank, that takes its place when the block has ended.
+
+    The first rank has to be the last to write. If the block raises, `folder` stays as it was.
+    """
+    partial = _begin(folder)
+    yield partial
+    if _is_first():
+        _take_place(partial, folder)
+    _barrier()
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _begin(folder: Path) -> Path:
+    """Make the empty folder that will take the place of `folder`."""
+    partial = _partial(folder)
+    if _is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    _barrier()
+    return partial
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    """Rename `partial` to `folder`, and wait until the disk knows."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():  # a folder cannot be renamed over a full one, so the old one steps aside first
+        folder.rename(old)
+    partial.rename(folder)
+    entries = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(entries)
+    finally:
+        os.close(entries)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_first() -> bool:
+    return dist.get_rank() == 0
+
+
+def _barrier() -> None:
+    if dist.get_world_size() > 1:
+        dist.barrier()

@@ -1,0 +1,26 @@
+"""The device that TorchTitan runs on. Import this before anything of TorchTitan: it settles what the others copy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+import torchtitan.tools.utils as titan_utils
+
+# Without an accelerator TorchTitan takes "cuda" for granted, and its other modules copy these two names when they
+# are imported: they have to be right before anything else of TorchTitan is loaded.
+if not torch.accelerator.is_available():
+    titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+
+# On Hopper TorchTitan's varlen attention insists on FlashAttention 3; without its package torch's own kernel serves.
+if titan_utils.get_cuda_flash_attention_impl() == "FA3" and find_spec("flash_attn_interface") is None:
+    titan_utils.get_cuda_flash_attention_impl = lambda: None
+
+SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV weights and every parameter on a mesh
+
+
+def device() -> torch.device:
+    """The device of this process: the accelerator of its local rank, else the CPU."""
+    if titan_utils.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(titan_utils.device_type, titan_utils.device_module.current_device())

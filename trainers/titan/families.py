@@ -1,0 +1,271 @@
+"""The model families that can be trained: what a Hugging Face config.json means, in TorchTitan's terms.
+
+    FAMILIES[model_type]    how TorchTitan builds, shards and names an architecture
+    read_config(folder)     its config.json, if all that it asks for is supported
+    titan_config(config)    the same as TorchTitan's config of a model
+
+TorchTitan has no Qwen2.5. It is TorchTitan's Qwen3 without the norms of queries and keys, and with biases in their
+projections, which TorchTitan's sharding and fused projections already know.
+
+Llama's queries and keys are rotated as complex numbers, in pairs of neighbours, and Hugging Face stores their weights
+for pairs that lie half a head apart: TorchTitan's adapter reorders the rows on the way in and out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# First of all TorchTitan imports: it settles the device for the others.
+import trainers.titan.device  # noqa: F401  # isort: skip
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm, RoPE, TransformerBlock
+from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.parallelize import parallelize_llama
+from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from forge_env.errors import UserError
+from trainers.titan.attention import CausalSDPA
+
+# Every weight is loaded after construction, so initial values would be wasted work.
+_SKIP = {"weight": skip_param_init, "bias": skip_param_init}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+# Of rope_type "llama3": Hugging Face's name -> TorchTitan's.
+_LLAMA3_ROPE = {
+    "factor": "scaling_factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+}
+
+
+class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
+    """Names of Qwen2.5: those of Qwen3, and the biases of the query, key and value projections."""
+
+    def __init__(self, model_config: Qwen3Model.Config, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        for each in "qkv":
+            name = f"model.layers.{{}}.self_attn.{each}_proj.bias"
+            self.from_hf_map[name] = f"layers.{{}}.attention.qkv_linear.w{each}.bias"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How TorchTitan builds, shards and names one architecture of Hugging Face."""
+
+    architecture: str
+    """Its name in config.json."""
+    model: type[Decoder.Config]
+    block: type[TransformerBlock.Config]
+    rope: type[RoPE.Config]
+    adapter: type[StateDictAdapter]
+    """Between Hugging Face's names and layout of weights and TorchTitan's."""
+    shard: Callable[..., None]
+    """Fill in how the config's matrices are cut for tensor parallelism: shard(config, enable_sp=)."""
+    parallelize: Callable[..., Any]
+    """TorchTitan's tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
+    rope_types: tuple[str, ...] = ("default",)
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+
+def _shard_qwen3(config: Qwen3Model.Config, *, enable_sp: bool) -> None:
+    set_qwen3_sharding_config(config, enable_sp=enable_sp, enable_ep=False)
+
+
+def _parallelize_llama(model: Llama3Model, *, skip_dp: bool, **settings: Any) -> Llama3Model:
+    """parallelize_llama, which always wraps a model in FSDP; without FSDP parallelize_qwen3 does the same as it."""
+    return parallelize_qwen3(model, skip_dp=True, **settings) if skip_dp else parallelize_llama(model, **settings)
+
+
+# model_type of config.json -> family
+FAMILIES = {
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        model=Qwen3Model.Config,
+        block=Qwen3TransformerBlock.Config,
+        rope=CosSinRoPE.Config,
+        adapter=Qwen3StateDictAdapter,
+        shard=_shard_qwen3,
+        parallelize=parallelize_qwen3,
+        qk_norm=True,
+    ),
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        model=Llama3Model.Config,
+        block=Llama3TransformerBlock.Config,
+        rope=ComplexRoPE.Config,
+        adapter=Llama3StateDictAdapter,
+        shard=set_llama3_sharding_config,
+        parallelize=_parallelize_llama,
+        rope_types=("default", "llama3"),
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        model=Qwen3Model.Config,
+        block=Qwen3TransformerBlock.Config,
+        rope=CosSinRoPE.Config,
+        adapter=Qwen2StateDictAdapter,
+        shard=_shard_qwen3,
+        parallelize=parallelize_qwen3,
+        qkv_bias=True,
+    ),
+}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json and make sure that it can be trained as it stands.
+
+    Raises:
+        UserError: the file is missing or damaged, or asks for what is not supported.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a model's config: it holds a {type(config).__name__} and no settings by name.")
+    architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    family = FAMILIES.get(config.get("model_type", ""))
+    # A folder made by hand may leave the architecture out; then the model type stands for it.
+    if family is None or architecture not in (family.architecture, config["model_type"]):
+        known = ", ".join(each.architecture for each in FAMILIES.values())
+        raise UserError(f"{folder} is a {architecture}: only {known} can be trained.")
+    for name in _SIZES:
+        if not isinstance(config.get(name), int) or config[name] < 1:
+            raise UserError(f"{path} has {name}={config.get(name)!r}: a model needs a whole number above 0 there.")
+    heads, kv_heads, _ = head_sizes(config)
+    if heads % kv_heads:
+        raise UserError(f"{path} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
+    for what in _unsupported(config, family):
+        raise UserError(f"{path} asks for {what}, which the trainer does not support for {architecture}.")
+    return config
+
+
+def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Number of query heads, number of key and value heads, and size of one head."""
+    heads = config["num_attention_heads"]
+    return heads, config.get("num_key_value_heads") or heads, config.get("head_dim") or config["hidden_size"] // heads
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings, wherever this version of transformers wrote them, with rope_type and rope_theta."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    if config.get("original_max_position_embeddings"):  # where it is there, transformers prefers it
+        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return rope
+
+
+def titan_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> Decoder.Config:
+    """Translate a Hugging Face config into TorchTitan's.
+
+    Args:
+        config: as `read_config` returns it.
+        attention: "sdpa", "flex" or "varlen".
+        fuse_qkv: compute queries, keys and values with one matrix.
+    """
+    vocabulary, width = config["vocab_size"], config["hidden_size"]
+    return FAMILIES[config["model_type"]].model(
+        vocab_size=vocabulary,
+        dim=width,
+        norm=_norm(config, width),
+        enable_weight_tying=config.get("tie_word_embeddings") or False,
+        tok_embeddings=Embedding.Config(num_embeddings=vocabulary, embedding_dim=width, param_init=_SKIP),
+        lm_head=Linear.Config(in_features=width, out_features=vocabulary, param_init=_SKIP),
+        layers=[_layer(config, attention=attention, fuse_qkv=fuse_qkv) for _ in range(config["num_hidden_layers"])],
+    )
+
+
+def _layer(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> TransformerBlock.Config:
+    family, width = FAMILIES[config["model_type"]], config["hidden_size"]
+    heads, kv_heads, head_dim = head_sizes(config)
+    gqa = make_gqa_config(
+        dim=width,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        wqkv_param_init=_SKIP,
+        wo_param_init=_SKIP,
+        inner_attention=CausalSDPA.Config() if attention == "sdpa" else get_attention_config(attention),
+        fuse_qkv=fuse_qkv,
+        rope=_rope(config, family.rope, head_dim),
+        qk_norm=_norm(config, head_dim) if family.qk_norm else None,
+    )
+    for name in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
+        projection = getattr(gqa.qkv_linear, name)
+        projection.bias, projection.param_init = family.qkv_bias, _SKIP
+    return family.block(
+        attention=gqa,
+        feed_forward=make_ffn_config(
+            dim=width, hidden_dim=config["intermediate_size"], w1_param_init=_SKIP, w2w3_param_init=_SKIP
+        ),
+        attention_norm=_norm(config, width),
+        ffn_norm=_norm(config, width),
+    )
+
+
+def _norm(config: Mapping[str, Any], size: int) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_SKIP)
+
+
+def _rope(config: Mapping[str, Any], kind: type[RoPE.Config], head_dim: int) -> RoPE.Config:
+    rope = rope_parameters(config)
+    scaling = {ours: rope[theirs] for theirs, ours in _LLAMA3_ROPE.items()} if rope["rope_type"] == "llama3" else {}
+    return kind(
+        dim=head_dim,
+        max_seq_len=config["max_position_embeddings"],
+        theta=rope["rope_theta"],
+        scaling="llama" if scaling else "none",
+        **scaling,
+    )
+
+
+def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
+    """What a config asks for that would not be computed."""
+    rope = rope_parameters(config)
+    missing = [name for name in _LLAMA3_ROPE if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
+    found = {
+        f"rope scaling {rope['rope_type']!r}": rope["rope_type"] not in family.rope_types,
+        f"rope scaling 'llama3' without {', '.join(missing)}": missing,
+        f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
+        "sliding windows": _slides(config),
+        # Qwen2.5 has biases where its architecture has them, whatever this setting says.
+        "attention_bias": config.get("attention_bias") and not family.qkv_bias,
+        "mlp_bias": config.get("mlp_bias"),
+        f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
+        "quantized weights": config.get("quantization_config"),
+    }
+    return [what for what, is_so in found.items() if is_so]
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    """Whether any layer attends to a window only; transformers decides by layer_types where they are given."""
+    if config.get("layer_types"):
+        return any(kind != "full_attention" for kind in config["layer_types"])
+    from_layer = config.get("max_window_layers", 28)
+    return bool(config.get("use_sliding_window")) and from_layer < config["num_hidden_layers"]

@@ -1,0 +1,61 @@
+"""The output layer of a TorchTitan model, taught to give logprobs instead of logits.
+
+What it does takes place in the layer's own forward, because only there does FSDP have the whole weight at hand, and
+only what leaves that forward tells FSDP when to reduce the weight's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+
+from trainers.head import head_logprobs
+
+
+class Head:
+    """Stands in for the forward of `lm_head`, a linear layer without bias that is already parallelized.
+
+    Each pass of the model follows a call of `ask_logits` or `ask_logprobs`, and returns what that promises.
+    """
+
+    def __init__(self, lm_head: nn.Linear) -> None:
+        self._lm_head = lm_head
+        self._linear: Callable[[Tensor], Tensor] = lm_head.forward
+        self._answer: Callable[[Tensor], Any] = self._linear
+        lm_head.forward = self.__call__  # type: ignore[method-assign, assignment]  # as TorchTitan's own parallelize does
+
+    def __call__(self, hidden: Tensor) -> Any:
+        return self._answer(hidden)
+
+    def ask_logits(self, selected: Tensor) -> None:
+        """Let the next pass return logits (N, V) of the places `selected` (N,) of the flattened (B, L)."""
+
+        def answer(hidden: Tensor) -> Tensor:
+            if isinstance(hidden, DTensor):  # tensor parallel: the vocabulary is sharded, the places are chosen last
+                logits = self._linear(hidden)
+                return (logits.full_tensor() if isinstance(logits, DTensor) else logits).flatten(0, 1)[selected]
+            return self._linear(hidden.flatten(0, 1)[selected][None])[0]
+
+        self._answer = answer
+
+    def ask_logprobs(self, selected: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> None:
+        """Let the next pass return what `head_logprobs` does, of the places `selected` of the flattened (B, L)."""
+
+        def answer(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+            weight: Tensor = self._lm_head.weight
+            group, start = None, 0
+            if isinstance(hidden, DTensor) and isinstance(weight, DTensor):  # tensor parallel: by shards of V
+                mesh = hidden.device_mesh
+                rows = -(-len(weight) // mesh.size())  # DTensor gives every rank as many, and the last what is left
+                group, start = mesh.get_group(), rows * mesh.get_local_rank()
+                # Every rank has the same hidden states, and the gradient of its own shard of the vocabulary.
+                hidden, weight = hidden.to_local(grad_placements=[Partial()]), weight.to_local()
+            chosen = hidden.flatten(0, 1)[selected]  # (N, D)
+            return head_logprobs(
+                chosen, weight, targets, temperature, with_entropy=with_entropy, group=group, start=start
+            )
+
+        self._answer = answer

@@ -1,0 +1,52 @@
+"""How a model is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.titan.schedule import check_schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanSettings:
+    """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
+
+    learning_rate: float = 1e-6
+    """Learning rate of AdamW after the warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay, on every parameter."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global 2-norm."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly."""
+    lr_schedule: str = "constant"
+    """What the learning rate does after the warm-up: "constant", or "linear" or "cosine" down to 0."""
+    total_steps: int = 0
+    """Optimizer steps after which "linear" and "cosine" have reached 0."""
+    seed: int = 0
+    """Seed of torch's generator."""
+    dtype: str = ""
+    """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
+    max_tokens_per_micro_batch: int = 16384
+    """Model tokens of one forward pass, padding included."""
+    pack_length: int = 0
+    """Pack rows into sequences of this many tokens; 0 pads each row instead."""
+    dp_shard: int = -1
+    """Ranks to shard data and weights over (FSDP); -1 is all that tensor parallelism leaves."""
+    tp: int = 1
+    """Ranks to cut each matrix over."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves them as they are."""
+    compile: bool = False
+    """Compile each transformer block; costs minutes at the start, pays on a GPU."""
+    activation_checkpoint: str = "none"
+    """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
+    attention: str = ""
+    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
+
+    def __post_init__(self) -> None:
+        check_schedule(self.lr_schedule, warmup_steps=self.warmup_steps, total_steps=self.total_steps)

@@ -1,0 +1,82 @@
+"""The warm-up: supervised steps on an environment's own demonstrations, before reinforcement learning."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+from forge_env.episode import Episode
+from forge_env.errors import UserError
+from forge_env.evaluate import evaluate, is_success
+from forge_env.runtime.launcher import within
+from trainers.batch import Sample
+from trainers.plain_losses import SFTLoss
+from trainers.run import Run
+from trainers.services import CONCURRENCY
+
+
+async def warm_up(run: Run, steps: int) -> int:
+    """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+
+    Stops early, at a probe that succeeds often enough.
+    """
+    warmup = run.config.warmup
+    batches = _batches(run, await _demonstrations(run, warmup.demonstrations), warmup.batch_size)
+    begin = run.services.trainer.begin.call_one(
+        learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
+    )
+    await within(60.0, begin, "the trainer")
+    started, loss, success = time.perf_counter(), SFTLoss(), 0.0
+    for step in range(1, steps + 1):
+        metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
+        if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
+            success = await _probe(run, step)
+            metrics["success"] = success
+        run.report.metrics("warmup", step, metrics)
+        shown = {"loss": metrics["loss"], "success": success}
+        run.report.progress("warm-up, at most", step, steps, shown, since=started)
+        if success >= warmup.until_success:
+            break
+    run.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
+    return step
+
+
+async def _demonstrations(run: Run, count: int) -> list[Episode]:
+    """Let the environment's expert solve `count` training tasks; only full successes are kept."""
+    started = time.perf_counter()
+    probes = run.config.warmup.probe_tasks
+    tasks = run.train_tasks[: max(1, len(run.train_tasks) - probes)][:count]
+    result = await evaluate(
+        lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+        tasks,
+        concurrency=CONCURRENCY,
+        on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
+    )
+    run.report.episodes("demonstrations", result.episodes)
+    return [episode for episode in result.valid if is_success(episode)]
+
+
+async def _probe(run: Run, step: int) -> float:
+    """Success of the present weights on training tasks that no demonstration shows."""
+    await run.sync_weights()
+    tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
+    result = await evaluate(
+        lambda task, i: run.run_group(task, i, phase=f"probe/{step}", agent="policy", count=1),
+        tasks,
+        concurrency=CONCURRENCY,
+    )
+    return result.success_rate
+
+
+def _batches(run: Run, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
+    """Go through the demonstrations again and again, in a new order each time."""
+    if not episodes:
+        raise UserError(f"the expert of {run.config.env.name} solved none of its own tasks; the warm-up has no data")
+    rng = random.Random(run.config.training.seed)
+    order: list[Episode] = []
+    while True:
+        while len(order) < size:
+            order += rng.sample(episodes, len(episodes))
+        yield order[:size]
+        order = order[size:]
