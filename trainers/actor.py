@@ -50,7 +50,7 @@ def spawn_trainer(
         loss: of `train_step`; see `TrainerActor.set_loss`.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them, one for each.
     """
-    options = {"model": model, "settings": dict(settings), "loss": loss}
+    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss}
     return AllRanks(launcher.spawn("trainer", TrainerActor, procs=procs, environ=environ, **options))
 
 

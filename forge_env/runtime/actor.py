@@ -7,10 +7,15 @@ import select
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
+from forge_env.runtime.client import Members, update_client
 from forge_env.runtime.ranks import log_of_rank
+
+if TYPE_CHECKING:
+    from forge_env.runtime.service import ActorOptions
 
 __all__ = ["ForgeActor", "concurrent_endpoint"]
 
@@ -22,6 +27,23 @@ class ForgeActor(Actor):
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
     """
 
+    idempotent: ClassVar[frozenset[str]] = frozenset()
+    """Endpoints that a service may call again on another replica when one dies during the call."""
+
+    @classmethod
+    def options(cls, **options: Any) -> ActorOptions:
+        """Say how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
+
+        Args:
+            **options: fields of `forge_env.runtime.service.ServiceOptions`: procs, num_replicas, with_gpus, ...
+
+        Raises:
+            UserError: for an unknown option, or a number out of range.
+        """
+        from forge_env.runtime.service import ActorOptions, make_options
+
+        return ActorOptions(cls, make_options(options))
+
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
         self.rank = current_rank().rank
         _die_with(controller_pid)
@@ -31,6 +53,15 @@ class ForgeActor(Actor):
     async def start(self) -> None:
         """Make the actor ready for calls."""
         await self.on_start()
+
+    @concurrent_endpoint
+    async def ping(self) -> None:
+        """Answer: the process is alive, and its event loop runs."""
+
+    @concurrent_endpoint
+    async def update_client(self, service: str, members: Members) -> None:
+        """Learn which replicas of a service are up, where this process calls it."""
+        update_client(service, members)
 
     @concurrent_endpoint
     async def pid(self) -> int:

@@ -3,53 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import os
 import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_env.errors import ForgeError, ServiceError, first_error
+from forge_env.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime import remove_monarch_log
+from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
 from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
 
+__all__ = ["Launcher", "Spawned", "open_launcher", "within"]
+
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_GRACE_S = 1.0  # a death is noticed as a broken call or as a dead process, and either may be the first
 
 
-async def within(seconds: float, call: Awaitable[T], what: str) -> T:
-    """Await a call to an actor, with a deadline, and raise what went wrong as one of our own errors.
+@dataclass(eq=False, kw_only=True)
+class Spawned:
+    """An actor and its processes, one for each rank."""
 
-    Raises:
-        ServiceError: when the deadline passed, or the actor or its process died.
-        ForgeError: whatever the actor itself raised of our own kinds, unchanged.
-    """
-    from monarch.actor import ActorError
+    name: str
+    """Its own among the actors of a launcher."""
+    log: Path
+    mesh: Any
+    actor: Any
+    meeting_point: MeetingPoint | None
+    dead: asyncio.Future[str]
+    """Done when one of its processes has died; what is said about it."""
+    on_death: Callable[[str], None] | None
+    pids: set[int] = field(default_factory=set)
 
-    async def awaited() -> T:
-        return await call
-
-    try:
-        return await asyncio.wait_for(awaited(), seconds)
-    except TimeoutError:
-        raise ServiceError(f"{what} did not answer within {seconds:g} s") from None
-    except ActorError as error:
-        if isinstance(error.exception, ForgeError):
-            raise error.exception from None
-        reason = str(error.exception).strip().splitlines() or [""]
-        raise ServiceError(f"{what} failed: {type(error.exception).__name__}: {reason[0]}") from error
-    except ForgeError:
-        raise
-    except Exception as error:  # Monarch's own errors, a SupervisionError among them
-        raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
+    @property
+    def handle(self) -> Any:
+        """What its endpoints are called on: Monarch's handle, or all ranks at once."""
+        return AllRanks(self.actor) if self.meeting_point else self.actor
 
 
 class Launcher:
-    """Owns the processes of a run.
+    """Owns the processes of a run, or of a script that uses services on their own.
 
     Example::
 
@@ -57,19 +57,23 @@ class Launcher:
             policy = launcher.spawn("policy", PolicyActor, model=path)
             await launcher.start("policy")
             await launcher.guard(train(policy))
+
+    Args:
+        log_dir: where every process writes its log; without one, the logs go with the launcher.
+        say: told when a process has died and is replaced.
     """
 
-    def __init__(self, log_dir: Path) -> None:
-        self.log_dir = log_dir
-        self._meshes: dict[str, Any] = {}
-        self._actors: dict[str, Any] = {}
-        self._meeting_points: dict[str, MeetingPoint] = {}
-        self._watched: dict[int, tuple[str, int]] = {}  # pidfd -> actor name and rank
-        self._pids: set[int] = set()
-        self._dead: set[str] = set()
+    def __init__(self, log_dir: Path | None = None, *, say: Callable[[str], None] = logger.warning) -> None:
+        self._keeps_logs = log_dir is not None
+        self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="forge_env_logs_"))
+        self.say = say
+        self.is_stopping = False
+        self._spawned: dict[str, Spawned] = {}
+        self._watched: dict[int, tuple[Spawned, int]] = {}  # pidfd -> actor and rank
+        self._pids: set[int] = set()  # of all processes that may be left
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
-        self._stopping = False
+        self._closing: list[Callable[[], Awaitable[None]]] = []
 
     async def __aenter__(self) -> Launcher:
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -79,9 +83,11 @@ class Launcher:
         import monarch.actor
 
         monarch.actor.unhandled_fault_hook = self._on_fault
+        _open.append(self)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _open.remove(self)
         if isinstance(error, (ForgeError, BaseExceptionGroup)):
             # The user is told in one sentence; where it came from, in the other process too, is kept here.
             (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
@@ -96,31 +102,55 @@ class Launcher:
             raise interruption
 
     def spawn(
-        self, name: str, actor_class: type, *, procs: int = 1, environ: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        name: str,
+        actor_class: type,
+        *,
+        procs: int = 1,
+        environ: Mapping[str, str] | None = None,
+        on_death: Callable[[str], None] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Spawn processes and put an actor in each; returns Monarch's handle of them at once.
 
         Each of several processes is a rank: it finds what torch.distributed needs in its environment, and has a log
         file of its own. `AllRanks` calls them all at once.
+
+        Args:
+            name: of the actor, its own among those of this launcher.
+            actor_class: a ForgeActor.
+            procs: processes, each with a rank.
+            environ: variables of every process, over those of this one.
+            on_death: told, in one sentence, when a process has died; without it, a death ends what is guarded.
+            **kwargs: arguments of the actor's constructor.
         """
         from monarch.actor import default_bootstrap_cmd, this_host
 
+        if name in self._spawned:
+            raise UserError(f"there is an actor named {name!r} already: give each one a name of its own")
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
-        if procs > 1:
-            self._meeting_points[name] = MeetingPoint(procs)
+        meeting_point = MeetingPoint(procs) if procs > 1 else None
 
         def command(point: Any) -> Any:
-            meeting_point = self._meeting_points.get(name)
             ranked = meeting_point.environ(point["procs"]) if meeting_point else {}
             return default_bootstrap_cmd().with_env(settings | ranked)
 
-        mesh = this_host().spawn_procs(per_host={"procs": procs}, name=name, bootstrap_command=command)
-        self._meshes[name] = mesh
-        self._actors[name] = mesh.spawn(
-            name, actor_class, controller_pid=os.getpid(), log_path=str(self.log_dir / f"{name}.log"), **kwargs
+        mesh = this_host().spawn_procs(
+            per_host={"procs": procs}, name=f"{name}_{next(_numbers)}", bootstrap_command=command
         )
-        return self._actors[name]
+        log_path = self.log_dir / f"{name}.log"
+        actor = mesh.spawn(name, actor_class, controller_pid=os.getpid(), log_path=str(log_path), **kwargs)
+        self._spawned[name] = Spawned(
+            name=name,
+            log=log_path,
+            mesh=mesh,
+            actor=actor,
+            meeting_point=meeting_point,
+            dead=asyncio.get_running_loop().create_future(),
+            on_death=on_death,
+        )
+        return actor
 
     def processes(self, name: str, *, environ: Mapping[str, str] | None = None) -> Any:
         """Spawn one process for actors that are not ours; returns it as a Monarch process mesh.
@@ -130,7 +160,14 @@ class Launcher:
         from forge_env.runtime.actor import ForgeActor
 
         self.spawn(name, ForgeActor, environ=environ)
-        return self._meshes[name]
+        return self._spawned[name].mesh
+
+    def __getitem__(self, name: str) -> Spawned:
+        return self._spawned[name]
+
+    def actors(self) -> list[Any]:
+        """Handles of all actors whose processes live."""
+        return [each.actor for each in self._spawned.values() if not each.dead.done()]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
@@ -139,15 +176,47 @@ class Launcher:
             ServiceError: when it did not start in time, or died.
             ForgeError: what the actor's own start raised.
         """
-        actor = self._actors[name]
+        spawned = self._spawned[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
-        pids = await within(seconds, actor.pid.call(), f"the {name} process")
+        pids = await within(seconds, spawned.actor.pid.call(), f"the {name} process")
         for rank, pid in enumerate(pids.values()):
-            self._watch(pid, name, rank)
-        await self.guard(within(seconds, AllRanks(actor).start.call_one(), f"starting the {name}"))
+            self._watch(pid, spawned, rank)
+        work = within(seconds, AllRanks(spawned.actor).start.call_one(), f"starting the {name}")
+        await self.guard(unless_gone(work, spawned.dead))
+
+    def stop(self, name: str, *, seconds: float = 10.0) -> Coroutine[Any, Any, None]:
+        """End one actor. Its name is free at once; when the coroutine returns, its processes are gone.
+
+        Args:
+            name: of the actor.
+            seconds: that it has for freeing what it holds; 0 ends it at once, as one that does not answer.
+        """
+        spawned = self._spawned.pop(name)
+        spawned.on_death = _nobody
+        if not seconds:
+            _kill(spawned.pids)
+        return self._end(spawned, seconds)
+
+    async def _end(self, spawned: Spawned, seconds: float) -> None:
+        if seconds and not spawned.dead.done():
+            await quietly(seconds, spawned.actor.finish.call())
+        _kill(spawned.pids)
+        for pid in spawned.pids:
+            await asyncio.to_thread(_reap, pid)
+            self._pids.discard(pid)
+        await quietly(10.0, spawned.mesh.stop())
+
+    def fail(self, error: ServiceError) -> None:
+        """End what is guarded with an error."""
+        if self._failure is not None and not self._failure.done() and not self.is_stopping:
+            self._failure.set_exception(error)
+
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await `close` before the actors are ended."""
+        self._closing.append(close)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends or an actor's process dies, whichever is first.
+        """Run `work` until it ends or a process dies that nothing replaces, whichever is first.
 
         Raises:
             ServiceError: naming the actor that died.
@@ -157,9 +226,9 @@ class Launcher:
         try:
             either: set[asyncio.Future[Any]] = {task, self._failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if _is_service_error(task):  # which process died says more than which call broke
-                await asyncio.wait({self._failure}, timeout=_GRACE_S)
-            if self._failure.done() and (not task.done() or _is_service_error(task)):
+            if is_service_error(task):  # which process died says more than which call broke
+                await asyncio.wait({self._failure}, timeout=GRACE_S)
+            if self._failure.done() and (not task.done() or is_service_error(task)):
                 self._failure.result()
             return await task
         finally:
@@ -167,34 +236,40 @@ class Launcher:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _watch(self, pid: int, name: str, rank: int) -> None:
+    def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
         pidfd = os.pidfd_open(pid)
-        self._watched[pidfd] = name, rank
+        self._watched[pidfd] = spawned, rank
+        spawned.pids.add(pid)
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        name, rank = self._watched.pop(pidfd)
-        self._dead.add(name)
+        spawned, rank = self._watched.pop(pidfd)
         os.close(pidfd)
-        log = log_of_rank(self.log_dir / f"{name}.log", rank)
-        which = f" of rank {rank}" if name in self._meeting_points else ""
-        if self._failure is not None and not self._failure.done() and not self._stopping:
-            self._failure.set_exception(ServiceError(f"the {name} process{which} died; the end of its log is in {log}"))
+        which = f" of rank {rank}" if spawned.meeting_point else ""
+        log = log_of_rank(spawned.log, rank)
+        said = f"the {spawned.name} process{which} died; the end of its log is in {log}"
+        if spawned.dead.done() or self.is_stopping:
+            return
+        spawned.dead.set_result(said)
+        if spawned.on_death is not None:
+            spawned.on_death(said)
+        else:
+            self.fail(ServiceError(said))
 
     def _on_fault(self, failure: Any) -> None:
         """Monarch's word that something failed. Deaths are noticed sooner by `_watch`; this only keeps us alive."""
 
     async def _stop(self) -> None:
-        self._stopping = True
+        self.is_stopping = True
+        await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
         # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
-        alive = [actor for name, actor in self._actors.items() if name not in self._dead]
-        await asyncio.gather(*(_quietly(10.0, actor.finish.call()) for actor in alive))
+        alive = [each for each in self._spawned.values() if not each.dead.done()]
+        await asyncio.gather(*(quietly(10.0, each.actor.finish.call()) for each in alive))
         # What actors hold is freed now; an interpreter with vLLM in it would take seconds to wind itself up.
-        for pid in self._pids:
-            _signal(pid, signal.SIGKILL)
-        await asyncio.gather(*(_quietly(10.0, mesh.stop()) for mesh in self._meshes.values()))
+        _kill(self._pids)
+        await asyncio.gather(*(quietly(10.0, each.mesh.stop()) for each in self._spawned.values()))
         for pidfd in list(self._watched):
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
@@ -202,32 +277,41 @@ class Launcher:
             _reap(pid)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
             self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
-        self._meeting_points.clear()
+        self._spawned.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
         shutil.rmtree(_sockets[0], ignore_errors=True)
+        if not self._keeps_logs:
+            shutil.rmtree(self.log_dir, ignore_errors=True)
         remove_monarch_log()
 
 
-def _is_service_error(task: asyncio.Task[Any]) -> bool:
-    error = task.exception() if task.done() and not task.cancelled() else None
-    return error is not None and isinstance(first_error(error), ServiceError)
+_open: list[Launcher] = []
+_numbers = itertools.count()  # a name of Monarch's is used once
 
 
-async def _quietly(seconds: float, call: Awaitable[Any]) -> None:
-    """Await something whose failure changes nothing any more: the processes are ended below in any case."""
-    try:
-        await within(seconds, call, "")
-    except ForgeError:
-        pass
+def open_launcher() -> Launcher:
+    """The innermost launcher that is open in this process.
+
+    Raises:
+        UserError: when there is none.
+    """
+    if not _open:
+        raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
+    return _open[-1]
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    """Signal a process if it is still our child; another process that got its number is left alone."""
-    try:
-        if os.waitpid(pid, os.WNOHANG) == (0, 0):
-            os.kill(pid, number)
-    except (ChildProcessError, ProcessLookupError):
-        pass
+def _nobody(said: str) -> None:
+    """Told of a death that was wanted."""
+
+
+def _kill(pids: Iterable[int]) -> None:
+    """End those processes that are still our children; another one that got such a number is left alone."""
+    for pid in pids:
+        try:
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)
+        except (ChildProcessError, ProcessLookupError):
+            pass
 
 
 def _reap(pid: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from forge_env.errors import PolicyError, ServiceError, UserError
 from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.torchstore_compat import import_torchstore
 
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
@@ -73,6 +74,38 @@ class Worker(ForgeActor):
         if self.rank == failing_rank:
             raise UserError(f"rank {failing_rank} cannot take part")
         await asyncio.Event().wait()
+
+
+class Counting(Worker):
+    """A worker for services: says who answers, and leaves a mark where a call arrives."""
+
+    idempotent = frozenset({"answer_when", "pid"})
+
+    @concurrent_endpoint
+    async def answer_when(self, go: str, marks: str) -> int:
+        """Answer with the process's id once the file `go` is there."""
+        (Path(marks) / str(os.getpid())).touch()
+        while not Path(go).exists():
+            await asyncio.sleep(0.01)
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def mark_and_hold(self, marks: str) -> None:
+        (Path(marks) / str(os.getpid())).touch()
+        await asyncio.Event().wait()
+
+
+class Caller(ForgeActor):
+    """Calls a service from a process of its own."""
+
+    def __init__(self, *, client: ServiceClient, **base: Any) -> None:
+        super().__init__(**base)
+        self._client = client
+
+    @concurrent_endpoint
+    async def ask(self) -> int:
+        pid: int = await self._client.pid.route()
+        return pid
 
 
 class Team(Worker):

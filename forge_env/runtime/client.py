@@ -1,0 +1,248 @@
+"""ServiceClient: calls the replicas of a service, from any process.
+
+A client is small and travels in messages. It knows which replicas are up; the `Service` in the controller's process
+keeps its copies in all other processes up to date (forge_env/runtime/service.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from forge_env.deadlines import queued
+from forge_env.errors import ServiceError, UserError
+from forge_env.runtime.calls import unless_gone, within
+
+_MOST_SESSIONS = 65_536  # whose replica is remembered
+
+
+class ReplicaDied(ServiceError):
+    """The replica died, or stopped answering, during a call that may have had an effect."""
+
+
+class Members(NamedTuple):
+    """Which replicas of a service are up; a later edition replaces an earlier one."""
+
+    edition: int = 0
+    handles: Mapping[int, Any] = MappingProxyType({})
+    """By a number that no other replica ever has, nor a successor of it."""
+    said: str = ""
+    """Why the last replica that left has left."""
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    handle: Any
+    gone: asyncio.Future[str]
+    calls: int = 0
+    """In flight, from this process."""
+
+
+class ServiceClient:
+    """Endpoints of the replicas, as attributes: `await client.generate.route(...)`.
+
+    Args:
+        name: for people.
+        idempotent: endpoints that may be called again when a replica dies during a call.
+        seconds: deadline of a call, the waiting for a replica among it.
+        id: its own among all services.
+        members: the replicas that are up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        idempotent: frozenset[str] = frozenset(),
+        seconds: float = 300.0,
+        id: str = "",
+        members: Members | None = None,
+    ) -> None:
+        self.name = name
+        self.idempotent = idempotent
+        self.seconds = seconds
+        self.id = id or uuid.uuid4().hex
+        self.members = Members(handles={})  # a mapping proxy cannot travel
+        self.retries = 0
+        """Calls that were made again, in this process."""
+        self._up: dict[int, _Member] = {}
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._waiting: list[asyncio.Future[None]] = []
+        _clients[self.id] = self
+        if members is not None:
+            self.update(members)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (self.name, self.idempotent, self.seconds, self.id, self.members)
+
+    def __getattr__(self, name: str) -> Endpoint:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Endpoint(self, name, "", self.seconds)
+
+    def session(self, name: str) -> View:
+        """The same service for one session: its calls go to one replica as long as that one is up."""
+        return View(self, name, self.seconds)
+
+    def deadline(self, seconds: float) -> View:
+        """The same service with another deadline for a call."""
+        return View(self, "", seconds)
+
+    @property
+    def up(self) -> int:
+        """Replicas that are up."""
+        return len(self._up)
+
+    def update(self, members: Members) -> None:
+        """Take over which replicas are up; calls to one that is gone end at once."""
+        if members.edition <= self.members.edition:
+            return
+        self.members = members
+        for number in self._up.keys() - members.handles.keys():
+            self._up.pop(number).gone.set_result(members.said)
+        for number in members.handles.keys() - self._up.keys():
+            self._up[number] = _Member(members.handles[number], asyncio.get_running_loop().create_future())
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def _pick(self, session: str) -> _Member:
+        """The replica for the next call: that of the session, or the one with the fewest calls in flight."""
+        if not self._up:
+            async with queued():  # it is not the episode's time
+                while not self._up:
+                    change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(change)
+                    await change
+        number = self._sessions.get(session) if session else None
+        if number not in self._up:
+            number = min(self._up, key=lambda each: (self._up[each].calls, each))
+        if session:
+            self._sessions[session] = number
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return self._up[number]
+
+
+class View:
+    """A service with a session and a deadline."""
+
+    def __init__(self, client: ServiceClient, session: str, seconds: float) -> None:
+        self._client = client
+        self._session = session
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Endpoint:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Endpoint(self._client, name, self._session, self._seconds)
+
+    def session(self, name: str) -> View:
+        return View(self._client, name, self._seconds)
+
+    def deadline(self, seconds: float) -> View:
+        return View(self._client, self._session, seconds)
+
+
+class Endpoint:
+    """One endpoint of a service."""
+
+    def __init__(self, client: ServiceClient, name: str, session: str, seconds: float) -> None:
+        self._client = client
+        self._name = name
+        self._session = session
+        self._seconds = seconds
+
+    async def route(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on one replica: that of the session, or the one with the fewest calls in flight.
+
+        Where no replica is up, the call waits for one. Where the replica dies during the call, an idempotent endpoint
+        is called again on another one.
+
+        Raises:
+            ReplicaDied: the replica died during a call to an endpoint that is not idempotent.
+            ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
+            ForgeError: what the actor raised of our own kinds, unchanged.
+        """
+        client = self._client
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                while True:
+                    member = await client._pick(self._session)
+                    try:
+                        return await self._call(member, args, kwargs)
+                    except ReplicaDied:
+                        if self._name not in client.idempotent:
+                            raise
+                        client.retries += 1
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            why = "" if client.up else f": no replica is up, and the last one said: {client.members.said or 'nothing'}"
+            raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
+
+    async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile.
+
+        Raises:
+            ServiceError: a replica did not answer in time, or raised something that is not a ForgeError.
+            ForgeError: what a replica raised of our own kinds, unchanged.
+        """
+        calls = [self._call(member, args, kwargs) for member in self._client._up.values()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ReplicaDied):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, ReplicaDied)]
+
+    async def call_one(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on the only replica.
+
+        Raises:
+            UserError: there are several.
+        """
+        if self._client.up > 1:
+            raise UserError(
+                f"{self._client.name} has {self._client.up} replicas: call {self._name} with .route() for one of them, "
+                f"or with .fanout() for all"
+            )
+        return await self.route(*args, **kwargs)
+
+    async def _call(self, member: _Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = f"{self._client.name}.{self._name}"
+        member.calls += 1
+        try:
+            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **kwargs), what)
+            return await unless_gone(call, member.gone, ReplicaDied)
+        finally:
+            member.calls -= 1
+
+
+_clients: dict[str, ServiceClient] = {}
+"""Those of this process, by their ids: however often a client arrives, it stays one object."""
+
+
+def _revive(name: str, idempotent: frozenset[str], seconds: float, service_id: str, members: Members) -> ServiceClient:
+    known = _clients.get(service_id)
+    if known is None:
+        return ServiceClient(name, idempotent=idempotent, seconds=seconds, id=service_id, members=members)
+    known.update(members)
+    return known
+
+
+def update_client(service_id: str, members: Members) -> None:
+    """Take over which replicas of a service are up, where this process has a client of it."""
+    if service_id in _clients:
+        _clients[service_id].update(members)
+
+
+def forget_client(service_id: str) -> None:
+    """The service has ended."""
+    _clients.pop(service_id, None)

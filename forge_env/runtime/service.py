@@ -1,0 +1,328 @@
+"""Service: replicas of one actor behind one handle; a replica that dies or hangs is replaced.
+
+Used on its own in a script::
+
+    async with Launcher():
+        policy = await PolicyActor.options(num_replicas=2).as_service(model=path, settings=EngineSettings())
+        completion = await policy.generate.route(prompt_ids, sampling, "request-1")
+
+`route` calls one replica and `fanout` all of them; see forge_env/runtime/client.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forge_env.errors import ForgeError, ServiceError, UserError, nearest
+from forge_env.runtime.calls import quietly, unless_gone, within
+from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client
+from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
+from forge_env.runtime.ranks import AllRanks
+
+PING_EVERY_S = 0.5
+MOST_DEATHS = 5  # of one service within DEATHS_S; then it is broken for good
+DEATHS_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How an actor is run. `ForgeActor.options` makes it.
+
+    Raises:
+        UserError: for a number out of range.
+    """
+
+    procs: int = 1
+    """Processes of one replica, each with a rank."""
+    num_replicas: int = 1
+    with_gpus: bool = False
+    """Whether each process has a GPU of its own. They are counted from 0 for each service; `environ` says otherwise."""
+    seconds: float = 300.0
+    """Deadline of a call."""
+    start_seconds: float = 300.0
+    """Deadline of a replica's start."""
+    ping_seconds: float = 30.0
+    """A replica that does not answer a ping for so long is ended and replaced."""
+    environ: Callable[[int], Mapping[str, str]] | None = None
+    """Variables for the processes of a replica, by its number."""
+    respawn: bool = True
+    """Whether a replica that dies is replaced; if not, its death ends what the launcher guards."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("procs", 1), ("num_replicas", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}: a service needs at least {least}")
+        for name in ("seconds", "start_seconds", "ping_seconds"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} is {getattr(self, name)}: a deadline is above 0")
+
+
+@dataclass(slots=True)
+class Death:
+    """One replica's end and replacement, in seconds of time.monotonic."""
+
+    said: str
+    at: float
+    recovered_at: float | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Service:
+    """The replicas: starts, watches, replaces and ends them. Its endpoints are those of the actor.
+
+    Args:
+        actor_class: a ForgeActor; its `idempotent` names the endpoints that may be called twice.
+        arguments: of its constructor.
+        name: for people, and of the log files.
+        options: how it is run.
+        on_ready: awaited with the handle of each replica before it is put to use, and of each replacement.
+    """
+
+    actor_class: type
+    arguments: Mapping[str, Any]
+    name: str
+    options: ServiceOptions = field(default_factory=ServiceOptions)
+    on_ready: Callable[[Any], Awaitable[None]] | None = None
+    launcher: Launcher = field(default_factory=open_launcher)
+    deaths: list[Death] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = ServiceClient(
+            self.name,
+            idempotent=getattr(self.actor_class, "idempotent", frozenset()),
+            seconds=self.options.seconds,
+        )
+        self._numbers = itertools.count(1)
+        self._keepers: dict[int, asyncio.Task[None]] = {}  # by the number of the place
+        self._background: set[asyncio.Task[None]] = set()
+        self.launcher.on_close(self._release)
+
+    def __getattr__(self, name: str) -> Endpoint:
+        if name.startswith("_") or name == "client":
+            raise AttributeError(name)
+        endpoint: Endpoint = getattr(self.client, name)
+        return endpoint
+
+    def session(self, name: str) -> View:
+        """The same service for one session: its calls go to one replica as long as that one is up."""
+        return self.client.session(name)
+
+    def deadline(self, seconds: float) -> View:
+        """The same service with another deadline for a call."""
+        return self.client.deadline(seconds)
+
+    async def start(self) -> None:
+        """Start all replicas at once, and wait until they are up.
+
+        Raises:
+            ServiceError: when a replica died, or did not start in time.
+            ForgeError: what a replica's own start raised.
+        """
+        await self.scale(self.options.num_replicas)
+
+    async def scale(self, num_replicas: int) -> None:
+        """Start or end replicas until there are so many; calls in flight go on, but on those that end.
+
+        Raises:
+            UserError: for fewer than one.
+            ForgeError: as `start`.
+        """
+        replace(self.options, num_replicas=num_replicas)  # checks it
+        places = sorted(self._keepers)
+        for place in places[num_replicas:]:
+            await self._end(place)
+        free = (place for place in itertools.count() if place not in self._keepers)
+        firsts = []
+        while len(self._keepers) < num_replicas:
+            place = next(free)
+            first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._keepers[place] = asyncio.create_task(self._keep(place, first), name=f"keep {self.name} {place}")
+            firsts.append(first)
+        results = await asyncio.gather(*firsts, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def stop(self) -> None:
+        """End all replicas."""
+        await asyncio.gather(*(self._end(place) for place in list(self._keepers)))
+        forget_client(self.client.id)
+
+    # ---- one replica's place ----
+
+    async def _keep(self, place: int, first: asyncio.Future[None]) -> None:
+        """Keep a replica in this place: start it, watch it, and put another one there when it is gone."""
+        death: Death | None = None
+        while True:
+            try:
+                number, spawned = await self._begin(place)
+            except Exception as error:
+                if not first.done():
+                    del self._keepers[place]
+                    first.set_exception(error)
+                    return
+                if not isinstance(error, ForgeError):
+                    self.launcher.fail(ServiceError(f"replacing {self.name}: {type(error).__name__}: {error}"))
+                    raise
+                if not self._may_go_on(str(error)):
+                    return
+                continue
+            if death is not None:
+                death.recovered_at = time.monotonic()
+                seconds = death.recovered_at - death.at
+                self.launcher.say(f"{spawned.name} is up again after {seconds:.1f} s")
+            if not first.done():
+                first.set_result(None)
+            try:
+                said = await self._watch(spawned)
+            except asyncio.CancelledError:
+                self._leave(number, f"this replica of {self.name} was ended")
+                if not self.launcher.is_stopping:
+                    await self.launcher.stop(spawned.name)
+                raise
+            death = Death(said, time.monotonic())
+            self._leave(number, said)
+            self._in_background(self.launcher.stop(spawned.name, seconds=0.0))
+            if not self._may_go_on(said, death):
+                return
+            self.launcher.say(f"{said}; another one is started")
+
+    async def _begin(self, place: int) -> tuple[int, Spawned]:
+        """Start a replica, and put it to use."""
+        options, number = self.options, next(self._numbers)
+        name = self.name if options.num_replicas == 1 and place == 0 else f"{self.name}_{place}"
+        environ = options.environ(place) if options.environ else self._gpus(place)
+        self.launcher.spawn(
+            name,
+            self.actor_class,
+            procs=options.procs,
+            environ=environ,
+            on_death=lambda said: self._leave(number, said),
+            **self.arguments,
+        )
+        spawned = self.launcher[name]
+        try:
+            await self.launcher.start(name, seconds=options.start_seconds)
+            if self.on_ready is not None:
+                await unless_gone(self.on_ready(spawned.handle), spawned.dead)
+            if spawned.dead.done():
+                raise ServiceError(spawned.dead.result())
+        except BaseException:
+            self._in_background(self.launcher.stop(name, seconds=0.0))
+            raise
+        self._change({**self.client.members.handles, number: spawned.handle}, self.client.members.said)
+        return number, spawned
+
+    async def _watch(self, spawned: Spawned) -> str:
+        """Wait until the replica is dead or hangs; returns what is said about it."""
+        seconds = self.options.ping_seconds
+        while not spawned.dead.done():
+            try:
+                await unless_gone(within(seconds, AllRanks(spawned.actor).ping.call_one(), ""), spawned.dead)
+                await asyncio.wait({spawned.dead}, timeout=PING_EVERY_S)
+            except ForgeError:
+                if not spawned.dead.done():
+                    return f"the {spawned.name} process did not answer a ping within {seconds:g} s, and was ended"
+        return spawned.dead.result()
+
+    def _leave(self, number: int, said: str) -> None:
+        handles = dict(self.client.members.handles)
+        if handles.pop(number, None) is not None:
+            self._change(handles, said)
+
+    def _may_go_on(self, said: str, death: Death | None = None) -> bool:
+        """Whether another replica is tried; if not, what is guarded ends."""
+        self.deaths.append(death or Death(said, time.monotonic()))
+        if not self.options.respawn:
+            self.launcher.fail(ServiceError(said))
+            return False
+        recent = [each for each in self.deaths if time.monotonic() - each.at < DEATHS_S]
+        if len(recent) > MOST_DEATHS:
+            self.launcher.fail(
+                ServiceError(f"{said}; {self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes")
+            )
+            return False
+        return True
+
+    def _change(self, handles: dict[int, Any], said: str) -> None:
+        """Tell this process, and all others, which replicas are up."""
+        members = Members(self.client.members.edition + 1, handles, said)
+        self.client.update(members)
+        for actor in self.launcher.actors():
+            self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
+
+    def _gpus(self, place: int) -> Mapping[str, str]:
+        first = place * self.options.procs
+        numbers = range(first, first + self.options.procs) if self.options.with_gpus else ()
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
+
+    async def _end(self, place: int) -> None:
+        keeper = self._keepers.pop(place)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release(self) -> None:
+        """The launcher is about to end all actors: nothing is watched or replaced any more."""
+        tasks = [*self._keepers.values(), *self._background]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        forget_client(self.client.id)
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """How an actor is run, still to be started."""
+
+    actor_class: type
+    options: ServiceOptions
+
+    async def as_service(self, *, name: str = "", **arguments: Any) -> Service:
+        """Start the replicas in the open launcher, and wait until they are up.
+
+        Args:
+            name: for people, and of the log files; the class's name without "Actor" by default.
+            **arguments: of the actor's constructor.
+
+        Raises:
+            UserError: when no launcher is open, or what a replica's own start raised.
+            ServiceError: when a replica died, or did not start in time.
+        """
+        name = name or self.actor_class.__name__.removesuffix("Actor").lower()
+        service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)
+        await service.start()
+        return service
+
+    async def as_actor(self, *, name: str = "", **arguments: Any) -> Service:
+        """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it.
+
+        Raises:
+            UserError: for more than one replica; and as `as_service`.
+        """
+        if self.options.num_replicas != 1:
+            raise UserError(f"num_replicas is {self.options.num_replicas}: an actor is one; use .as_service()")
+        return await ActorOptions(self.actor_class, replace(self.options, respawn=False)).as_service(
+            name=name, **arguments
+        )
+
+
+def make_options(options: Mapping[str, Any]) -> ServiceOptions:
+    """Make the options of a service from names and values.
+
+    Raises:
+        UserError: for an unknown name, or a number out of range.
+    """
+    for name in options:
+        if name not in ServiceOptions.__dataclass_fields__:
+            raise UserError(f"a service has no option {name!r}. {nearest(name, ServiceOptions.__dataclass_fields__)}")
+    return ServiceOptions(**options)
