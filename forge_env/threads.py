@@ -94,11 +94,20 @@ class _Job:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(GivenUp))
 
     def _leave(self) -> None:
-        """From here on nothing is raised in this thread; what has not arrived yet is taken back."""
+        """From here on nothing is raised in this thread; what has not arrived yet arrives now.
+
+        It could be taken back, but CPython 3.11 would then believe for ever that something is pending: every bytecode
+        boundary is slow from then on, and a function that is traced (by a debugger, by Hypothesis) never gets past its
+        first line.
+
+        Raises:
+            GivenUp: when it had not arrived yet.
+        """
         with self._lock:
-            if self._thread is not None and self._given_up:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
             self._thread = None
+        if self._given_up:
+            for _ in range(100):  # it arrives at a jump backwards
+                pass
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():

@@ -101,6 +101,39 @@ async def test_giving_up_never_hits_the_next_call() -> None:
         assert await invoke(lambda: "whole") == "whole"
 
 
+def test_giving_up_leaves_nothing_pending_in_the_interpreter() -> None:
+    """Where something stays pending for ever, CPython 3.11 never gets past the first line of a traced function."""
+    code = """
+import asyncio, sys, threading
+from forge_env.threads import invoke
+
+def endless():
+    began.set()
+    while True:
+        pass
+
+async def main():
+    call = asyncio.create_task(invoke(endless))
+    await asyncio.to_thread(began.wait)
+    call.cancel()
+    await asyncio.wait({call})
+    while any(thread.name == "forge_env" and thread.is_alive() for thread in threading.enumerate()):
+        await asyncio.sleep(0.01)
+
+def traced():
+    return "got past it"
+
+import forge_env.threads
+forge_env.threads.IDLE_SECONDS = 0.01  # so that the end of the thread can be waited for
+began = threading.Event()
+asyncio.run(main())
+sys.settrace(lambda *event: None)
+print(traced())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("got past it\n", "")
+
+
 def test_a_process_ends_while_a_tool_sleeps() -> None:
     """A thread that cannot be interrupted does not keep the process alive."""
     code = """

@@ -180,7 +180,7 @@ async def test_guard_notices_a_process_that_dies_while_nobody_calls_it(launcher:
         await launcher.start("idle")
     else:
         await started(launcher, "idle")
-    pid = await within(10.0, launcher._actors["idle"].pid.call_one(), "it")
+    pid = await within(10.0, launcher["idle"].actor.pid.call_one(), "it")
     killed = time.monotonic()
     work = asyncio.ensure_future(launcher.guard(asyncio.Event().wait()))
     os.kill(pid, signal.SIGKILL)
