@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.vllm_engine import EngineSettings, VLLMEngine
-from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.runtime.torchstore_compat import import_torchstore
+from forge_env.runtime.weights import WeightStore
 from forge_env.types import Completion, Sampling
 
 
 class PolicyActor(ForgeActor):
     """Generates from the newest weights that it was told to pull."""
 
-    def __init__(self, *, model: str, settings: EngineSettings, **base: Any) -> None:
+    def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore, **base: Any) -> None:
         super().__init__(**base)
+        self._store = store
         self._engine = VLLMEngine(model, settings)
 
     async def on_start(self) -> None:
+        self._store.attach()
         await self._engine.start()
-        import_torchstore()
         # The first requests are slow; let them be nobody's.
         await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
 
@@ -38,9 +38,9 @@ class PolicyActor(ForgeActor):
     async def pull(self, version: int) -> dict[str, float]:
         """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
         started = time.perf_counter()
-        state_dict = await weights.fetch(version)
-        fetched = time.perf_counter()
-        await self._engine.update_weights(version, state_dict)
+        async with self._store.fetch(version) as state_dict:
+            fetched = time.perf_counter()
+            await self._engine.update_weights(version, state_dict)
         return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
 
 

@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.errors import UserError
-from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.ranks import AllRanks
 
 if TYPE_CHECKING:
     from forge_env.runtime.launcher import Launcher
+    from forge_env.runtime.weights import WeightStore
     from trainers.batch import Sample
     from trainers.loss_call import Loss
 
@@ -38,6 +38,7 @@ def spawn_trainer(
     *,
     procs: int = 1,
     loss: Loss | None = None,
+    store: WeightStore | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AllRanks:
     """Spawn the trainer, named "trainer", on `procs` processes; returns the handle of all of them.
@@ -48,9 +49,10 @@ def spawn_trainer(
         settings: arguments of `trainers.titan.trainer.TitanSettings`.
         procs: ranks, which is settings["dp_shard"] times settings["tp"].
         loss: of `train_step`; see `TrainerActor.set_loss`.
+        store: where `publish` puts the weights.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them, one for each.
     """
-    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss}
+    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss, "store": store}
     return AllRanks(launcher.spawn("trainer", TrainerActor, procs=procs, environ=environ, **options))
 
 
@@ -62,16 +64,27 @@ class TrainerActor(ForgeActor):
     own, so that the actor answers while it computes.
     """
 
-    def __init__(self, *, model: str, settings: dict[str, Any], loss: Loss | None = None, **base: Any) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        settings: dict[str, Any],
+        loss: Loss | None = None,
+        store: WeightStore | None = None,
+        **base: Any,
+    ) -> None:
         super().__init__(**base)
         self._model = model
         self._settings = settings
         self._loss = loss
+        self._store = store
         self._temperature = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Any = None
 
     async def on_start(self) -> None:
+        if self._store is not None:
+            self._store.attach()
         self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
 
     async def on_finish(self) -> None:
@@ -120,12 +133,19 @@ class TrainerActor(ForgeActor):
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
-        """Put the present weights into the store; returns seconds."""
+        """Put the present weights into the store; returns seconds.
+
+        A step that is asked for meanwhile begins once they are copied, and does not wait until they can be fetched.
+        """
+        store = self._store
+        if store is None:
+            raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
         started = time.perf_counter()
-        state_dict = await self._run(self._trainer.hf_state_dict)
-        if state_dict is None:  # all ranks gather the weights, and the first one sends them
+        # Copied in the model's thread, where no step can change what is being copied.
+        taken = await self._in_thread(self._take, store, version)
+        if taken is None:
             return None
-        await weights.publish(version, state_dict)
+        await store.commit(taken)
         return time.perf_counter() - started
 
     @concurrent_endpoint
@@ -157,6 +177,10 @@ class TrainerActor(ForgeActor):
         )
         metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
         return float(metrics["loss"])
+
+    def _take(self, store: WeightStore, version: int) -> Any:
+        state_dict = self._trainer.hf_state_dict()  # all ranks gather the weights, and the first one publishes them
+        return store.take(version, state_dict) if self.rank == 0 else None
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Run in the model's thread; only the first rank keeps the result."""

@@ -222,6 +222,12 @@ class ParallelismConfig:
 
 
 @dataclass(kw_only=True)
+class WeightsConfig:
+    store: Literal["auto", "shared_memory", "cuda_ipc", "torchstore"] = "auto"
+    """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""
+
+
+@dataclass(kw_only=True)
 class CheckpointConfig:
     interval: int = 0
     """Optimizer steps between two checkpoints; 0 is one, after the last step."""
@@ -250,6 +256,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @property

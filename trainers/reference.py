@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.runtime.torchstore_compat import import_torchstore
 
 if TYPE_CHECKING:
+    from forge_env.runtime.weights import WeightStore
     from trainers.batch import Sample
 
 T = TypeVar("T")
@@ -29,16 +28,17 @@ class ReferenceActor(ForgeActor):
     The model lives in one thread of its own, so that the actor answers while it computes.
     """
 
-    def __init__(self, *, model: str, settings: dict[str, Any], **base: Any) -> None:
+    def __init__(self, *, model: str, settings: dict[str, Any], store: WeightStore, **base: Any) -> None:
         super().__init__(**base)
+        self._store = store
         self._model = model
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
         self._reference: Any = None
 
     async def on_start(self) -> None:
+        self._store.attach()
         self._reference = await self._run(_make_reference, self._model, self._settings)
-        import_torchstore()
 
     async def on_finish(self) -> None:
         if self._reference is not None:
@@ -48,8 +48,9 @@ class ReferenceActor(ForgeActor):
     @concurrent_endpoint
     async def pull(self, version: int, keep: str) -> None:
         """Take a published snapshot for good, and keep it in a file for `load`."""
-        state_dict = await weights.fetch(version)
-        await self._run(self._reference.load, state_dict)
+        await self._store.verify(version)  # once in a run, for what is kept for good
+        async with self._store.fetch(version) as state_dict:
+            await self._run(self._reference.load, state_dict)
         await self._run(self._reference.save_file, keep)
 
     @concurrent_endpoint

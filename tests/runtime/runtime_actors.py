@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import subprocess
 import sys
@@ -11,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from state_dicts import fingerprints, make_state_dict
+
 from forge_env.errors import PolicyError, ServiceError, UserError
-from forge_env.runtime import weights
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
-from forge_env.runtime.torchstore_compat import import_torchstore
+from forge_env.runtime.weights import WeightStore
 
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
 
@@ -140,66 +140,27 @@ class Team(Worker):
 class Holder(ForgeActor):
     """Publishes and fetches weights that both sides can make from a seed."""
 
+    def __init__(self, *, store: WeightStore, **base: Any) -> None:
+        super().__init__(**base)
+        self._store = store
+
     async def on_start(self) -> None:
-        import_torchstore()
+        self._store.attach()
 
     @concurrent_endpoint
     async def publish(self, version: int, seed: int) -> None:
-        await weights.publish(version, make_state_dict(seed))
+        await self._store.publish(version, make_state_dict(seed))
 
     @concurrent_endpoint
     async def publish_then_change(self, version: int, seed: int) -> None:
-        """Publish, and then go on training in place."""
+        """Publish, and go on training in place as soon as the copy is taken."""
         state_dict = make_state_dict(seed)
-        await weights.publish(version, state_dict)
+        taken = self._store.take(version, state_dict)
         for tensor in state_dict.values():
             tensor.zero_()
+        await self._store.commit(taken)
 
     @concurrent_endpoint
     async def fetch(self, version: int) -> dict[str, str]:
-        """Fetch, and change what was fetched; returns the fingerprints from before that."""
-        state_dict = await weights.fetch(version)
-        prints = fingerprints(state_dict)
-        for tensor in state_dict.values():
-            tensor.zero_()
-        return prints
-
-
-def make_state_dict(seed: int) -> dict[str, Any]:
-    """Tensors of many dtypes and shapes, with the names of a real model and the values that are easily lost."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Any:
-        return torch.randn(shape, generator=generator)
-
-    def whole(low: int, high: int, *shape: int) -> Any:
-        return torch.randint(low, high, shape, generator=generator)
-
-    return {
-        "model.embed_tokens.weight": normal(330, 16),
-        "model.layers.0.self_attn.q_proj.weight": normal(16, 16).to(torch.bfloat16),
-        "model.layers.0.input_layernorm.weight": normal(16).half(),
-        "model.layers.10.mlp.weight": normal(4, 3, 2).double(),
-        "model.layers.1.mlp.weight": normal(6, 4).t(),  # not contiguous
-        "lm_head.weight": normal(16, 330)[:, ::2],
-        "special": torch.tensor([float("inf"), -float("inf"), -0.0, float("nan"), 1e-45]),
-        "scalar": normal(),
-        "empty": torch.empty(0, 5),
-        "steps": whole(-(2**40), 2**40, 7),
-        "bytes": whole(0, 256, 5).to(torch.uint8),
-        "signed": whole(-128, 128, 2, 2).to(torch.int8),
-        "mask": whole(0, 2, 3, 3).bool(),
-    }
-
-
-def fingerprints(state_dict: dict[str, Any]) -> dict[str, str]:
-    """Shape, dtype and a digest of the bytes of every tensor."""
-    import torch
-
-    def fingerprint(tensor: Any) -> str:
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(raw).hexdigest()}"
-
-    return {name: fingerprint(tensor) for name, tensor in state_dict.items()}
+        async with self._store.fetch(version) as state_dict:
+            return fingerprints(state_dict)

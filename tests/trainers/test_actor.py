@@ -21,8 +21,8 @@ pytest.importorskip("monarch")
 
 from forge_env.episode import Row
 from forge_env.errors import ServiceError, UserError
-from forge_env.runtime import weights
 from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from tests.trainers.four_arguments import MyLoss
 from trainers.actor import spawn_trainer
 from trainers.batch import Sample
@@ -42,12 +42,17 @@ class Team:
 
     launcher: Launcher
     trainer: Any
+    store: WeightStore
     logs: Path
     start: str
     """A checkpoint of the untrained model."""
 
     async def ask(self, call: Any) -> Any:
         return await self.launcher.guard(within(DEADLINE_S, call, "the trainer"))
+
+    async def fetch(self, version: int) -> dict[str, Tensor]:
+        async with self.store.fetch(version) as state_dict:
+            return {name: value.clone() for name, value in state_dict.items()}
 
     async def restart(self) -> None:
         """The untrained model, and a fresh optimizer."""
@@ -59,15 +64,16 @@ class Team:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def team(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Team]:
     folder = tmp_path_factory.mktemp("team")
+    store = SharedMemoryStore()
+    await store.open()
     async with Launcher(folder / "logs") as launcher:
         settings = SETTINGS | {"max_tokens_per_micro_batch": 64}
-        trainer = spawn_trainer(launcher, str(tiny_model), settings, procs=2, loss=MyLoss())
-        store = launcher.processes("store")
-        await asyncio.gather(*(launcher.start(name, seconds=DEADLINE_S) for name in ("trainer", "store")))
-        await weights.open_store(store)
-        team = Team(launcher, trainer, folder / "logs", str(folder / "start"))
+        trainer = spawn_trainer(launcher, str(tiny_model), settings, procs=2, loss=MyLoss(), store=store)
+        await launcher.start("trainer", seconds=DEADLINE_S)
+        team = Team(launcher, trainer, store, folder / "logs", str(folder / "start"))
         await team.ask(trainer.save.call_one(team.start, 0, {"n": 7}))
         yield team
+    await store.close()
 
 
 @pytest.fixture
@@ -142,7 +148,7 @@ async def test_a_batch_of_torchforge_takes_the_step_of_our_own(team: Team, alone
         else:
             losses.append((await team.ask(team.trainer.step.call_one(samples, loss, 1.0)))["loss"])
         await team.ask(team.trainer.publish.call_one(version + way))
-        state[way] = await weights.fetch(version + way)
+        state[way] = await team.fetch(version + way)
     assert isinstance(losses[0], float) and losses[0] == pytest.approx(losses[1], abs=1e-6)
     untrained = alone.hf_state_dict()
     assert set(state[0]) == set(untrained)
@@ -175,7 +181,7 @@ async def test_without_a_loss_a_batch_of_torchforge_is_refused(team: Team) -> No
 async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone: TitanTrainer, tmp_path: Path) -> None:
     await team.restart()
     assert await team.ask(team.trainer.publish.call_one(300)) > 0.0
-    published = await weights.fetch(300)
+    published = await team.fetch(300)
     assert all(torch.equal(published[name], value) for name, value in alone.hf_state_dict().items())
     assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
     await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export")))

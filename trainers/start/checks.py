@@ -15,6 +15,7 @@ from trainers.start.model_shape import find_shape
 from trainers.start.placement import gpus_available, gpus_wanted
 from trainers.start.ranges import check_numbers
 from trainers.start.read_config import give_dataset
+from trainers.weight_store import find_store
 
 
 def check_config(config: RunConfig) -> None:
@@ -107,6 +108,15 @@ def _check_services(config: RunConfig) -> None:
         )
 
 
+def _check_weights(config: RunConfig) -> None:
+    """The weight store can carry the weights, as far as their size is known yet."""
+    try:
+        shape = find_shape(config.model.path).shape
+    except UserError:
+        return  # said by the check of the model
+    find_store(config, shape.parameters if shape else 0)
+
+
 _UNUSABLE = {
     "pipeline_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
     "context_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
@@ -179,6 +189,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     _check_resume,
     _check_model,
     _check_services,
+    _check_weights,
     _check_parallelism,
     _check_heads,
     _check_gpus,

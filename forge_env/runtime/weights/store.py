@@ -1,0 +1,86 @@
+"""What every weight store does: it carries the weights from the trainer to whoever generates from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEEP = 2  # versions: the newest, and the one that a slow replica may still be reading
+
+
+class WeightStore(ABC):
+    """Weights as immutable, versioned snapshots.
+
+    A store is small and travels to the actors as an argument of their constructors; what it holds in a process is made
+    there. A snapshot is whole or not there: its commit marker is written last. Once a version has been committed it
+    never changes, and the newest `KEEP` of them stay.
+
+    The trainer's first rank publishes, in two halves, so that the next step can begin after the first one::
+
+        taken = store.take(version, state_dict)   # in the thread that trains: it alone knows when nothing changes
+        await store.commit(taken)                 # now it can be fetched
+
+    Whoever pulls uses the tensors inside of the context, and copies what it wants to keep::
+
+        async with store.fetch(version) as state_dict:
+            await engine.update_weights(version, state_dict)
+    """
+
+    needs_process: ClassVar[bool] = False
+    """Whether `open` has to be given a process to live in."""
+
+    @abstractmethod
+    async def open(self, processes: Any = None) -> None:
+        """Make the store ready. Called once in a run, by the controller.
+
+        Args:
+            processes: a Monarch process mesh, where `needs_process` says so.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Leave nothing behind. Called by the controller, however the run ends, after its processes have ended."""
+
+    def attach(self) -> None:  # noqa: B027 some have nothing to do
+        """Get an actor's process ready, in its `on_start`."""
+
+    @abstractmethod
+    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Any:
+        """Copy the weights as they are now; returns what `commit` wants. Blocks for as long as the copying takes.
+
+        Raises:
+            InvariantError: when there is such a version already.
+            ServiceError: when there is no room.
+        """
+
+    @abstractmethod
+    async def commit(self, taken: Any) -> None:
+        """Make what was taken a version that can be fetched.
+
+        Raises:
+            InvariantError: when there is such a version already.
+        """
+
+    async def publish(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
+        """`take` and `commit` in one, for who does nothing else meanwhile."""
+        await self.commit(self.take(version, state_dict))
+
+    @abstractmethod
+    def fetch(self, version: int) -> AbstractAsyncContextManager[dict[str, Tensor]]:
+        """Give a snapshot's tensors, under their names. They are there inside of the context only, and for reading.
+
+        Raises:
+            ServiceError: when there is no such version, or no longer.
+        """
+
+    async def verify(self, version: int) -> None:  # noqa: B027 some keep no checksum
+        """Check a snapshot against the checksum that was taken of it; does nothing in a store that keeps none.
+
+        Raises:
+            ServiceError: it has changed; or there is no such version, or no checksum of it in time.
+        """

@@ -1,0 +1,99 @@
+"""Snapshots in TorchStore: for several hosts, over RDMA where there is some, and otherwise in Monarch's messages.
+
+TorchStore writes a state dict's own key last, which makes it the commit marker: a snapshot that can be fetched is
+whole. TORCHSTORE_USE_RDMA=0 keeps it from RDMA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forge_env.errors import InvariantError, ServiceError
+from forge_env.runtime.torchstore_compat import import_torchstore
+from forge_env.runtime.weights.layout import Layout
+from forge_env.runtime.weights.store import KEEP, WeightStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MARKER = "MAPPING"  # TorchStore's own name for it
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    version: int
+    layout: Layout
+    flat: Tensor
+
+
+class TorchStoreWeights(WeightStore):
+    """The distributed store. A process has one TorchStore, so the objects of a process are one and the same store."""
+
+    needs_process: ClassVar[bool] = True
+    _is_open = False
+
+    async def open(self, processes: Any = None) -> None:
+        """Start the store's volume in `processes`."""
+        store = import_torchstore()
+        # Its index lives in this process, and would outlive the volume of an earlier run.
+        with contextlib.suppress(Exception):  # that volume's process has ended
+            await store.shutdown()
+        store.reset_client()
+        await store.initialize(mesh=processes)
+        self._is_open = True
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        store = import_torchstore()
+        with contextlib.suppress(Exception):  # its process, which held the weights, has ended
+            await asyncio.wait_for(store.shutdown(), _CLOSE_S)
+        store.reset_client()
+
+    def attach(self) -> None:
+        import_torchstore()
+
+    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> _Taken:
+        import torch
+
+        layout = Layout.of(state_dict)
+        flat = torch.empty(layout.size, dtype=torch.uint8)  # one message, and not one for each tensor
+        layout.copy(state_dict, flat)
+        return _Taken(version, layout, flat)
+
+    async def commit(self, taken: _Taken) -> None:
+        store = import_torchstore()
+        if await store.exists(f"{_key(taken.version)}/{_MARKER}"):
+            raise InvariantError(
+                f"version {taken.version} of the weights was published already; a version never changes"
+            )
+        await store.put_state_dict({"layout": taken.layout.to_json(), "weights": taken.flat}, _key(taken.version))
+        if taken.version >= KEEP:
+            await _forget(store, taken.version - KEEP)
+
+    @asynccontextmanager
+    async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
+        try:
+            found = await import_torchstore().get_state_dict(_key(version))
+        except Exception as error:
+            raise ServiceError(f"the weight store has no version {version}: {error}") from None
+        yield Layout.from_json(found["layout"]).views(found["weights"])
+
+
+async def _forget(store: Any, version: int) -> None:
+    """Delete a snapshot, its commit marker before the rest."""
+    # store.keys(prefix) takes its prefix for a whole word up to a dot, and finds nothing.
+    keys = [key for key in await store.keys() if key.startswith(f"{_key(version)}/")]
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_MARKER}")):
+        await store.delete(key)
+
+
+def _key(version: int) -> str:
+    return f"weights/{version:08d}"
