@@ -13,7 +13,6 @@ from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from forge_env.runtime.client import Members, update_client
 from forge_env.runtime.ranks import log_of_rank
-from forge_env.runtime.remnants import remove_remnants
 
 if TYPE_CHECKING:
     from forge_env.runtime.service import ActorOptions
@@ -89,7 +88,6 @@ def _die_with(pid: int) -> None:
 
     def wait() -> None:
         select.select([controller], [], [])
-        remove_remnants()
         os._exit(1)
 
     threading.Thread(target=wait, name="die-with-controller", daemon=True).start()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import torch
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.runtime.weights import SharedMemoryStore
-from forge_env.runtime.weights.folder import SHARED_MEMORY, make_folder, new_path, remove_left_behind
+from forge_env.runtime.weights.folder import SHARED_MEMORY, StoreFolder, new_path, remove_left_behind
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -298,34 +300,62 @@ async def test_a_store_that_is_not_open_says_so() -> None:
 # ---- what is left behind ----
 
 
-async def test_the_folder_of_a_dead_maker_is_removed_and_that_of_a_live_one_stays(store: SharedMemoryStore) -> None:
-    script = (
-        "import asyncio, os, signal\n"
-        "from state_dicts import make_state_dict\n"
-        "from forge_env.runtime.weights import SharedMemoryStore\n"
-        "store = SharedMemoryStore()\n"
-        "asyncio.run(store.open())\n"
-        "asyncio.run(store.publish(0, make_state_dict(0)))\n"
-        "print(store.folder, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = await asyncio.to_thread(run_python, script)
-    folder = Path(done.stdout.strip())
-    assert folder.is_dir() and folder.parent == SHARED_MEMORY, done.stderr
+DIES = (
+    "import asyncio, os, signal\n"
+    "from state_dicts import make_state_dict\n"
+    "from forge_env.runtime.weights import SharedMemoryStore\n"
+    "store = SharedMemoryStore()\n"
+    "asyncio.run(store.open())\n"
+    "asyncio.run(store.publish(0, make_state_dict(0)))\n"
+    "print(store.folder, store._held._remover.pid, flush=True)\n"
+    "input()\n"
+)
+
+
+def die(*, with_remover: bool) -> Path:
+    """Have a process make a store and kill it; returns the store's folder, once all that was to be ended has ended."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    with subprocess.Popen(
+        [sys.executable, "-c", DIES], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder, pid = process.stdout.readline().split()
+        assert (Path(folder) / "v00000000.json").exists()
+        remover = os.pidfd_open(int(pid))
+        if with_remover:
+            os.kill(int(pid), signal.SIGKILL)
+        process.kill()
+    ended, _, _ = select.select([remover], [], [], DEADLINE_S)
+    os.close(remover)
+    assert ended
+    return Path(folder)
+
+
+def test_the_folder_of_a_maker_that_was_killed_is_removed() -> None:
+    assert not die(with_remover=False).exists()
+
+
+async def test_what_nobody_could_remove_the_next_run_removes(store: SharedMemoryStore) -> None:
+    folder = await asyncio.to_thread(die, with_remover=True)
+    assert folder.is_dir() and folder.parent == SHARED_MEMORY
     outside = SHARED_MEMORY / f"{folder.name}_counter"
     outside.touch()
     (folder / "a.outside").write_text(str(outside))
-    removed = remove_left_behind()
-    assert folder.name in removed and store.folder.name not in removed
-    assert not folder.exists() and store.folder.is_dir() and not outside.exists()
-    assert remove_left_behind() == []
+    following = SharedMemoryStore()
+    await following.open()
+    assert not folder.exists() and not outside.exists()
+    assert store.folder.is_dir() and following.folder.is_dir()  # their makers are alive
+    await following.close()
 
 
 def test_only_folders_of_stores_are_removed(tmp_path: Path) -> None:
     ours = tmp_path / new_path().name
-    os.close(make_folder(ours))
+    held = StoreFolder(ours)
+    assert remove_left_behind(tmp_path) == []
+    fcntl.flock(held._descriptor, fcntl.LOCK_UN)
     others = [tmp_path / name for name in ("forge_env_weights_1_abc", "forge_env_abcdefgh", f"{ours.name}.old")]
     for other in others:
         other.mkdir()
     assert remove_left_behind(tmp_path) == [ours.name]
     assert sorted(tmp_path.iterdir()) == sorted(others)
+    held.close()

@@ -1,5 +1,8 @@
-"""The folder of a store in /dev/shm: its maker holds a lock on it for as long as it lives, and so it is never orphaned
-for long: the next run removes the folders that nobody holds.
+"""StoreFolder: the folder of a store in /dev/shm, which goes when its maker goes, however that ends.
+
+Its maker holds a lock on it. A small process, this file run as a script, waits for the end of its maker, whose end of
+a pipe the kernel then closes, and removes the folder: a run's actors cannot, for Monarch has them killed in the same
+moment. Should that process be killed too, the next run removes the folders that nobody holds.
 """
 
 from __future__ import annotations
@@ -9,7 +12,10 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +23,7 @@ SHARED_MEMORY = Path("/dev/shm")
 OUTSIDE = ".outside"
 _PREFIX = "forge_env_weights_"
 _NAME = re.compile(rf"{_PREFIX}\d+_[0-9a-f]{{8}}")
+_PATIENCE_S = 10.0
 
 
 def new_path() -> Path:
@@ -24,13 +31,29 @@ def new_path() -> Path:
     return SHARED_MEMORY / f"{_PREFIX}{os.getpid()}_{secrets.token_hex(4)}"
 
 
-def make_folder(path: Path) -> int:
-    """Make the folder; returns the descriptor that holds its lock. It has its name only once it is locked."""
-    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
-    descriptor = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(path)
-    return descriptor
+class StoreFolder:
+    """Made, and held until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
+        self._descriptor = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        unnamed.rename(path)  # it has its name only once it is locked
+        # In a session of its own: Ctrl-C at the terminal is not for it.
+        command = [sys.executable, "-I", "-S", __file__, str(path)]
+        silent = subprocess.DEVNULL
+        self._remover = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True
+        )
+
+    def close(self) -> None:
+        """Remove the folder."""
+        remove_folder(self._path)
+        assert self._remover.stdin is not None
+        self._remover.stdin.close()
+        self._remover.wait(_PATIENCE_S)
+        os.close(self._descriptor)
 
 
 def remove_folder(path: Path) -> None:
@@ -60,3 +83,16 @@ def _remove(folder: Path) -> bool:
         return not folder.exists()
     finally:
         os.close(descriptor)
+
+
+def _remove_after_maker(folder: Path) -> None:
+    """Wait for the end of the maker, and remove its folder; its actors may write to it for another moment."""
+    sys.stdin.read()
+    deadline = time.monotonic() + _PATIENCE_S
+    while folder.exists() and time.monotonic() < deadline:
+        remove_folder(folder)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    _remove_after_maker(Path(sys.argv[1]))

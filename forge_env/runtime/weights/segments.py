@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.errors import InvariantError, ServiceError
-from forge_env.runtime.remnants import at_death_of_controller
-from forge_env.runtime.weights.folder import make_folder, new_path, remove_folder, remove_left_behind
+from forge_env.runtime.weights.folder import StoreFolder, new_path, remove_left_behind
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.store import KEEP, WeightStore
 
@@ -60,7 +59,7 @@ class SegmentStore(WeightStore):
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or new_path()
-        self._descriptor = -1
+        self._held: StoreFolder | None = None
         self._choosing = threading.Lock()
         self._writable: dict[str, Tensor] = {}  # by segment, (its size,) uint8
 
@@ -69,16 +68,12 @@ class SegmentStore(WeightStore):
 
     async def open(self, processes: Any = None) -> None:
         remove_left_behind()
-        self._descriptor = make_folder(self.folder)
+        self._held = StoreFolder(self.folder)
 
     async def close(self) -> None:
-        if self._descriptor >= 0:
-            remove_folder(self.folder)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def attach(self) -> None:
-        at_death_of_controller(lambda: remove_folder(self.folder))
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Taken:
         if self._manifest(version).exists():
