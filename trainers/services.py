@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from agents.vllm_engine import EngineSettings
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
+from forge_env.errors import ServiceError
 from forge_env.registry import env_class
-from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.calls import unless_gone, within
+from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.launcher import Launcher, Spawned
+from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
@@ -20,98 +24,151 @@ from trainers.own_parts import names_reference
 from trainers.reference import ReferenceActor
 
 CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
+PULL_S = 300.0  # deadline of an engine's taking new weights over
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Services:
     """Handles of a run's actors."""
 
     trainer: Any
-    policy: Any
-    envs: Any
+    policy: Service
+    envs: Service
     engine_ready: asyncio.Task[None]
-    """Done when the engine is up; the warm-up needs no engine, and the engine is by far the slowest to start."""
+    """Done when the engines are up; the warm-up needs none, and they are by far the slowest to start."""
     guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
-    """Runs work until it ends or a process dies."""
-    reference: Any = None
+    """Runs work until it ends or a process dies that nothing replaces."""
+    reference: Service | None = None
     """The reference model; None where nothing needs one."""
+    published: int = -1
+    """The newest version of the weights in the store; a new engine is given it before it is put to use."""
+    settle_reference: Callable[[Any], Awaitable[None]] | None = None
+    """Gives a reference model that has been replaced its weights."""
 
     async def stop_waiting(self) -> None:
         """Take back the wait for the engine, where the run ends before it is up."""
         self.engine_ready.cancel()
         await asyncio.gather(self.engine_ready, return_exceptions=True)
 
+    @property
+    def replaced(self) -> int:
+        """Processes that died or hung, and were replaced."""
+        return sum(len(service.deaths) for service in (self.policy, self.envs, self.reference) if service)
+
+    async def _catch_up(self, engine: Spawned) -> None:
+        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `published`."""
+        version = -1
+        while version != self.published:
+            version = self.published
+            try:
+                await unless_gone(within(PULL_S, engine.handle.pull.call_one(version), "the new engine"), engine.dead)
+            except ServiceError:
+                if version == self.published:  # otherwise there is a newer one, and this one may be forgotten
+                    raise
+
+    async def _settle(self, reference: Spawned) -> None:
+        if self.settle_reference is not None:
+            await unless_gone(self.settle_reference(reference.handle), reference.dead)
+
 
 async def start_services(config: RunConfig, launcher: Launcher, model: str, store: WeightStore) -> Services:
-    """Start everything at once, and wait for all but the engine; without an environment, the trainer alone.
+    """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
     Args:
+        config: of the run.
+        launcher: that ends everything.
+        model: a Hugging Face folder.
         store: opened here; who made it closes it, after the launcher.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
-    generator, trainer = config.services.generator, config.services.trainer
     if not config.env.name:
         return await _start_trainer(config, launcher, model)
     gpus = itertools.count()
-    policy = launcher.spawn(
-        "generator",
-        PolicyActor,
-        environ=_resources(generator, gpus),
-        model=model,
-        settings=_engine(config),
-        store=store,
+    wanted = config.services
+
+    async def catch_up(engine: Spawned) -> None:
+        await services._catch_up(engine)
+
+    async def settle(reference: Spawned) -> None:
+        await services._settle(reference)
+
+    policy = Service(
+        actor_class=PolicyActor,
+        arguments={"model": model, "settings": _engine(config), "store": store},
+        name="generator",
+        options=_options(wanted.generator, gpus),
+        on_ready=catch_up,
+        launcher=launcher,
     )
     titan = spawn_trainer(
-        launcher, model, _trainer(config), procs=trainer.procs, store=store, environ=_resources(trainer, gpus)
+        launcher,
+        model,
+        _trainer(config),
+        procs=wanted.trainer.procs,
+        store=store,
+        environ=_resources(wanted.trainer, gpus),
     )
-    agents = _agents(config, model, policy)
-    envs = launcher.spawn(
-        "envs",
-        EnvActor,
-        env=config.env.name,
-        options=config.env.options,
-        agents=agents,
-        limits=config.env.limits(),
-        on_fault=config.env.fault_policy(),
+    envs = Service(
+        actor_class=EnvActor,
+        arguments={
+            "env": config.env.name,
+            "options": config.env.options,
+            "agents": _agents(config, model, policy.client),
+            "limits": config.env.limits(),
+            "on_fault": config.env.fault_policy(),
+        },
+        name="envs",
+        options=_options(wanted.envs, gpus),
+        launcher=launcher,
     )
-    waited_for = ["trainer", "envs"]
     reference = None
     if has_reference(config):
-        waited_for.append("reference")
-        reference = launcher.spawn(
-            "reference",
-            ReferenceActor,
-            environ=_resources(config.services.ref_model, gpus),
-            model=model,
-            settings=_reference(config),
-            store=store,
+        reference = Service(
+            actor_class=ReferenceActor,
+            arguments={"model": model, "settings": _reference(config), "store": store},
+            name="reference",
+            options=_options(wanted.ref_model, gpus),
+            on_ready=settle,
+            launcher=launcher,
         )
-    processes = None
-    if store.needs_process:
-        waited_for.append("store")
-        processes = launcher.processes("store")
-    engine_ready = asyncio.create_task(launcher.start("generator"))
+    processes = launcher.processes("store") if store.needs_process else None
     services = Services(
         trainer=titan,
         policy=policy,
         envs=envs,
-        engine_ready=engine_ready,
+        engine_ready=asyncio.create_task(policy.start()),
         guard=launcher.guard,
         reference=reference,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            for name in waited_for:
-                tasks.create_task(launcher.start(name))
+            tasks.create_task(launcher.start("trainer"))
+            tasks.create_task(envs.start())
+            if reference is not None:
+                tasks.create_task(reference.start())
+            if processes is not None:
+                tasks.create_task(launcher.start("store"))
             tasks.create_task(store.open(processes))
     except BaseException:
         await services.stop_waiting()
         raise
     return services
+
+
+def _options(service: ServiceConfig, gpus: Iterator[int]) -> ServiceOptions:
+    """How a service is run; the GPUs of each replica are its own, and those of its replacement."""
+    places = [_resources(service, gpus) for _ in range(service.num_replicas)]
+    return ServiceOptions(
+        procs=service.procs,
+        num_replicas=service.num_replicas,
+        with_gpus=service.with_gpus,
+        ping_seconds=service.ping_seconds,
+        environ=places.__getitem__,
+    )
 
 
 async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> Services:
@@ -120,7 +177,8 @@ async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> S
     titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, environ=environ)
     await launcher.start("trainer")
     no_engine = asyncio.create_task(asyncio.sleep(0))
-    return Services(trainer=titan, policy=None, envs=None, engine_ready=no_engine, guard=launcher.guard)
+    nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
+    return Services(trainer=titan, policy=nobody, envs=nobody, engine_ready=no_engine, guard=launcher.guard)
 
 
 def _engine(config: RunConfig) -> EngineSettings:
@@ -170,7 +228,7 @@ def _reference(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _agents(config: RunConfig, model: str, policy: Any) -> dict[str, AgentSpec]:
+def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, AgentSpec]:
     env = env_class(config.env.name)
     sampled = {"model": model, "policy": ActorPolicy(policy), "temperature": config.temperature}
     agents: dict[str, AgentSpec] = {"policy": ("agents.token_agent:TokenAgent", sampled)}
@@ -195,14 +253,17 @@ def placement(config: RunConfig) -> str:
     def where(name: str) -> str:
         service = getattr(config.services, name)
         kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
+        replicas = f"{service.num_replicas} of " if service.num_replicas > 1 else ""
         if service.procs == 1:
-            return f"{name} on {kind}"
-        return f"{name} on {service.procs} processes, each on {kind}"
+            return f"{replicas}{name} on {kind}"
+        return f"{replicas}{name} on {service.procs} processes, each on {kind}"
 
     if not config.env.name:
         return f"the trainer is up: {where('trainer')}"
+    count = config.services.envs.num_replicas
+    envs = "in a process of their own" if count == 1 else f"in {count} processes of their own"
     reference = f" {where('ref_model')};" if has_reference(config) else ""
     return (
         "trainer, environments and weight store are up, the engine is starting: "
-        f"{where('generator')}; {where('trainer')};{reference} environments in a process of their own"
+        f"{where('generator')}; {where('trainer')};{reference} environments {envs}"
     )

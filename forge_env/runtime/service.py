@@ -80,14 +80,14 @@ class Service:
         arguments: of its constructor.
         name: for people, and of the log files.
         options: how it is run.
-        on_ready: awaited with the handle of each replica before it is put to use, and of each replacement.
+        on_ready: awaited with each replica, and each replacement, before it is put to use; nothing runs in between.
     """
 
     actor_class: type
     arguments: Mapping[str, Any]
     name: str
     options: ServiceOptions = field(default_factory=ServiceOptions)
-    on_ready: Callable[[Any], Awaitable[None]] | None = None
+    on_ready: Callable[[Spawned], Awaitable[None]] | None = None
     launcher: Launcher = field(default_factory=open_launcher)
     deaths: list[Death] = field(default_factory=list)
 
@@ -209,7 +209,7 @@ class Service:
         try:
             await self.launcher.start(name, seconds=options.start_seconds)
             if self.on_ready is not None:
-                await unless_gone(self.on_ready(spawned.handle), spawned.dead)
+                await self.on_ready(spawned)
             if spawned.dead.done():
                 raise ServiceError(spawned.dead.result())
         except BaseException:

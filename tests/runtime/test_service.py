@@ -20,7 +20,7 @@ pytest.importorskip("monarch")
 from runtime_actors import Caller, Counting
 
 from forge_env.runtime.client import ReplicaDied
-from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
 
 DEADLINE_S = 60.0
@@ -99,8 +99,8 @@ async def test_a_call_with_effects_is_not_repeated(launcher: Launcher, tmp_path:
 async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launcher: Launcher) -> None:
     ready = []
 
-    async def on_ready(handle: Any) -> None:
-        ready.append(await handle.add.call_one(1, 2))
+    async def on_ready(replica: Spawned) -> None:
+        ready.append(await replica.handle.add.call_one(1, 2))
 
     service = Service(actor_class=Counting, arguments={}, name="alone", on_ready=on_ready)
     await service.start()

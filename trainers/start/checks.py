@@ -84,13 +84,18 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_services(config: RunConfig) -> None:
     services = config.services
-    for name in ("generator", "trainer", "ref_model"):
-        replicas = getattr(services, name).num_replicas
-        if replicas > 1:
-            raise UserError(
-                f"--services.{name}.num_replicas is {replicas}; this version runs one replica of each service: "
-                "set it to 1"
-            )
+    if services.trainer.num_replicas > 1:
+        raise UserError(
+            f"--services.trainer.num_replicas is {services.trainer.num_replicas}, and there is one trainer, whose "
+            "processes share the work: set it to 1, and --services.trainer.procs to the number of processes"
+        )
+    if services.envs.procs > 1:
+        raise UserError(
+            f"--services.envs.procs is {services.envs.procs}, and environments do not share one's work: set it to 1, "
+            f"and --services.envs.num_replicas to the number of processes"
+        )
+    if services.envs.with_gpus:
+        raise UserError("--services.envs.with_gpus is true, and environments run on the CPU: set it to false")
     if services.generator.procs > 1 and not services.generator.with_gpus:
         raise UserError(
             f"--services.generator.procs is {services.generator.procs} and it has no GPUs: an engine on CPU is one "

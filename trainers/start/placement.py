@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from trainers.config import RunConfig, ServiceConfig
@@ -21,6 +22,7 @@ class Process:
     """CPU threads, where they are set."""
     part: str = ""
     """Which part of the service's work is its own, for a person."""
+    replica: int = 0
 
     @property
     def where(self) -> str:
@@ -38,21 +40,22 @@ def processes(config: RunConfig) -> list[Process]:
     found = [
         Process(service="controller", part="this process: the loop, the report"),
         Process(service="store", part="weights, two versions"),
-        Process(service="envs", part="environments, agents, tokenising, rewards"),
     ]
     services, next_gpu = config.services, 0
     parts = {
+        "envs": ["environments, agents, tokenising, rewards"],
         "generator": [f"engine, TP {rank}" for rank in range(services.generator.procs)],
         "trainer": trainer_parts(config),
         "ref_model": ["frozen reference"] * (services.ref_model.procs if needs_reference(config) else 0),
     }
     for name, own in parts.items():
         service: ServiceConfig = getattr(services, name)
-        for rank, part in enumerate(own):
+        for replica, (rank, part) in itertools.product(range(service.num_replicas), enumerate(own)):
             gpu = next_gpu if service.with_gpus else None
             next_gpu += service.with_gpus
             threads = 0 if service.with_gpus else service.threads
-            found.append(Process(service=name, rank=rank, gpu=gpu, threads=threads, part=part))
+            place = f"{part}, replica {replica}" if service.num_replicas > 1 else part
+            found.append(Process(service=name, rank=rank, gpu=gpu, threads=threads, part=place, replica=replica))
     return found
 
 
@@ -68,7 +71,11 @@ def gpus_wanted(config: RunConfig) -> dict[str, int]:
     started = {"generator": services.generator, "trainer": services.trainer}
     if needs_reference(config):
         started["ref_model"] = services.ref_model
-    return {name: service.procs for name, service in started.items() if service.with_gpus and service.procs}
+    return {
+        name: service.procs * service.num_replicas
+        for name, service in started.items()
+        if service.with_gpus and service.procs
+    }
 
 
 def needs_reference(config: RunConfig) -> bool:

@@ -39,6 +39,9 @@ AT_LEAST: dict[str, float] = {
     "services.generator.procs": 1,
     "services.generator.threads": 1,
     "services.generator.num_replicas": 1,
+    "services.envs.procs": 1,
+    "services.envs.threads": 1,
+    "services.envs.num_replicas": 1,
     "services.trainer.procs": 1,
     "services.trainer.threads": 1,
     "services.trainer.num_replicas": 1,
@@ -60,6 +63,10 @@ ABOVE: dict[str, float] = {
     "env.scoring_seconds": 0,
     "training.max_grad_norm": 0,
     "training.step_seconds": 0,
+    "services.generator.ping_seconds": 0,
+    "services.envs.ping_seconds": 0,
+    "services.trainer.ping_seconds": 0,
+    "services.ref_model.ping_seconds": 0,
 }
 # Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
 ALGORITHM_AT_LEAST: dict[str, float] = {

@@ -41,7 +41,7 @@ def test_every_process_of_the_defaults() -> None:
     assert found == {
         "controller": "CPU",
         "store": "CPU",
-        "envs": "CPU",
+        "envs": "CPU, 1 thread",
         "generator": "CPU, 1 thread",
         "trainer": "CPU, 2 threads",
     }
