@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from agents.rendering import Renderer
 from agents.vllm_engine import EngineSettings, VLLMEngine
+from forge_env.errors import UserError
+from forge_env.protocols import Conversation
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.weights import WeightStore
@@ -18,13 +23,16 @@ class PolicyActor(ForgeActor):
 
     idempotent = frozenset({"generate"})
 
-    def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore, **base: Any) -> None:
+    def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore | None = None, **base: Any) -> None:
         super().__init__(**base)
         self._store = store
+        self._model = model
+        self._renderer: Renderer | None = None  # only those need it who send text
         self._engine = VLLMEngine(model, settings)
 
     async def on_start(self) -> None:
-        self._store.attach()
+        if self._store is not None:
+            self._store.attach()
         await self._engine.start()
         # The first requests are slow; let them be nobody's.
         await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
@@ -33,13 +41,38 @@ class PolicyActor(ForgeActor):
         await self._engine.close()
 
     @concurrent_endpoint
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
-        """Sample one completion; raises PolicyError when the engine cannot."""
-        return await self._engine.generate(prompt_ids, sampling, request_id)
+    async def generate(
+        self, prompt: str | Sequence[int], sampling: Sampling | None = None, request_id: str = ""
+    ) -> Completion:
+        """Sample one completion.
+
+        Args:
+            prompt: token ids; or a user's message, which the model's chat template makes a prompt of. The completion
+                of a message has a text as well.
+            sampling: temperature 1 and up to 512 tokens by default. A message's stop tokens are the template's.
+            request_id: its own among those in flight; one is made up by default.
+
+        Raises:
+            PolicyError: when the engine cannot.
+            UserError: for a message to a model whose family has no renderer.
+        """
+        sampling, request_id = sampling or Sampling(), request_id or uuid.uuid4().hex
+        if not isinstance(prompt, str):
+            return await self._engine.generate(prompt, sampling, request_id)
+        if self._renderer is None:
+            self._renderer = Renderer(self._model)
+        conversation = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
+        prompt_ids, _, _ = self._renderer.next_prompt(conversation, ())
+        sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self._renderer.stop_token_ids)
+        completion = await self._engine.generate(prompt_ids, sampling, request_id)
+        message = self._renderer.read(completion.token_ids, completion.finish_reason).message
+        return replace(completion, text=str(message.get("content") or ""))
 
     @concurrent_endpoint
     async def pull(self, version: int) -> dict[str, float]:
         """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
+        if self._store is None:
+            raise UserError("this policy has no weight store to pull from: give PolicyActor store=")
         started = time.perf_counter()
         async with self._store.fetch(version) as state_dict:
             fetched = time.perf_counter()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -108,16 +109,20 @@ class Row:
 class Episode:
     """What one run of an agent in an environment left behind.
 
+    A script that samples one answer to one prompt may say just that, instead of `task`, `turns` and `outcome`:
+    ``Episode(prompt_ids=c.prompt_ids, response_ids=c.token_ids, logprobs=c.logprobs, reward=1.0)``. Without logprobs it
+    can be trained on once it has some, see `with_logprobs`.
+
     Raises:
         InvariantError: at construction, when the turns contradict each other or the outcome contradicts the reward.
     """
 
-    task: Task
-    turns: tuple[Turn, ...]
-    outcome: Outcome
     reward: float | None
     """Sum of step rewards and the rubric's score; None exactly after an ENV_FAULT or INFRA_FAULT."""
-    id: str
+    task: Task = None  # type: ignore[assignment]  # left out only in the short form
+    turns: tuple[Turn, ...] = ()
+    outcome: Outcome = Outcome.SCORED
+    id: str = ""
     group_id: str = ""
     env: str = ""
     seed: int = 0
@@ -129,8 +134,24 @@ class Episode:
     """Why there is no reward, for the two faults that are ours."""
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    # The short form; what is given beside `turns` is left to them.
+    prompt_ids: InitVar[Sequence[int] | None] = None
+    response_ids: InitVar[Sequence[int] | None] = None
+    logprobs: InitVar[Sequence[float] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        prompt_ids: Sequence[int] | None,
+        response_ids: Sequence[int] | None,
+        logprobs: Sequence[float] | None,
+    ) -> None:
+        if response_ids is not None and not self.turns:
+            self._set(turns=(_single_turn(prompt_ids or (), response_ids, logprobs),))
+            if self.task is None:
+                self._set(task=Task(prompt=(), id=digest(prompt_ids or ())))
+            if not self.id:
+                self._set(id=f"{self.task.id}/{uuid.uuid4().hex}")
+        _require(self.task is not None, "an episode has a task, or a prompt and a response")
         if self.outcome.is_valid:
             ok = self.reward is not None and math.isfinite(self.reward)
             _require(ok, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
@@ -139,6 +160,24 @@ class Episode:
         with_tokens = [turn for turn in self.turns if turn.kind != "text"]
         _require(not with_tokens or with_tokens[0].starts_row, "the first turn with tokens starts a row")
         self.rows  # noqa: B018  checks the digests
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def with_logprobs(self, logprobs: Sequence[float], version: int = 0) -> Episode:
+        """A single turn that has none, with the logprobs of its sampled tokens: it can be trained on then.
+
+        Args:
+            logprobs: one for each token, at the temperature that they were sampled at.
+            version: of the weights that sampled them.
+
+        Raises:
+            InvariantError: for several turns, or another number of logprobs.
+        """
+        _require(len(self.turns) == 1, "logprobs are added to an episode of a single turn")
+        turn = replace(self.turns[0], kind="sampled", logprobs=tuple(logprobs), versions=((version, len(logprobs)),))
+        return replace(self, turns=(turn,))
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -257,6 +296,20 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
                 yield Episode.from_json(line)
             except UserError as error:
                 raise UserError(f"{path}:{number}: {error}") from None
+
+
+def _single_turn(prompt_ids: Sequence[int], response_ids: Sequence[int], logprobs: Sequence[float] | None) -> Turn:
+    turn = Turn(
+        kind="tokens",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        prompt_ids=tuple(prompt_ids),
+        token_ids=tuple(response_ids),
+        starts_row=True,
+    )
+    if logprobs is None:
+        return turn
+    return replace(turn, kind="sampled", logprobs=tuple(logprobs), versions=((0, len(logprobs)),))
 
 
 def _join(turns: Sequence[Turn]) -> Row:

@@ -332,3 +332,26 @@ def test_a_tasks_id_is_its_content() -> None:
     assert same.id == TASK.id
     assert len({TASK.id, replace(TASK, id="", target="5").id, replace(TASK, id="", metadata={"a": 1}).id}) == 3
     assert replace(TASK, id="mine").id == "mine"
+
+
+def test_the_short_form_of_a_single_turn() -> None:
+    short = Episode(prompt_ids=(5, 9), response_ids=(7, 2), logprobs=(-0.1, -0.7), reward=1.0)
+    assert short.is_trainable and short.outcome is Outcome.SCORED
+    (row,) = short.rows
+    assert (row.token_ids, row.mask) == ((5, 9, 7, 2), (False, False, True, True))
+    assert row.logprobs == (0.0, 0.0, -0.1, -0.7)
+    again = Episode.from_json(short.to_json())
+    assert again == short and pickle.loads(pickle.dumps(short)) == short
+    sibling = Episode(prompt_ids=(5, 9), response_ids=(3,), reward=0.0)
+    assert sibling.task == short.task and sibling.id != short.id  # of one prompt: they can be a group
+
+
+def test_without_logprobs_it_is_trained_on_once_it_has_some() -> None:
+    bare = Episode(prompt_ids=[5], response_ids=[7, 2], reward=0.5)
+    assert not bare.is_trainable
+    ready = bare.with_logprobs([-0.3, -0.4], version=4)
+    assert ready.is_trainable and ready.versions == (4,) and ready.rows[0].logprobs == (0.0, -0.3, -0.4)
+    with pytest.raises(InvariantError, match="one logprob per sampled token"):
+        bare.with_logprobs([-0.3])
+    with pytest.raises(InvariantError, match="an episode has a task, or a prompt and a response"):
+        Episode(reward=1.0)

@@ -1,0 +1,63 @@
+"""A loop of your own on the services alone: sample a task, answer it, score the answer, keep the episode.
+
+Run it with `python examples/own_loop.py`, or with a model: `python examples/own_loop.py path/to/qwen3`.
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from agents.vllm_engine import EngineSettings
+from agents.vllm_policy import PolicyActor
+from envs.reward_actor import RewardActor
+from envs.task_actor import TaskSource
+from forge_env import make
+from forge_env.episode import Episode
+from forge_env.runtime.launcher import Launcher
+from forge_env.types import EpisodeLimits, Sampling
+from trainers.models import make_model
+from trainers.replay_buffer import ReplayBuffer
+
+BATCH = 8
+
+
+def contains_the_answer(response, target):
+    return float(str(target) in response)
+
+
+async def one_rollout(dataloader, policy, reward, replay_buffer):
+    prompt, target = await dataloader.sample.route()
+    response = await policy.generate.route(prompt, Sampling(max_tokens=32))
+    reward_value = await reward.evaluate_response.route(prompt, response.text, target)
+    await replay_buffer.add.route(
+        Episode(
+            prompt_ids=response.prompt_ids,
+            response_ids=response.token_ids,
+            logprobs=response.logprobs,
+            reward=reward_value,
+        )
+    )
+
+
+async def main(model):
+    async with Launcher():
+        dataloader, policy, reward, replay_buffer = await asyncio.gather(
+            TaskSource.options().as_service(env="math"),
+            PolicyActor.options(num_replicas=1).as_service(model=model, settings=EngineSettings(max_model_len=512)),
+            RewardActor.options(num_replicas=2).as_service(reward=contains_the_answer),
+            ReplayBuffer.options().as_actor(batch_size=BATCH),
+        )
+        rollouts = [one_rollout(dataloader, policy, reward, replay_buffer) for _ in range(BATCH)]
+        await asyncio.gather(*rollouts)
+        batch = await replay_buffer.sample.call_one()
+        tokens = sum(episode.num_sampled for episode in batch)
+        print(f"{len(batch)} episodes, {tokens} sampled tokens, all trainable: {all(e.is_trainable for e in batch)}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        path = sys.argv[1] if len(sys.argv) > 1 else folder
+        if path is folder:
+            asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
+        asyncio.run(main(path))
