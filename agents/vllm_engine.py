@@ -123,6 +123,11 @@ class VLLMEngine:
         self._closed = False
         self.version = 0
 
+    @property
+    def broken(self) -> str:
+        """What broke the engine for good; empty while it runs."""
+        return f"the engine broke: {type(self._broken).__name__}: {self._broken}" if self._broken else ""
+
     async def start(self) -> None:
         """Load the model; takes seconds to minutes."""
         self._loop = asyncio.get_running_loop()

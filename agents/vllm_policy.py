@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.rendering import Renderer
 from agents.vllm_engine import EngineSettings, VLLMEngine
-from forge_env.errors import UserError
+from forge_env.errors import PolicyError, ReplicaBroken, UserError
 from forge_env.protocols import Conversation
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
@@ -58,15 +58,26 @@ class PolicyActor(ForgeActor):
         """
         sampling, request_id = sampling or Sampling(), request_id or uuid.uuid4().hex
         if not isinstance(prompt, str):
-            return await self._engine.generate(prompt, sampling, request_id)
+            return await self._generate(prompt, sampling, request_id)
         if self._renderer is None:
             self._renderer = Renderer(self._model)
         conversation = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
         prompt_ids, _, _ = self._renderer.next_prompt(conversation, ())
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self._renderer.stop_token_ids)
-        completion = await self._engine.generate(prompt_ids, sampling, request_id)
+        completion = await self._generate(prompt_ids, sampling, request_id)
         message = self._renderer.read(completion.token_ids, completion.finish_reason).message
         return replace(completion, text=str(message.get("content") or ""))
+
+    def on_ping(self) -> None:
+        if self._engine.broken:
+            raise ReplicaBroken(self._engine.broken)
+
+    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+        try:
+            return await self._engine.generate(prompt_ids, sampling, request_id)
+        except PolicyError:
+            self.on_ping()
+            raise
 
     @concurrent_endpoint
     async def pull(self, version: int) -> dict[str, float]:

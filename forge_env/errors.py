@@ -8,6 +8,8 @@ ForgeError
 │   ├── SandboxUnavailable   no sandbox can be had on this machine
 │   ├── PolicyError          the policy did not answer
 │   └── ServiceError         an actor or service died, or missed its deadline
+│       ├── ReplicaDied      it died during a call that may have had an effect
+│       └── ReplicaBroken    it says of itself that it can do nothing any more
 └── InvariantError           our own data is wrong: a bug, so it always raises
 """
 
@@ -47,6 +49,14 @@ class PolicyError(InfraError):
 
 class ServiceError(InfraError):
     """An actor or service died or missed its deadline."""
+
+
+class ReplicaDied(ServiceError):
+    """The replica died, or stopped answering, during a call that may have had an effect."""
+
+
+class ReplicaBroken(ServiceError):
+    """Raised by an actor that can do nothing any more: it is ended and replaced, and idempotent calls go elsewhere."""
 
 
 class InvariantError(ForgeError):

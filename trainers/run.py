@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from agents.model_folder import find_model
 from forge_env.episode import Group
-from forge_env.errors import UserError, first_error
+from forge_env.errors import ServiceError, UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate
 from forge_env.factory import EnvFactory, make
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.types import Task
 from trainers.batch import Sample
-from trainers.checkpoints import Checkpoint, clean, path_of
+from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
@@ -251,6 +251,10 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             may_remove = False
             yield run
     except BaseException as error:
+        if isinstance(first_error(error), ServiceError) and (saved := steps_of(folder)):
+            raise ServiceError(
+                f"{first_error(error)}; go on from step {max(saved)} with --resume --output {folder}"
+            ) from error
         if may_remove and isinstance(first_error(error), UserError):
             shutil.rmtree(folder, ignore_errors=True)  # nothing has run: the next try may have the same folder
         raise

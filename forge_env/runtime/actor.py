@@ -56,7 +56,8 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def ping(self) -> None:
-        """Answer: the process is alive, and its event loop runs."""
+        """Answer: the process is alive, its event loop runs, and the actor can work."""
+        self.on_ping()
 
     @concurrent_endpoint
     async def update_client(self, service: str, members: Members) -> None:
@@ -71,6 +72,9 @@ class ForgeActor(Actor):
     async def finish(self) -> None:
         """Free everything that the actor holds; it answers no further call."""
         await self.on_finish()
+
+    def on_ping(self) -> None:
+        """Raise ReplicaBroken when the actor can do nothing any more; it is then ended and replaced."""
 
     async def on_start(self) -> None:
         """Load what the actor needs."""

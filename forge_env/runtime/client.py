@@ -15,14 +15,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forge_env.deadlines import queued
-from forge_env.errors import ServiceError, UserError
+from forge_env.errors import ReplicaBroken, ReplicaDied, ServiceError, UserError
 from forge_env.runtime.calls import unless_gone, within
 
+_REPLACED_S = 10.0  # by then a broken replica is no longer asked
 _MOST_SESSIONS = 65_536  # whose replica is remembered
-
-
-class ReplicaDied(ServiceError):
-    """The replica died, or stopped answering, during a call that may have had an effect."""
 
 
 class Members(NamedTuple):
@@ -221,6 +218,9 @@ class Endpoint:
         try:
             call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **kwargs), what)
             return await unless_gone(call, member.gone, ReplicaDied)
+        except ReplicaBroken as error:
+            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping says so too
+            raise ReplicaDied(str(error)) from None
         finally:
             member.calls -= 1
 

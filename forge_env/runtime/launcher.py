@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -242,6 +243,8 @@ class Launcher:
         spawned.pids.add(pid)
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
+        pids = {name: sorted(each.pids) for name, each in self._spawned.items()}
+        (self.log_dir / "pids.json").write_text(json.dumps(pids))  # for a debugger, or a person with a question
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)

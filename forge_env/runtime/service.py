@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.errors import ForgeError, ServiceError, UserError, nearest
+from forge_env.errors import ForgeError, ReplicaBroken, ServiceError, UserError, nearest
 from forge_env.runtime.calls import quietly, unless_gone, within
 from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
@@ -225,6 +225,8 @@ class Service:
             try:
                 await unless_gone(within(seconds, AllRanks(spawned.actor).ping.call_one(), ""), spawned.dead)
                 await asyncio.wait({spawned.dead}, timeout=PING_EVERY_S)
+            except ReplicaBroken as error:
+                return f"the {spawned.name} process was ended: {error}"
             except ForgeError:
                 if not spawned.dead.done():
                     return f"the {spawned.name} process did not answer a ping within {seconds:g} s, and was ended"

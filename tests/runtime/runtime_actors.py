@@ -12,7 +12,7 @@ from typing import Any
 
 from state_dicts import fingerprints, make_state_dict
 
-from forge_env.errors import PolicyError, ServiceError, UserError
+from forge_env.errors import PolicyError, ReplicaBroken, ServiceError, UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.weights import WeightStore
@@ -79,7 +79,20 @@ class Worker(ForgeActor):
 class Counting(Worker):
     """A worker for services: says who answers, and leaves a mark where a call arrives."""
 
-    idempotent = frozenset({"answer_when", "pid"})
+    idempotent = frozenset({"answer_when", "break_down", "pid"})
+    broken = False
+
+    def on_ping(self) -> None:
+        if self.broken:
+            raise ReplicaBroken("it has no more numbers")
+
+    @concurrent_endpoint
+    async def break_down(self, pid: int) -> int:
+        """Break for good in the process of this id."""
+        if os.getpid() == pid:
+            self.broken = True
+            raise ReplicaBroken("it has no more numbers")
+        return os.getpid()
 
     @concurrent_endpoint
     async def answer_when(self, go: str, marks: str) -> int:

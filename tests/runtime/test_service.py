@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.errors import PolicyError, ServiceError, UserError
+from forge_env.errors import PolicyError, ReplicaDied, ServiceError, UserError
 
 pytest.importorskip("monarch")
 
 from runtime_actors import Caller, Counting
 
-from forge_env.runtime.client import ReplicaDied
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
 
@@ -121,6 +120,14 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
         for _ in range(600):
             os.kill(first, 0)
             await asyncio.sleep(0.05)
+
+
+async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+    (first,) = await pids(service)
+    # It breaks during a call that may be made again: the caller sees nothing of it.
+    assert await service.break_down.route(first) != first
+    assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
 
 
 async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
