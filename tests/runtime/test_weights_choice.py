@@ -18,12 +18,13 @@ MORE_THAN_THERE_IS = 2**50
     ("size", "all_on_gpus", "hosts", "kind", "sentence"),
     [
         (4 * 2**20, False, 1, SharedMemoryStore,
-         "shared memory: one host, and /dev/shm has room for 3 snapshots of 4.0 MiB"),
+         "shared memory: one host, and /dev/shm has room for 3 of 4.0 MiB"),
         (MORE_THAN_THERE_IS, False, 1, TorchStoreWeights,
          "TorchStore: 3 snapshots take 3,145,728.00 GiB, and /dev/shm has "),
         (4, False, 2, TorchStoreWeights, "TorchStore: the run has 2 hosts"),
         (4, True, 2, TorchStoreWeights, "TorchStore: the run has 2 hosts"),
         (4, True, 1, CudaIpcStore, "GPU memory (CUDA IPC): trainer and engine are on GPUs of one host"),
+        (MORE_THAN_THERE_IS, True, 1, TorchStoreWeights, "TorchStore: 3 snapshots take 3,145,728.00 GiB, and "),
     ],
 )  # fmt: skip
 def test_the_fastest_that_can_be_had(size: int, all_on_gpus: bool, hosts: int, kind: type, sentence: str) -> None:

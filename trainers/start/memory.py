@@ -51,6 +51,7 @@ def trainer_memory(
     compute: int,
     checkpointing: str,
     entropy_gradient: bool,
+    versions: int = 0,
 ) -> Memory:
     """One rank of the trainer.
 
@@ -63,6 +64,8 @@ def trainer_memory(
       it where the entropy bonus has a gradient.
     - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
       they are gathered before they are copied.
+    - versions: of the full weights in float32, kept for the engines where these read them from this GPU; the copy above
+      is then one of them.
 
     Args:
         shape: the model.
@@ -72,16 +75,21 @@ def trainer_memory(
         compute: bytes of a number in the forward pass, 2 or 4.
         checkpointing: "none", "selective" or "full".
         entropy_gradient: whether training.entropy_coef is not 0.
+        versions: that this rank keeps.
     """
     ranks = shard * tensor
     step = {}
     if shard > 1 or compute != FLOAT32:
-        whole = shape.embedding_parameters + 2 * shape.layer_parameters
-        step["gathered"] = compute * min(whole, shape.parameters) / tensor
+        gathered = shape.embedding_parameters + 2 * shape.layer_parameters
+        step["gathered"] = compute * min(gathered, shape.parameters) / tensor
     step["activations"] = activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing) / tensor
     step["logits"] = tokens * shape.vocab_size * FLOAT32 / tensor / (1 if entropy_gradient else 8)
-    publish = {"published": (1.0 if ranks == 1 else 2.0) * FLOAT32 * shape.parameters}
-    return Memory(held={"state": 16.0 * shape.parameters / ranks}, phases=(step, publish))
+    whole = float(FLOAT32) * shape.parameters
+    held = {"state": 16.0 * shape.parameters / ranks}
+    if versions:
+        held["versions"] = versions * whole
+    published = ((ranks > 1) + (versions == 0)) * whole
+    return Memory(held=held, phases=(step, {"published": published}) if published else (step,))
 
 
 def activation_bytes(shape: ModelShape, tokens: int, *, compute: int, checkpointing: str) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from agents.vllm_engine import EngineSettings
 from forge_env.config import leaves
 from forge_env.errors import UserError
+from forge_env.runtime.weights import KEEP, CudaIpcStore, WeightStore
 from trainers.config import RunConfig
 from trainers.objective import Objective
 from trainers.own_parts import names_reference, resolve
@@ -33,6 +34,7 @@ from trainers.start.model_shape import FoundModel, ModelShape, find_shape
 from trainers.start.packages import check_ours, check_packages, missing_packages
 from trainers.start.placement import Process, gpus_available, gpus_wanted, needs_reference, processes
 from trainers.start.read_config import data_file
+from trainers.weight_store import find_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,7 @@ def _meaning(config: RunConfig, model: FoundModel) -> list[tuple[str, str]]:
         ("algorithm", _about_algorithm(config)),
         ("KL reference", _about_reference(config)),
         ("weights", _about_weights(config)),
+        *_about_store(config, model.shape),
         ("optimizer", _about_optimizer(config)),
         ("precision", f"trainer {_dtype(config)} over float32 weights, engine "
          f"{'bfloat16' if config.services.generator.with_gpus else 'float32'}"),
@@ -150,6 +153,19 @@ def _about_weights(config: RunConfig) -> str:
     often = "after every optimizer step" if interval == 1 else f"after every {interval} optimizer steps"
     age = f"weights at most {_count(staleness, 'step')} older than those" if staleness else "the weights"
     return f"go to the engine {often}; a group is sampled from {age} that it trains"
+
+
+def _about_store(config: RunConfig, shape: ModelShape | None) -> list[tuple[str, str]]:
+    found = _store(config, shape)
+    return [("", found[1])] if found else []
+
+
+def _store(config: RunConfig, shape: ModelShape | None) -> tuple[WeightStore, str] | None:
+    """The weight store; None where it depends on what is not known, or there can be none."""
+    try:
+        return find_store(config, shape.parameters) if shape else None
+    except UserError:
+        return None
 
 
 def _about_optimizer(config: RunConfig) -> str:
@@ -243,8 +259,10 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
         return Memory()
     if shape is None:
         return None
+    found = _store(config, shape)
+    on_gpu = found is not None and isinstance(found[0], CudaIpcStore)
     if process.service == "store":
-        return store_memory(shape)
+        return Memory() if on_gpu else store_memory(shape)
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
@@ -266,6 +284,7 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
         compute=BFLOAT16 if _dtype(config) == "bfloat16" else FLOAT32,
         checkpointing=config.training.activation_checkpoint,
         entropy_gradient=config.training.entropy_coef != 0,
+        versions=KEEP if on_gpu and process.rank == 0 else 0,
     )
 
 

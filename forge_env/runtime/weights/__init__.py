@@ -17,6 +17,7 @@ from forge_env.runtime.weights.torchstore import TorchStoreWeights
 
 __all__ = ["KEEP", "CudaIpcStore", "SharedMemoryStore", "TorchStoreWeights", "WeightStore", "choose_store"]
 
+MOST_ON_GPU = 16 * 2**30  # bytes of the versions that the trainer's first rank keeps beside its own weights
 SNAPSHOTS = KEEP + 1  # that shared memory must have room for: a slow replica may hold one more than there are versions
 
 
@@ -24,7 +25,7 @@ def choose_store(wanted: str, *, size: int, all_on_gpus: bool, hosts: int = 1) -
     """Choose the weight store of a run; returns it, not open yet, and a sentence that says which one and why.
 
     Args:
-        wanted: "shared_memory", "torchstore" or "cuda_ipc"; "auto" chooses the fastest that can be had.
+        wanted: "shared_memory", "torchstore" or "cuda_ipc"; "auto" chooses the fastest that fits.
         size: bytes of one snapshot.
         all_on_gpus: whether the trainer and all that fetch the weights are on GPUs.
         hosts: over which the processes are spread.
@@ -55,10 +56,11 @@ def choose_store(wanted: str, *, size: int, all_on_gpus: bool, hosts: int = 1) -
 def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int) -> tuple[str, str]:
     if hosts > 1:
         return "torchstore", f"the run has {hosts} hosts"
-    if all_on_gpus:
+    if all_on_gpus and KEEP * size <= MOST_ON_GPU:
         return "cuda_ipc", "trainer and engine are on GPUs of one host"
     if has_room(needed):
-        return "shared_memory", f"one host, and {SHARED_MEMORY} has room for {SNAPSHOTS} snapshots of {_gib(size)}"
+        where = f"{KEEP} snapshots of {_gib(size)} are much for a GPU" if all_on_gpus else "one host"
+        return "shared_memory", f"{where}, and {SHARED_MEMORY} has room for {SNAPSHOTS} of {_gib(size)}"
     return "torchstore", f"{SNAPSHOTS} snapshots take {_gib(needed)}, and {SHARED_MEMORY} has {_gib(room())} free"
 
 

@@ -95,6 +95,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--ref_model.procs", "2"), ["services.ref_model.procs is 2", "one process"]),
         (("--ref_model.with_gpus",), ["services.ref_model.procs is 0", "--ref_model.procs 1"]),
         (("--training.sync_interval", "4"), ["sync_interval is 4", "staleness is 0", "--training.staleness 3"]),
+        (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
         (("--resume",), ["--resume needs --output"]),
         (
             ("--training.lr_schedule", "cosine", "--training.warmup_steps", "5", "--steps", "5"),

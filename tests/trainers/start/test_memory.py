@@ -60,6 +60,15 @@ def test_a_rank_of_many_holds_its_part() -> None:
     assert memory.total == memory.held["state"] + max(sum(step.values()), sum(publish.values()))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
+    memory = trainer_memory(
+        SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", entropy_gradient=False, versions=2
+    )
+    assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 8.0 * PARAMETERS}
+    assert list(memory.phases[1:]) == ([{"published": 4.0 * PARAMETERS}] if ranks > 1 else [])
+
+
 def test_checkpointing_keeps_less() -> None:
     none, selective, full = (
         activation_bytes(replace(SMALL, num_hidden_layers=20), 16, compute=2, checkpointing=mode)

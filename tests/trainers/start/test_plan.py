@@ -157,7 +157,8 @@ def test_a_dry_run_of_the_defaults_succeeds_and_starts_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = printed(capsys, code=0)
-    assert "nothing was started" in text and "Missing on this machine - nothing" in text
+    assert "nothing was started" in text and "weights go through " in text
+    assert "Missing on this machine - nothing" in text
     assert list(tmp_path.iterdir()) == []
 
 

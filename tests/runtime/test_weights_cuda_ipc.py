@@ -1,0 +1,163 @@
+"""Weights in GPU memory: another process reads where they lie, and nothing is read while it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.errors import InvariantError, ServiceError
+
+pytest.importorskip("torch")
+
+import torch
+from state_dicts import fingerprints, make_state_dict
+
+from forge_env.runtime.weights import CudaIpcStore
+from forge_env.runtime.weights.folder import SHARED_MEMORY
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+gpu = pytest.mark.gpu
+needs_gpus = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
+
+READER = """
+import asyncio, json, sys
+from pathlib import Path
+from state_dicts import fingerprints
+from forge_env.errors import ServiceError
+from forge_env.runtime.weights import CudaIpcStore
+
+async def main():
+    store = CudaIpcStore(Path(sys.argv[1]))
+    for line in sys.stdin:  # "fetch VERSION", or "hold VERSION" and then "release"
+        word, version = line.split()
+        try:
+            async with store.fetch(int(version)) as found:
+                if word == "hold":
+                    print(json.dumps("held"), flush=True)
+                    sys.stdin.readline()
+                where = sorted({tensor.device.type for tensor in found.values()})
+                prints = fingerprints({name: tensor.cpu() for name, tensor in found.items()})
+                told = {"devices": where, "fingerprints": prints}
+            print(json.dumps(told), flush=True)
+        except ServiceError as error:
+            print(json.dumps(str(error)), flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Reader:
+    """Another process, which sees one GPU."""
+
+    def __init__(self, store: CudaIpcStore, gpu: int) -> None:
+        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        environ = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": seen[gpu] if seen[0] else str(gpu)}
+        command = [sys.executable, "-c", READER, str(store.folder)]
+        self.process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    async def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), DEADLINE_S)
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest_asyncio.fixture
+async def store() -> AsyncIterator[CudaIpcStore]:
+    store = CudaIpcStore()
+    await store.open()
+    yield store
+    await store.close()
+    assert not store.folder.exists()
+
+
+def on_gpu(seed: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.cuda() for name, tensor in make_state_dict(seed).items()}
+
+
+def told(seed: int) -> dict[str, Any]:
+    return {"devices": ["cuda"], "fingerprints": fingerprints(make_state_dict(seed))}
+
+
+@gpu
+@needs_gpus
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=needs_two)])
+async def test_another_process_reads_what_was_published(store: CudaIpcStore, number: int) -> None:
+    """The reader's GPU may be another one than the trainer's, and is the first that it sees in any case."""
+    reader = Reader(store, number)
+    try:
+        for version in range(5):
+            state_dict = on_gpu(version)
+            taken = store.take(version, state_dict)
+            for tensor in state_dict.values():  # the next step has begun
+                tensor.zero_()
+            await store.commit(taken)
+            reader.tell(f"fetch {version}")
+            assert await reader.answer() == told(version)
+        assert len(list(store.folder.glob("*.segment"))) == 2
+        reader.tell("fetch 3")
+        assert await reader.answer() == told(3)
+        reader.tell("fetch 2")
+        assert await reader.answer() == "the weight store has no version 2; it has 3, 4"
+        with pytest.raises(InvariantError, match="^version 4 of the weights was published already"):
+            store.take(4, on_gpu(4))
+    finally:
+        reader.close()
+
+
+@gpu
+@needs_gpus
+async def test_a_slow_reader_keeps_its_version(store: CudaIpcStore) -> None:
+    reader = Reader(store, 0)
+    try:
+        await store.publish(0, on_gpu(0))
+        reader.tell("hold 0")
+        assert await reader.answer() == "held"
+        for version in range(1, 5):
+            await store.publish(version, on_gpu(version))
+        assert len(list(store.folder.glob("*.segment"))) == 3
+        reader.tell("release")
+        assert await reader.answer() == told(0)
+    finally:
+        reader.close()
+
+
+@gpu
+@needs_gpus
+async def test_nothing_is_left_in_shared_memory() -> None:
+    before = set(os.listdir(SHARED_MEMORY))
+    store = CudaIpcStore()
+    await store.open()
+    await store.publish(0, on_gpu(0))
+    reader = Reader(store, 0)
+    reader.tell("fetch 0")
+    assert await reader.answer() == told(0)
+    reader.close()
+    await store.close()
+    assert set(os.listdir(SHARED_MEMORY)) <= before
+
+
+async def test_weights_that_are_not_on_a_gpu_are_refused_by_name(store: CudaIpcStore) -> None:
+    with pytest.raises(ServiceError, match="^the weights are on cpu, .*: --weights.store shared_memory$"):
+        store.take(0, make_state_dict(0))
+    assert list(store.folder.iterdir()) == []
