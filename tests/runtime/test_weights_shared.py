@@ -126,11 +126,15 @@ async def test_only_the_last_two_versions_stay_in_two_segments(store: SharedMemo
 
 
 async def test_larger_weights_take_the_place_of_smaller_ones(store: SharedMemoryStore) -> None:
-    for version, size in enumerate((10, 10, 10_000, 10_000, 10)):
+    """A reader keeps what it has mapped, but not of a segment that is gone."""
+    reader = reader_of(store)
+    for version, size in enumerate((10, 10, 10_000, 10_000, 10, 10_000)):
         await store.publish(version, {"weight": torch.full((size,), float(version))})
-        async with reader_of(store).fetch(version) as found:
-            assert torch.equal(found["weight"], torch.full((size,), float(version)))
-    assert len(segments(store)) == 2
+        for _ in range(2):
+            async with reader.fetch(version) as found:
+                assert torch.equal(found["weight"], torch.full((size,), float(version)))
+        assert reader._readable.keys() <= segments(store)
+    assert len(segments(store)) == len(reader._readable) == 2
 
 
 # ---- readers and writers ----

@@ -31,6 +31,10 @@ class SharedMemoryStore(SegmentStore):
     Each snapshot gets a checksum soon after its commit, see `verify`.
     """
 
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__(folder)
+        self._readable: dict[str, Tensor] = {}  # by segment: mapping one anew takes as long as copying it
+
     async def commit(self, taken: Taken) -> None:
         await super().commit(taken)
         threading.Thread(target=self._write_checksum, args=(taken.version,), name="checksum", daemon=True).start()
@@ -72,11 +76,18 @@ class SharedMemoryStore(SegmentStore):
     def _map(self, segment: Path) -> Tensor:
         import torch
 
-        with segment.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is meant not to be
-            return torch.frombuffer(mapping, dtype=torch.uint8)
+        for name in list(self._readable):
+            if not (self.folder / name).exists():
+                self._readable.pop(name, None)
+        flat = self._readable.get(segment.name)
+        if flat is None:
+            with segment.open("rb") as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is meant not to be
+                flat = torch.frombuffer(mapping, dtype=torch.uint8)
+            self._readable[segment.name] = flat
+        return flat
 
     def _write_checksum(self, version: int) -> None:
         try:
