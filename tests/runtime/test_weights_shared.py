@@ -292,6 +292,15 @@ async def test_no_room_is_one_sentence_and_the_last_version_stays(store: SharedM
     assert await fetched(store, 0) == fingerprints(make_state_dict(0))
 
 
+async def test_a_store_that_was_closed_meanwhile_says_so(store: SharedMemoryStore) -> None:
+    taken = store.take(0, make_state_dict(0))
+    await store.close()
+    with pytest.raises(
+        ServiceError, match="^version 0 of the weights was not published, .*: No such file or directory$"
+    ):
+        await store.commit(taken)
+
+
 async def test_a_store_that_is_not_open_says_so() -> None:
     store = SharedMemoryStore()
     with pytest.raises(ServiceError, match="^there is no weight store: it is not open, or its folder .* was removed$"):

@@ -50,9 +50,8 @@ class StoreFolder:
     def close(self) -> None:
         """Remove the folder."""
         remove_folder(self._path)
-        assert self._remover.stdin is not None
-        self._remover.stdin.close()
-        self._remover.wait(_PATIENCE_S)
+        self._remover.kill()  # it has nothing to do any more
+        self._remover.communicate()
         os.close(self._descriptor)
 
 

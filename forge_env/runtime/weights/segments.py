@@ -89,16 +89,19 @@ class SegmentStore(WeightStore):
     async def commit(self, taken: Taken) -> None:
         content = {"snapshot": secrets.token_hex(8), "segment": taken.segment, "layout": taken.layout.to_json()}
         unfinished = self.folder / f"{taken.segment}.manifest"
-        unfinished.write_text(json.dumps(content))
         with self._choosing, taken.lock:
             # Readers may come as soon as the manifest is there. Only `take` asks for a segment alone, and not now.
             fcntl.flock(taken.lock, fcntl.LOCK_SH)
             try:
+                unfinished.write_text(json.dumps(content))
                 os.link(unfinished, self._manifest(taken.version))  # unlike a rename, never in the place of another
             except FileExistsError:
                 raise _published(taken.version) from None
+            except OSError as error:
+                reason = f"{self.folder}: {error.strerror}"
+                raise ServiceError(f"version {taken.version} of the weights was not published, {reason}") from None
             finally:
-                unfinished.unlink()
+                unfinished.unlink(missing_ok=True)
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:

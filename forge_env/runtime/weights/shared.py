@@ -95,8 +95,8 @@ class SharedMemoryStore(SegmentStore):
                 checksum, unfinished = self._checksum(held.snapshot), self.folder / f"{held.snapshot}.unfinished"
                 unfinished.write_text(f"{_crc32(held):08x}")
                 unfinished.rename(checksum)
-        except (ServiceError, FileNotFoundError):
-            pass  # forgotten, or closed, before its turn came
+        except (ServiceError, OSError):
+            pass  # forgotten, or closed, before its turn came; or no room even for this, which `verify` will say
 
     def _verify(self, version: int, seconds: float) -> None:
         deadline = time.monotonic() + seconds
