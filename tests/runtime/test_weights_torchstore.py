@@ -41,7 +41,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     """Two actors and an open store, in three processes."""
     async with Launcher(tmp_path_factory.mktemp("logs")) as launcher:
         trainer, engine = (launcher.spawn(name, Holder, store=STORE) for name in ("trainer", "engine"))
-        opening = within(60.0, STORE.open(launcher.processes("store")), "opening the store")
+        opening = within(200.0, STORE.open(launcher.processes("store")), "opening the store")
         await asyncio.gather(opening, *(launcher.start(name) for name in ("trainer", "engine", "store")))
         yield Services(launcher, trainer, engine)
     await STORE.close()
@@ -169,7 +169,7 @@ async def test_a_store_opens_again_after_an_earlier_run_of_this_process(services
     async with Launcher(tmp_path / "logs") as launcher:
         store = launcher.processes("store")
         await launcher.start("store")
-        await within(60.0, STORE.open(store), "opening the store")
+        await within(200.0, STORE.open(store), "opening the store")
         assert await import_torchstore().keys() == []
         await STORE.publish(0, make_state_dict(5))
         assert await fetched(0) == fingerprints(make_state_dict(5))
