@@ -38,8 +38,10 @@ class Loop:
     """(task, number of the group) -> its episodes."""
     train_step: Callable[[Sequence[Group]], Awaitable[dict[str, float]]]
     """Make the samples of a step's groups, and take one optimizer step on them."""
-    sync_weights: Callable[[int], Awaitable[dict[str, float]]]
-    """Publish the trainer's weights as a version, and return when every engine has it."""
+    publish_weights: Callable[[int], Awaitable[dict[str, float]]]
+    """Publish the trainer's weights after so many steps; returns when the next step cannot change them any more."""
+    pull_weights: Callable[[int], Awaitable[dict[str, float]]]
+    """Let the engines take over what was published; returns when every one has it."""
     on_step: Callable[[int, Sequence[Group], dict[str, float]], None]
     steps: int
     batch_size: int
@@ -64,7 +66,7 @@ class Loop:
 
     @property
     def is_synced(self) -> bool:
-        """Whether the engines have the weights of the last step."""
+        """Whether the weights of the last step were published."""
         return self.steps_done % self.sync_interval == 0 or self.steps_done == self.steps
 
     async def run(self) -> None:
@@ -82,8 +84,10 @@ class Loop:
         self._ready: dict[int, Group] = {}
         self._lengths = _Lengths()
         self._news = asyncio.Event()
+        self._pull: asyncio.Task[dict[str, float]] | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 rollouts = tasks.create_task(self.rollouts())
                 tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
         except* Exception as errors:
@@ -112,19 +116,41 @@ class Loop:
                 self._lengths.trained(group)
             train_done = time.perf_counter()
             if step % self.sync_interval == 0 or step == self.steps:
-                metrics |= await self.sync_weights(step)
-                self._version = step
-                self._news.set()
+                metrics |= await self._sync(step)
             seconds = {
                 "seconds/rollout": rollout_done - started,
                 "seconds/train": train_done - rollout_done,
-                "seconds/sync": time.perf_counter() - train_done,
+                "seconds/sync_stall": time.perf_counter() - train_done,
                 "seconds/step": time.perf_counter() - started,
             }
             self.on_step(step, groups, metrics | self._counts() | seconds)
             self.steps_done = step
             if self.after_step is not None:
                 await self.after_step(step)
+
+    async def _sync(self, step: int) -> dict[str, float]:
+        """Publish the weights of a step; the engines take them over while the next steps go on, where they may.
+
+        Returns:
+            The metrics of this update and, where it was in the background, of the pull before it.
+        """
+        metrics = await self._pulled()
+        metrics |= await self.publish_weights(step)
+        self._pull = self._tasks.create_task(self._take_over(step))
+        if self.staleness == 0 or step == self.steps:  # the next step, or the evaluation, needs the engines to have it
+            metrics |= await self._pulled()
+        return metrics
+
+    async def _pulled(self) -> dict[str, float]:
+        """Wait for the pull in flight, if there is one."""
+        pull, self._pull = self._pull, None
+        return await pull if pull is not None else {}
+
+    async def _take_over(self, step: int) -> dict[str, float]:
+        metrics = await self.pull_weights(step)
+        self._version = step
+        self._news.set()
+        return metrics
 
     async def _rollout(self, number: int) -> None:
         group = await self.run_group(self.tasks[number % len(self.tasks)], number)

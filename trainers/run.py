@@ -64,6 +64,9 @@ class Run:
             self.train_tasks = self.factory.tasks(data.split, count=data.tasks, seed=seed)
             self.held_out = self.factory.tasks("test", count=data.held_out, seed=seed)
         self.version = -1
+        """Of the weights that were published last."""
+        self.engines_version = -1
+        """Of the weights that the engines generate from."""
         self.tokens_generated = 0
         self.tokens_trained = 0
         self.results: dict[str, Any] = {}
@@ -81,7 +84,9 @@ class Run:
         call = self.services.envs.deadline(limit).run_group.route(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
-        with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", f"group {index}", version=self.version):
+        with self.report.timeline.span(
+            f"{phase.partition('/')[0]} rollouts", f"group {index}", version=self.engines_version
+        ):
             group: Group = await call
         self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
         return group
@@ -126,16 +131,24 @@ class Run:
 
     async def sync_weights(self) -> dict[str, float]:
         """Publish the trainer's weights as the next version, and put them into the live engine."""
+        return await self.publish_weights() | await self.pull_weights()
+
+    async def publish_weights(self) -> dict[str, float]:
+        """Publish the trainer's weights as the next version."""
         version = self.version + 1
-        await self.services.engine_ready
         with self.report.timeline.span("weights", "publish", version=version):
-            publish = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
-        self.services.published = version
+            seconds = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
+        self.version = self.services.published = version
+        return {"seconds/publish": seconds}
+
+    async def pull_weights(self) -> dict[str, float]:
+        """Put the version that was published last into the live engines."""
+        version = self.version
+        await self.services.engine_ready
         with self.report.timeline.span("weights", "pull", version=version):
             pulls = await self.services.policy.deadline(PULL_S).pull.fanout(version)
-        self.version = version
-        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
-        return {"seconds/publish": publish, **slowest}
+        self.engines_version = version
+        return {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
 
     # ---- checkpoints ----
 

@@ -63,6 +63,9 @@ class Record:
 
     run_group: Callable[[Task, int], Awaitable[Group]]
     train_ticks: int = 2
+    pull_ticks: int = 1
+    published: int = 0
+    """Version that the trainer published last."""
     version: int = 0
     """Weight version that every engine has."""
     admitted: dict[int, int] = field(default_factory=dict)
@@ -84,14 +87,20 @@ class Record:
         await ticks(self.train_ticks)
         return {"loss": 0.5}
 
-    async def sync(self, *_: Any) -> dict[str, float]:
-        await ticks(1)
-        self.version += 1
-        return {"synced": 1.0}
+    async def publish(self, step: int) -> dict[str, float]:
+        assert self.published == self.version, "a version was published while the engines took another one over"
+        self.published = step
+        return {"published": float(step)}
+
+    async def pull(self, step: int) -> dict[str, float]:
+        await ticks(self.pull_ticks)
+        assert self.published == step, "another version was published meanwhile"
+        self.version = step
+        return {"pulled": float(step)}
 
     def on_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         assert {int(g.id) for g in groups} == set(self.trained[step - 1])
-        assert metrics["loss"] == 0.5 and metrics["synced"] == 1.0
+        assert metrics["loss"] == 0.5 and metrics["published"] == step
         self.steps.append(step)
 
     def loop(self, **settings: Any) -> Loop:
@@ -101,7 +110,8 @@ class Record:
             tasks=TASKS,
             run_group=self.rollout,
             train_step=settings.pop("train_step", self.train),
-            sync_weights=settings.pop("sync_weights", self.sync),
+            publish_weights=settings.pop("publish_weights", self.publish),
+            pull_weights=settings.pop("pull_weights", self.pull),
             on_step=self.on_step,
             **{"steps": 4, "batch_size": 2, "patience": 20.0, **settings},
         )
@@ -129,11 +139,12 @@ async def nothing_left() -> AsyncIterator[None]:
 @given(
     latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     train_ticks=st.integers(0, 20),
+    pull_ticks=st.integers(0, 40),
     batch_size=st.integers(1, 3),
 )
-@example(latencies=[30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], train_ticks=0, batch_size=1)
+@example(latencies=[30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], train_ticks=0, pull_ticks=1, batch_size=1)
 def test_staleness_is_bounded_and_every_group_trains_once(
-    staleness: int, latencies: list[int], train_ticks: int, batch_size: int
+    staleness: int, latencies: list[int], train_ticks: int, pull_ticks: int, batch_size: int
 ) -> None:
     """A group admitted at version v trains at the latest in the step that starts from v + S."""
     steps = 6
@@ -143,13 +154,13 @@ def test_staleness_is_bounded_and_every_group_trains_once(
         return group(index)
 
     async def run() -> Record:
-        record = Record(run_group, train_ticks)
+        record = Record(run_group, train_ticks, pull_ticks)
         async with nothing_left():
             await record.loop(steps=steps, batch_size=batch_size, staleness=staleness).run()
         return record
 
     record = asyncio.run(run())
-    assert record.steps == [1, 2, 3, 4, 5, 6]
+    assert record.steps == [1, 2, 3, 4, 5, 6] and record.version == steps
     assert [len(groups) for groups in record.trained] == [batch_size] * steps
     trained_in = {index: step for step, groups in enumerate(record.trained) for index in groups}  # from version `step`
     assert len(trained_in) == steps * batch_size
@@ -171,6 +182,51 @@ async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> 
     lags = {step - record.admitted[i] for step, groups in enumerate(record.trained) for i in groups}
     assert max(lags) == staleness
     assert record.most_open == (staleness + 1) * 2
+
+
+@pytest.mark.parametrize(("staleness", "interval"), [(0, 1), (1, 1), (2, 1), (2, 3), (3, 2)])
+async def test_engines_take_weights_over_while_the_next_step_trains(staleness: int, interval: int) -> None:
+    """Its metrics come with the update after it, but for the last one, which is waited for."""
+    steps, seen, during = 7, [], []
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    async def train(groups: Sequence[Group]) -> dict[str, float]:
+        await ticks(3)
+        during.append(record.published - record.version)
+        return {}
+
+    record = Record(run_group, pull_ticks=8)
+    loop = record.loop(steps=steps, staleness=staleness, sync_interval=interval, train_step=train)
+    loop.on_step = lambda step, groups, metrics: seen.append((metrics.get("published"), metrics.get("pulled")))
+    async with nothing_left():
+        await loop.run()
+    updates = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
+    assert [int(published) for published, _ in seen if published] == updates
+    waited = updates if staleness == 0 else [0, *updates[:-2], updates[-1]]
+    assert [int(pulled or 0) for published, pulled in seen if published] == waited
+    overlaps = staleness >= interval  # else the next step waits for groups of the very weights that are taken over
+    assert any(during) == overlaps and record.version == steps
+
+
+async def test_an_error_of_a_pull_in_the_background_ends_the_run() -> None:
+    """While the trainer waits for groups that never come, long before the next update would notice."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        if index >= 2:
+            await asyncio.Event().wait()
+        return group(index)
+
+    async def pull(step: int) -> dict[str, float]:
+        await ticks(20)
+        raise ServiceError("the engine is gone")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="the engine is gone"):
+            await record.loop(staleness=2, pull_weights=pull).run()
+    assert record.steps == [1]
 
 
 async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
@@ -391,7 +447,7 @@ class Bug(Exception):
     ],
     ids=["ServiceError", "Bug"],
 )
-@pytest.mark.parametrize("where", ["run_group", "train_step", "sync_weights"])
+@pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights"])
 async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
     async def breaks(*_: Any) -> Any:
         await ticks(3)

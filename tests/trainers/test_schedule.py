@@ -34,6 +34,7 @@ class Simulation:
         schedule: Schedule[int] = Schedule(batch_size=self.batch_size, staleness=self.staleness)
         events: list[tuple[float, int, str, int]] = []  # (time, order, kind, group or version)
         now, order, version, trains, next_group = 0.0, 0, 0, False, 0
+        pulls, due = False, 0  # whether an update is in flight, and the version that waits for it to end
 
         def at(delay: float, kind: str, value: int) -> None:
             nonlocal order
@@ -47,7 +48,10 @@ class Simulation:
                 at(rng.lognormvariate(0, 1.5), "finished", next_group)
                 next_group += 1
             assert schedule.open <= (self.staleness + 1) * self.batch_size
-            if not trains and schedule.step < steps and (groups := schedule.take()) is not None:
+            if not pulls and due:  # published, and taken over while the next step trains
+                at(rng.lognormvariate(0, 1.5), "synced", due)
+                pulls, due = True, 0
+            if not trains and not due and schedule.step < steps and (groups := schedule.take()) is not None:
                 assert len(groups) == self.batch_size
                 for group in groups:
                     assert group not in self.trained and group not in self.dropped
@@ -60,9 +64,9 @@ class Simulation:
             if kind == "trained":
                 trains = False
                 if value % self.sync_interval == 0:
-                    at(rng.expovariate(2.0), "synced", value)
+                    due = value
             elif kind == "synced":
-                version = max(version, value)
+                version, pulls = value, False
             elif rng.random() < self.again_share:
                 at(rng.lognormvariate(0, 1.5), "finished", value)
             elif rng.random() < self.drop_share:
