@@ -150,10 +150,16 @@ class TrainerActor(ForgeActor):
 
     @concurrent_endpoint
     async def save(
-        self, folder: str, step: int, extra: dict[str, Any], asynchronous: bool = False, keep_last: int = 0
+        self,
+        folder: str,
+        step: int,
+        extra: dict[str, Any],
+        texts: dict[str, str] | None = None,
+        asynchronous: bool = False,
+        keep_last: int = 0,
     ) -> None:
         """Write a checkpoint, see `TitanTrainer.save`."""
-        options = {"asynchronous": asynchronous, "keep_last": keep_last}
+        options = {"texts": texts, "asynchronous": asynchronous, "keep_last": keep_last}
         await self._run(self._trainer.save, folder, step, extra, **options)
 
     @concurrent_endpoint

@@ -163,6 +163,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write further files of a checkpoint, by name, and wait until they are on the disk."""
+    for name, text in texts.items():
+        with (folder / name).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest that also names every file that is there, and wait until it is on the disk."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,8 +1,8 @@
 """The prompt ledger: what has become of every prompt of a run, exactly once.
 
 A prompt is numbered by its place in the endless sequence of tasks. It waits until it is admitted, then it is running,
-ready, and at the end trained or dropped, with the reason. The ledger is saved with every checkpoint, so that a run that
-goes on begins again what was open, and trains no prompt twice and none never.
+ready, and at the end trained or dropped, with the reason. The ledger is saved with every checkpoint, and so are the
+ready groups: a run that goes on begins again what was running, and trains no prompt twice and none never.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Ledger:
         self.dropped: Counter[str] = Counter()
         """Dropped prompts by reason."""
         self._next = 0
-        self._again: list[int] = []  # open when the run stopped, in order
+        self._again: list[int] = []  # running when the run stopped, in order
         self._open: dict[int, Open] = {}
 
     def prompts(self) -> Iterator[int]:
-        """The prompts to admit, without end: first those that were open at the last stop, then new ones."""
+        """The prompts to admit, without end: first those that were running at the last stop, then new ones."""
         while True:
             if self._again:
                 number = self._again.pop(0)
@@ -65,13 +65,16 @@ class Ledger:
         return {
             "next": self._next,
             "open": sorted([*self._open, *self._again]),
+            "ready": sorted(number for number, state in self._open.items() if state == "ready"),
             "trained": self.trained,
             "dropped": dict(self.dropped),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; what was open begins again."""
-        self._next, self._again, self._open = state["next"], list(state["open"]), {}
+        """Go on where `state_dict` was taken: what was running begins again, and what was ready is."""
+        ready = state.get("ready", [])
+        self._next, self._again = state["next"], [number for number in state["open"] if number not in ready]
+        self._open = dict.fromkeys(ready, "ready")
         self.trained, self.dropped = state["trained"], Counter(state["dropped"])
         counts = self.counts
         if counts["begun"] != sum(counts.values()) - counts["begun"]:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
 from forge_env.episode import Group
@@ -19,7 +19,9 @@ from forge_env.errors import ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Task
 from trainers.ledger import Ledger
+from trainers.lengths import Lengths
 from trainers.objective import Objective
+from trainers.ready import ReadyGroup
 from trainers.schedule import Schedule
 
 T = TypeVar("T")
@@ -59,15 +61,35 @@ class Loop:
     """Steps that were taken before, where a run goes on."""
     ledger: Ledger = field(default_factory=Ledger)
     """What has become of every prompt; that of the checkpoint, where a run goes on."""
+    ready: InitVar[Sequence[ReadyGroup]] = ()
+    """Groups that were ready at the checkpoint, where a run goes on."""
+    lengths: Lengths = field(default_factory=Lengths)
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
     without signal" one reward for all of them; each also "in a row"."""
 
+    def __post_init__(self, ready: Sequence[ReadyGroup]) -> None:
+        self._schedule: Schedule[int] = Schedule(
+            batch_size=self.batch_size, staleness=self.staleness, step=self.steps_done
+        )
+        self._version = self.steps_done  # optimizer steps behind the weights that every engine has
+        self._ready: dict[int, Group] = {}
+        for each in ready:
+            self._schedule.restore(each.number, each.deadline)
+            self._ready[each.number] = each.group
+        self._news = asyncio.Event()
+        self._pull: asyncio.Task[dict[str, float]] | None = None
+
     @property
     def is_synced(self) -> bool:
         """Whether the weights of the last step were published."""
         return self.steps_done % self.sync_interval == 0 or self.steps_done == self.steps
+
+    @property
+    def ready_groups(self) -> list[ReadyGroup]:
+        """Groups that no step has taken yet, for a checkpoint: call it between two steps."""
+        return [ReadyGroup(number, self._schedule.deadline(number), group) for number, group in self._ready.items()]
 
     async def run(self) -> None:
         """Train until `steps` optimizer steps are done.
@@ -77,14 +99,6 @@ class Loop:
         """
         if self.steps_done >= self.steps:
             return  # before any group is admitted
-        self._schedule: Schedule[int] = Schedule(
-            batch_size=self.batch_size, staleness=self.staleness, step=self.steps_done
-        )
-        self._version = self.steps_done  # optimizer steps behind the weights that every engine has
-        self._ready: dict[int, Group] = {}
-        self._lengths = _Lengths()
-        self._news = asyncio.Event()
-        self._pull: asyncio.Task[dict[str, float]] | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -113,7 +127,7 @@ class Loop:
             metrics = await self.train_step(groups)
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
-                self._lengths.trained(group)
+                self.lengths.trained(group)
             train_done = time.perf_counter()
             if step % self.sync_interval == 0 or step == self.steps:
                 metrics |= await self._sync(step)
@@ -164,7 +178,7 @@ class Loop:
         else:
             self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
             self._ready[number] = group
-            self._lengths.finished(group)
+            self.lengths.finished(group)
             self.ledger.finish(number)
             self._schedule.finish(number)
         self._news.set()
@@ -206,7 +220,7 @@ class Loop:
             "groups_dropped": float(self.faults["dropped groups"]),
             "groups_without_signal": float(self.faults["groups without signal"]),
             "groups_open": float(self._schedule.open),
-            "length_bias": self._lengths.bias,
+            "length_bias": self.lengths.bias,
         }
 
     def _count_faulty(self, group: Group) -> None:
@@ -232,29 +246,3 @@ class Loop:
             raise ServiceError(f"{said}: the tasks are too easy or too hard, or dynamic sampling must be off")
         if warning and row % warning == 0:
             self.warn(f"{said}; the run ends at {error}" if error else said)
-
-
-class _Lengths:
-    """Whether the groups that were trained on are as long as all that have finished.
-
-    Quick groups overtake slow ones, so for a while they may be shorter; nothing is discarded, so they catch up.
-    """
-
-    def __init__(self) -> None:
-        self._finished = self._trained = (0, 0)  # groups and their sampled tokens
-
-    def finished(self, group: Group) -> None:
-        self._finished = self._added(self._finished, group)
-
-    def trained(self, group: Group) -> None:
-        self._trained = self._added(self._trained, group)
-
-    @property
-    def bias(self) -> float:
-        """Mean length of the groups trained on as a multiple of that of all finished ones; 1 is none."""
-        (finished, all_tokens), (trained, tokens) = self._finished, self._trained
-        return (tokens / trained) / (all_tokens / finished) if trained and all_tokens else 1.0
-
-    @staticmethod
-    def _added(sums: tuple[int, int], group: Group) -> tuple[int, int]:
-        return sums[0] + 1, sums[1] + sum(episode.num_sampled for episode in group.valid)

@@ -17,9 +17,11 @@ from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.ledger import Ledger
+from trainers.lengths import Lengths
 from trainers.loop import Loop
 from trainers.objective import Objective
 from trainers.own_parts import resolve
+from trainers.ready import READY_FILE, ReadyGroup, pack, unpack
 from trainers.reference import KEPT_AS
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 from trainers.sample_maker import SampleMaker
@@ -73,6 +75,8 @@ class _Start:
     tool_off: Evaluation | None
     steps_done: int = 0
     ledger: Ledger = field(default_factory=Ledger)
+    ready: Sequence[ReadyGroup] = ()
+    lengths: Lengths = field(default_factory=Lengths)
     faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     """Seconds of training that were spent before."""
@@ -113,6 +117,8 @@ async def _phases(run: Run, objective: Objective) -> None:
         steps=training.steps,
         steps_done=start.steps_done,
         ledger=start.ledger,
+        ready=start.ready,
+        lengths=start.lengths,
         faults=start.faults,
         batch_size=config.groups_per_step,
         sync_interval=training.sync_interval,
@@ -149,16 +155,20 @@ async def _begin(run: Run) -> _Start:
 
 async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
     """Take everything that came before from a checkpoint."""
+    ready = unpack(checkpoint.extra["place"].get("ready", ()), checkpoint.path)
     await _begin_training(run)  # of the present settings; the checkpoint says how far it has come
     place = await run.restore(checkpoint)
     await run.sync_weights()
-    ledger = Ledger()
+    ledger, lengths = Ledger(), Lengths()
     ledger.load_state_dict(place["ledger"])
+    lengths.load_state_dict(place.get("lengths", lengths.state_dict()))
     return _Start(
         before=run.report.evaluation("before"),
         tool_off=run.report.evaluation("tool_off") if _has_tools(run) else None,
         steps_done=checkpoint.step,
         ledger=ledger,
+        ready=ready,
+        lengths=lengths,
         faults=Counter(place["faults"]),
         seconds=place["seconds"],
     )
@@ -181,10 +191,18 @@ def _has_tools(run: Run) -> bool:
 
 async def _save(run: Run, loop: Loop, started: float, *, asynchronous: bool = False) -> None:
     seconds = time.perf_counter() - started
-    place = {"ledger": loop.ledger.state_dict(), "faults": dict(loop.faults), "seconds": seconds}
+    places, episodes = pack(loop.ready_groups)
+    place = {
+        "ledger": loop.ledger.state_dict(),
+        "ready": places,
+        "lengths": loop.lengths.state_dict(),
+        "faults": dict(loop.faults),
+        "seconds": seconds,
+    }
+    texts = {READY_FILE: episodes} if places else {}
     # Between two updates of the engines, the trainer's weights have no version yet.
     version = run.version if loop.is_synced else run.version + 1
-    await run.save_checkpoint(loop.steps_done, place, version=version, asynchronous=asynchronous)
+    await run.save_checkpoint(loop.steps_done, place, version=version, texts=texts, asynchronous=asynchronous)
 
 
 async def _settle_reference(run: Run, objective: Objective) -> None:

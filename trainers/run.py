@@ -158,7 +158,13 @@ class Run:
         return bool(interval) and step % interval == 0 and step < self.config.training.steps
 
     async def save_checkpoint(
-        self, step: int, place: Mapping[str, Any], *, version: int, asynchronous: bool = False
+        self,
+        step: int,
+        place: Mapping[str, Any],
+        *,
+        version: int,
+        texts: Mapping[str, str] | None = None,
+        asynchronous: bool = False,
     ) -> None:
         """Save the trainer, and all that this run needs to go on after `step`.
 
@@ -166,6 +172,7 @@ class Run:
             step: optimizer steps that are done.
             place: what the algorithm itself has to know, as JSON; `restore` returns it.
             version: under which the weights are published when the run goes on.
+            texts: further files of the checkpoint's folder, by name.
             asynchronous: return when the state is copied; the files are written while training goes on.
         """
         extra = {
@@ -179,8 +186,8 @@ class Run:
             "place": place,
         }
         folder = str(path_of(self.report.folder, step))
-        keep_last = self.config.checkpoint.keep_last
-        call = self.services.trainer.save.call_one(folder, step, extra, asynchronous=asynchronous, keep_last=keep_last)
+        options = {"texts": texts, "asynchronous": asynchronous, "keep_last": self.config.checkpoint.keep_last}
+        call = self.services.trainer.save.call_one(folder, step, extra, **options)
         with self.report.timeline.span("checkpoint", f"step {step}"):
             await within(600.0, call, "the checkpoint")
 

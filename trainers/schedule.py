@@ -72,8 +72,18 @@ class Schedule(Generic[K]):
         """Open a group; `admits` must have said yes."""
         if key in self._deadlines or not self.admits(version):
             raise InvariantError(f"group {key!r} of version {version} was not to be admitted before step {self.step}")
-        self._deadlines[key] = version + self.staleness
-        self._open_due[version + self.staleness - self.step] += 1
+        self._open(key, version + self.staleness)
+
+    def restore(self, key: K, deadline: int) -> None:
+        """Open a group that was ready when the run stopped, under the deadline that it had."""
+        if key in self._deadlines or not self.step <= deadline <= self.step + self.staleness:
+            raise InvariantError(f"group {key!r} of deadline {deadline} cannot be restored before step {self.step}")
+        self._open(key, deadline)
+        self.finish(key)
+
+    def deadline(self, key: K) -> int:
+        """The step that trains on an open group at the latest."""
+        return self._deadlines[key]
 
     def finish(self, key: K) -> None:
         """The group is ready to be taken."""
@@ -109,6 +119,10 @@ class Schedule(Generic[K]):
     def overdue(self) -> list[K]:
         """The groups that the next step has to wait for: not ready, and due now."""
         return [key for key, deadline in self._deadlines.items() if deadline == self.step and key not in self._ready]
+
+    def _open(self, key: K, deadline: int) -> None:
+        self._deadlines[key] = deadline
+        self._open_due[deadline - self.step] += 1
 
     def _leaves_room(self) -> bool:
         is_open = is_ready = room = 0

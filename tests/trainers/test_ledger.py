@@ -17,12 +17,15 @@ from trainers.ledger import Ledger
 @given(seed=st.integers(0, 2**32), stops=st.integers(0, 4))
 def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: int, stops: int) -> None:
     rng = random.Random(seed)
-    ledger, trained, dropped = Ledger(), [], []
+    ledger, ready = Ledger(), []
+    trained: list[int] = []
+    dropped: list[int] = []
     for _ in range(stops + 1):
         saved = json.dumps(ledger.state_dict())
         ledger = Ledger()
         ledger.load_state_dict(json.loads(saved))
-        prompts, running, ready = ledger.prompts(), [], []
+        prompts, running = ledger.prompts(), []
+        assert ledger.counts["ready"] == len(ready)
         for _ in range(rng.randrange(30)):
             event = rng.choice(["begin", "finish", "train", "drop"])
             if event == "begin":
@@ -45,7 +48,7 @@ def test_every_prompt_is_trained_or_dropped_exactly_once_over_any_stops(seed: in
     assert unsettled == set(ledger.state_dict()["open"])
 
 
-def test_what_was_open_begins_again_before_anything_new() -> None:
+def test_what_was_running_begins_again_before_anything_new_and_what_was_ready_does_not() -> None:
     ledger = Ledger()
     assert list(islice(ledger.prompts(), 4)) == [0, 1, 2, 3]
     ledger.finish(1)
@@ -53,7 +56,9 @@ def test_what_was_open_begins_again_before_anything_new() -> None:
     ledger.finish(3)
     again = Ledger()
     again.load_state_dict(ledger.state_dict())
-    assert list(islice(again.prompts(), 5)) == [0, 2, 3, 4, 5]
+    assert list(islice(again.prompts(), 4)) == [0, 2, 4, 5]
+    again.train(3)
+    assert again.counts == {"begun": 6, "running": 4, "ready": 0, "trained": 2, "dropped": 0}
 
 
 def test_wrong_transitions_raise() -> None:

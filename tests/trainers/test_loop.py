@@ -20,6 +20,7 @@ from trainers.advantages import group_relative
 from trainers.ledger import Ledger
 from trainers.loop import MAX_FAULTS_IN_A_ROW, Loop
 from trainers.objective import Objective
+from trainers.ready import ReadyGroup
 
 TASKS = [Task(prompt=(), target=i) for i in range(5)]
 
@@ -492,36 +493,46 @@ async def test_no_steps_is_no_work() -> None:
 # ---- going on ----
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
 async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: int) -> None:
-    """Stopped after any step and gone on with: every prompt is trained on once, and what was open begins again."""
+    """Stopped after any step and gone on with: every prompt is trained on once, and only what was running begins again.
+
+    What was ready is trained on as it was, and none is older than staleness allows.
+    """
 
     async def flaky(task: Task, index: int) -> Group:
         await ticks(index % 4)
         return group(index, (Outcome.ENV_FAULT,) * 2 if index % 3 == 1 else (Outcome.SCORED,) * 2)
 
-    async def record(**place: Any) -> tuple[Record, Ledger, list[dict[str, Any]]]:
-        record, places = Record(flaky), []
+    async def record(**place: Any) -> tuple[Record, Loop, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
+        done = place.get("steps_done", 0)
+        record, places = Record(flaky, train_ticks=20, published=done, version=done), []
 
         async def after_step(step: int) -> None:
             assert record.steps[-1] == step == loop.steps_done  # it is written down by then
-            places.append(loop.ledger.state_dict())
+            places.append((loop.ledger.state_dict(), loop.ready_groups))
 
         loop = record.loop(steps=6, staleness=staleness, after_step=after_step, **place)
         loop.on_step = lambda step, groups, metrics: record.steps.append(step)
         await loop.run()
-        return record, loop.ledger, places
+        return record, loop, places
 
     whole, _, places = await record()
     assert whole.steps == [1, 2, 3, 4, 5, 6]
-    for step, place in enumerate(places, 1):
+    assert any(ready for _, ready in places) == (staleness > 0)
+    for step, (place, ready) in enumerate(places, 1):
         ledger = Ledger()
         ledger.load_state_dict(place)
-        rest, ledger, _ = await record(steps_done=step, ledger=ledger)
+        assert [each.number for each in sorted(ready, key=lambda each: each.number)] == place["ready"]
+        rest, loop, _ = await record(steps_done=step, ledger=ledger, ready=ready)
         assert rest.steps == list(range(step + 1, 7))
         trained = [index for groups in whole.trained[:step] + rest.trained for index in groups]
-        assert len(trained) == len(set(trained)) == ledger.trained == 12
-        assert set(place["open"]) <= set(rest.admitted) or step == 6
+        assert len(trained) == len(set(trained)) == loop.ledger.trained == 12
+        assert not set(place["ready"]) & set(rest.admitted)
+        assert set(place["open"]) - set(place["ready"]) <= set(rest.admitted) or step == 6
+        admitted = {each.number: whole.admitted[each.number] for each in ready} | rest.admitted
+        for later, groups in enumerate(rest.trained, step):  # from version `later`
+            assert all(0 <= later - admitted[index] <= staleness for index in groups)
         if staleness == 0:
             assert rest.trained == whole.trained[step:]
 

@@ -141,6 +141,22 @@ def test_groups_that_are_too_old_to_begin_wait_for_new_weights() -> None:
     assert schedule.admits(1)
 
 
+def test_what_was_ready_at_a_stop_keeps_its_deadline() -> None:
+    before: Schedule[str] = Schedule(batch_size=1, staleness=1)
+    for name in ("a", "b"):
+        before.admit(name, 0)
+        before.finish(name)
+    assert before.take() == ["a"]
+    schedule: Schedule[str] = Schedule(batch_size=1, staleness=1, step=before.step)
+    schedule.restore("b", before.deadline("b"))
+    assert schedule.admits(1)
+    schedule.admit("c", 1)
+    schedule.finish("c")
+    assert schedule.take() == ["b"], "it is due in this step, and c in the next one"
+    with pytest.raises(InvariantError, match="cannot be restored"):
+        schedule.restore("late", before.step)
+
+
 def test_mistakes_are_noticed() -> None:
     schedule: Schedule[str] = Schedule(batch_size=1, staleness=0)
     schedule.admit("a", 0)

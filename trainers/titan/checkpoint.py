@@ -70,6 +70,7 @@ class TrainingState:
         step: int,
         optimizer_steps: int,
         extra: Mapping[str, Any],
+        texts: Mapping[str, str] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -80,6 +81,7 @@ class TrainingState:
         manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
 
         def complete() -> None:
+            checkpoints.write_texts(partial, texts or {})
             checkpoints.write_manifest(partial, manifest)
             _take_place(partial, folder)
             if keep_last:

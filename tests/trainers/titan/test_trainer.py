@@ -35,7 +35,7 @@ from forge_env.errors import InvariantError, UserError
 from tests.trainers.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
 from trainers.batch import Sample
-from trainers.checkpoints import clean, find, path_of, steps_of
+from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
 from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
@@ -508,10 +508,12 @@ def test_an_asynchronous_checkpoint_holds_the_weights_of_its_step(any_model, mak
     trainer = make_trainer(any_model)
     trainer.train_step(batches[0], GRPOLoss())
     saved = weights(trainer)
-    trainer.save(tmp_path / "step-1", 1, {"n": 1}, asynchronous=True)
+    trainer.save(tmp_path / "step-1", 1, {"n": 1}, texts={"ready.jsonl": "é\n"}, asynchronous=True)
     expected = [trainer.train_step(batch, GRPOLoss()) for batch in batches[1:]]
     trainer.close()  # waits
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert (tmp_path / "step-1" / "ready.jsonl").read_text(encoding="utf-8") == "é\n"
+    assert "ready.jsonl" in read_manifest(tmp_path / "step-1")["files"]
 
     other = make_trainer(any_model)
     assert other.load(tmp_path / "step-1") == {"n": 1}
