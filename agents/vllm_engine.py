@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import PolicyError
+from forge_env.lockstep import Request
 from forge_env.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class _Request:
     future: asyncio.Future[Completion] = field(compare=False)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Requests that begin together, on an idle engine."""
+
+    requests: list[_Request]
+
+
 class _Gathering:
     """When to wait for more requests before the next step.
 
@@ -118,6 +126,7 @@ class VLLMEngine:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: dict[str, _Pending] = {}
         self._gathering = _Gathering(settings.gather_s, settings.gather_most_s)
+        self._batch: _Batch | None = None  # waits until the engine is idle
         self._engine: Any = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -138,11 +147,25 @@ class VLLMEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
         """Sample one completion. Cancelling the call aborts the request."""
-        if self._broken or self._closed:
-            raise PolicyError(f"the engine is not running: {self._broken or 'it was closed'}")
-        future: asyncio.Future[Completion] = self._loop.create_future()
-        self._inbox.put(_Request(request_id, list(prompt_ids), sampling, future))
-        return await future
+        self._check_running()
+        request = self._request(prompt_ids, sampling, request_id)
+        self._inbox.put(request)
+        return await request.future
+
+    async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
+        """Sample for all of them as one batch: it begins between two steps of an idle engine, on an empty prefix cache.
+
+        On CPU the same batch on the same weights then gives the same bits, logprobs included, as long as nothing else
+        is asked for meanwhile.
+
+        Returns:
+            In the order of the requests; for one that was refused, its PolicyError.
+        """
+        self._check_running()
+        batch = [self._request(*request) for request in requests]
+        self._inbox.put(_Batch(batch))
+        found = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
+        return [_answer(each) for each in found]
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
         """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
@@ -164,9 +187,15 @@ class VLLMEngine:
             self._inbox.put(_STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
 
-    async def _command(self, run: Callable[[], Any]) -> Any:
+    def _check_running(self) -> None:
         if self._broken or self._closed:
             raise PolicyError(f"the engine is not running: {self._broken or 'it was closed'}")
+
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> _Request:
+        return _Request(request_id, list(prompt_ids), sampling, self._loop.create_future())
+
+    async def _command(self, run: Callable[[], Any]) -> Any:
+        self._check_running()
         future: asyncio.Future[Any] = self._loop.create_future()
         self._inbox.put(_Command(run, future))
         return await future
@@ -202,6 +231,10 @@ class VLLMEngine:
     def _take_in(self) -> bool:
         """Handle everything in the inbox, and wait for more where that pays; returns False when told to stop."""
         while True:
+            if self._batch is not None:
+                if self._engine.has_unfinished_requests():
+                    return True
+                self._begin(self._batch)
             patience = self._gathering.patience(len(self._pending))
             try:
                 item = self._inbox.get(block=patience != 0, timeout=patience or None)
@@ -213,9 +246,18 @@ class VLLMEngine:
                 return False
             if isinstance(item, _Command):
                 self._run(item)
+            elif isinstance(item, _Batch):
+                self._batch = item
             elif not item.future.cancelled():
                 self._admit(item)
                 self._gathering.arrived(len(self._pending))
+
+    def _begin(self, batch: _Batch) -> None:
+        self._engine.reset_prefix_cache()
+        for request in batch.requests:
+            self._admit(request)
+        self._gathering.arrived(len(self._pending))
+        self._batch = None
 
     def _run(self, command: _Command) -> None:
         try:
@@ -266,11 +308,17 @@ class VLLMEngine:
 
     def _fail_all(self, error: Exception) -> None:
         pending, self._pending = self._pending, {}
-        for request in pending.values():
-            self._tell(request.future, error=error)
+        for waiting in pending.values():
+            self._tell(waiting.future, error=error)
+        if self._batch is not None:
+            self._inbox.put(self._batch)
+            self._batch = None
         while not self._inbox.empty():
             item = self._inbox.get()
-            if item is not _STOP:
+            if isinstance(item, _Batch):
+                for request in item.requests:
+                    self._tell(request.future, error=error)
+            elif item is not _STOP:
                 self._tell(item.future, error=error)
 
     def _tell(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
@@ -279,6 +327,12 @@ class VLLMEngine:
                 future.set_result(value) if error is None else future.set_exception(error)
 
         self._loop.call_soon_threadsafe(deliver)
+
+
+def _answer(found: Completion | BaseException) -> Completion | Exception:
+    if isinstance(found, Completion | Exception):
+        return found
+    raise found
 
 
 def _load(model: str, settings: EngineSettings) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from agents.rendering import Renderer
 from agents.vllm_engine import EngineSettings, VLLMEngine
 from forge_env.errors import PolicyError, ReplicaBroken, UserError
+from forge_env.lockstep import Request
 from forge_env.protocols import Conversation
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
@@ -21,7 +22,7 @@ from forge_env.types import Completion, Sampling
 class PolicyActor(ForgeActor):
     """Generates from the newest weights that it was told to pull."""
 
-    idempotent = frozenset({"generate"})
+    idempotent = frozenset({"generate", "generate_batch"})
 
     def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore | None = None, **base: Any) -> None:
         super().__init__(**base)
@@ -80,6 +81,11 @@ class PolicyActor(ForgeActor):
             raise
 
     @concurrent_endpoint
+    async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
+        """Sample for all of them as one batch, see `VLLMEngine.generate_batch`."""
+        return await self._engine.generate_batch(requests)
+
+    @concurrent_endpoint
     async def pull(self, version: int) -> dict[str, float]:
         """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
         if self._store is None:
@@ -111,3 +117,8 @@ class ActorPolicy:
         generate = self._service.session(session).deadline(self._seconds).generate
         completion: Completion = await generate.route(tuple(prompt_ids), sampling, request_id)
         return completion
+
+    async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
+        generate = self._service.deadline(self._seconds).generate_batch
+        completions: list[Completion | Exception] = await generate.route(tuple(requests))
+        return completions

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any
 
 from forge_env.episode import Group
+from forge_env.errors import first_error
 from forge_env.factory import make
 from forge_env.faults import FaultPolicy
 from forge_env.garbage import relax_collector
+from forge_env.lockstep import Wave
 from forge_env.protocols import Agent
 from forge_env.registry import load
 from forge_env.rollout import run_group
@@ -19,11 +22,14 @@ from forge_env.types import EpisodeLimits, Task
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", arguments): environments import nothing of agents."""
 
+WaveMember = tuple[Task, int, str]
+"""(task, seed, id) of a group."""
+
 
 class EnvActor(ForgeActor):
     """Runs episodes of one environment with any of the agents that it was given by name."""
 
-    idempotent = frozenset({"run_group"})  # what a process that died has left of a group is lost with it
+    idempotent = frozenset({"run_group", "run_wave"})  # what a process that died has left of a group is lost with it
 
     def __init__(
         self,
@@ -57,6 +63,34 @@ class EnvActor(ForgeActor):
         self, task: Task, *, agent: str, count: int, seed: int, group_id: str, env_options: Mapping[str, Any]
     ) -> Group:
         """Run `count` sibling episodes of a task; many calls run at once."""
+        return await self._run_group(task, agent, count, seed, group_id, env_options)
+
+    @concurrent_endpoint
+    async def run_wave(
+        self, members: Sequence[WaveMember], *, agent: str, count: int, env_options: Mapping[str, Any]
+    ) -> list[Group]:
+        """Run groups of `count` sibling episodes, all of them in lockstep where the agent's policy can, see Wave."""
+        async with Wave(len(members) * count) as wave:
+            try:
+                async with asyncio.TaskGroup() as running:
+                    groups = [
+                        running.create_task(self._run_group(task, agent, count, seed, name, env_options, wave.episode))
+                        for task, seed, name in members
+                    ]
+            except* Exception as errors:
+                raise first_error(errors) from None
+        return [group.result() for group in groups]
+
+    async def _run_group(
+        self,
+        task: Task,
+        agent: str,
+        count: int,
+        seed: int,
+        group_id: str,
+        env_options: Mapping[str, Any],
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Group:
         return await run_group(
             self._factory,
             self._agents[agent],
@@ -67,4 +101,5 @@ class EnvActor(ForgeActor):
             limits=self._limits,
             on_fault=self._on_fault,
             env_options=env_options,
+            around=around,
         )

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,10 +40,12 @@ async def run_group(
     limits: EpisodeLimits,
     on_fault: FaultPolicy = SHRINK,
     env_options: Mapping[str, Any] | None = None,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Group:
     """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`.
 
-    A sibling that ends by a fault of ours is run again where `on_fault` refills, with the same seed.
+    A sibling that ends by a fault of ours is run again where `on_fault` refills, with the same seed; each runs within
+    an `around()` of its own, its repetitions included.
     """
     replaced: list[Episode] = []
 
@@ -65,9 +68,13 @@ async def run_group(
                 return episode
             replaced.append(episode)
 
+    async def place(i: int) -> Episode:
+        with around():
+            return await sibling(i)
+
     try:
         async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(sibling(i)) for i in range(count)]
+            tasks = [running.create_task(place(i)) for i in range(count)]
     except* Exception as errors:
         raise first_error(errors) from None
     episodes = tuple(each.result() for each in tasks)

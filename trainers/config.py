@@ -145,6 +145,9 @@ class TrainingConfig:
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
     step_seconds: float = 600.0
     """Deadline for one step's groups, and for one optimizer step."""
+    deterministic: bool = False
+    """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
+    It needs staleness 0."""
     max_tokens_per_micro_batch: int = 4096
     """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
     old_logprobs: Literal["generator", "trainer"] = "generator"

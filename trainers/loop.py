@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from trainers.ready import ReadyGroup
 from trainers.schedule import Schedule
 
 T = TypeVar("T")
+RunWave = Callable[[Sequence[tuple[Task, int]]], Awaitable[Sequence[Group]]]
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 
@@ -48,6 +49,9 @@ class Loop:
     steps: int
     batch_size: int
     """Groups of one optimizer step."""
+    run_wave: RunWave | None = None
+    """In the place of `run_group`: all groups that may begin do so at once, and the next ones when all are back. Which
+    episodes run together then does not depend on the clock."""
     staleness: int = 0
     sync_interval: int = 1
     """Optimizer steps between two updates of the engines; at most staleness + 1, or no group could ever begin."""
@@ -113,9 +117,10 @@ class Loop:
         async with asyncio.TaskGroup() as groups:
             while True:
                 await self._when(lambda: self._schedule.admits(self._version) or None)
-                number = next(prompts)
-                self._schedule.admit(number, self._version)
-                groups.create_task(self._rollout(number))
+                if self.run_wave is not None:
+                    await self._wave(prompts, self.run_wave)
+                else:
+                    groups.create_task(self._rollout(self._admit(prompts)))
 
     async def training(self) -> None:
         """Train on the groups that the schedule takes, and put the new weights into the engines."""
@@ -166,8 +171,30 @@ class Loop:
         self._news.set()
         return metrics
 
+    def _admit(self, prompts: Iterator[int]) -> int:
+        number = next(prompts)
+        self._schedule.admit(number, self._version)
+        return number
+
+    def _task(self, number: int) -> Task:
+        return self.tasks[number % len(self.tasks)]
+
     async def _rollout(self, number: int) -> None:
-        group = await self.run_group(self.tasks[number % len(self.tasks)], number)
+        self._settle(number, await self.run_group(self._task(number), number))
+        self._news.set()
+
+    async def _wave(self, prompts: Iterator[int], run_wave: RunWave) -> None:
+        """Begin all groups that may begin, and wait for all of them."""
+        numbers = []
+        while self._schedule.admits(self._version):
+            numbers.append(self._admit(prompts))
+        groups = await run_wave([(self._task(number), number) for number in numbers])
+        for number, group in zip(numbers, groups, strict=True):
+            self._settle(number, group)
+        self._news.set()
+
+    def _settle(self, number: int, group: Group) -> None:
+        """Decide whether a group will be trained on."""
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.keeps(group):
             self._drop(number, "too few valid episodes")
@@ -181,7 +208,6 @@ class Loop:
             self.lengths.finished(group)
             self.ledger.finish(number)
             self._schedule.finish(number)
-        self._news.set()
 
     def _drop(self, number: int, reason: str) -> None:
         self.ledger.drop(number, reason)

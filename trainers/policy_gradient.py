@@ -13,6 +13,7 @@ from forge_env.evaluate import Evaluation, is_success
 from forge_env.metrics import tool_metrics
 from forge_env.runtime.launcher import within
 from forge_env.tool_env import ToolEnv
+from forge_env.types import Task
 from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
@@ -105,10 +106,14 @@ async def _phases(run: Run, objective: Objective) -> None:
         if run.is_due(step):
             await _save(run, loop, started, asynchronous=config.checkpoint.asynchronous)
 
+    async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        return await run.run_wave(numbered, phase="train", agent="policy", count=objective.group_size)
+
     loop = Loop(
         objective=objective,
         tasks=run.train_tasks,
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
+        run_wave=run_wave if training.deterministic else None,
         train_step=step,
         publish_weights=lambda _: run.publish_weights(),
         pull_weights=lambda _: run.pull_weights(),

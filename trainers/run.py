@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import random
@@ -78,10 +79,8 @@ class Run:
         self, task: Task, index: int, *, phase: str, agent: str, count: int, **env_options: Any
     ) -> Group:
         """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
-        seed = random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
-        env = self.config.env
-        limit = (env.episode_seconds + env.scoring_seconds) * env.fault_policy().attempts + 60.0
-        call = self.services.envs.deadline(limit).run_group.route(
+        seed = self._seed(phase, index)
+        call = self.services.envs.deadline(self._group_seconds).run_group.route(
             task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
         )
         with self.report.timeline.span(
@@ -91,18 +90,54 @@ class Run:
         self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
         return group
 
+    async def run_wave(
+        self, numbered: Sequence[tuple[Task, int]], *, phase: str, agent: str, count: int, **env_options: Any
+    ) -> list[Group]:
+        """Run groups of (task, index) in lockstep; each has the seed that it has in `run_group`."""
+        members = [(task, self._seed(phase, index), f"{phase}/{index}") for task, index in numbered]
+        # Each turn is as slow as the slowest of the wave.
+        envs = self.services.envs.deadline(self._group_seconds * self.config.env.max_turns)
+        call = envs.run_wave.route(members, agent=agent, count=count, env_options=env_options)
+        name = f"groups {numbered[0][1]} to {numbered[-1][1]}"
+        with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", name, version=self.engines_version):
+            groups: list[Group] = await call
+        self.tokens_generated += sum(episode.num_sampled for group in groups for episode in group.episodes)
+        return groups
+
+    async def measure(
+        self, tasks: Sequence[Task], *, phase: str, on_done: Callable[[int], None] = lambda done: None, **options: Any
+    ) -> Evaluation:
+        """One episode of the policy per task, with the seeds of the phase."""
+        if not self.config.training.deterministic:
+            run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=1, **options)
+            return await evaluate(run_group, tasks, concurrency=CONCURRENCY, on_done=on_done)
+        groups: list[Group] = []
+        for first in range(0, len(tasks), CONCURRENCY):
+            wave = [(tasks[i], i) for i in range(first, min(first + CONCURRENCY, len(tasks)))]
+            groups += await self.run_wave(wave, phase=phase, agent="policy", count=1, **options)
+            on_done(len(groups))
+        return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
+
     async def evaluate(self, phase: str, tasks: Sequence[Task], **env_options: Any) -> Evaluation:
         """Measure the policy, one episode per task. The seeds are those of every other evaluation of this run."""
         started = time.perf_counter()
-        result = await evaluate(
-            # Not the phase's own name: before and after shall meet the same seeds.
-            lambda task, i: self.run_group(task, i, phase="evaluation", agent="policy", count=1, **env_options),
+        result = await self.measure(
             tasks,
-            concurrency=CONCURRENCY,
+            phase="evaluation",  # not its own name: before and after shall meet the same seeds
             on_done=lambda done: self.report.progress(phase, done, len(tasks), {}, since=started),
+            **env_options,
         )
         self.report.episodes(phase, result.episodes)
         return result
+
+    def _seed(self, phase: str, index: int) -> int:
+        return random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
+
+    @property
+    def _group_seconds(self) -> float:
+        """Deadline of one group."""
+        env = self.config.env
+        return (env.episode_seconds + env.scoring_seconds) * env.fault_policy().attempts + 60.0
 
     # ---- training ----
 

@@ -12,6 +12,8 @@ from agents.vllm_engine import EngineSettings
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.errors import ServiceError
+from forge_env.lockstep import LockstepPolicy
+from forge_env.protocols import Policy
 from forge_env.registry import env_class
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
@@ -188,7 +190,7 @@ def _engine(config: RunConfig) -> EngineSettings:
         max_requests=2 * CONCURRENCY,
         dtype="bfloat16" if on_gpu else "float32",
         seed=config.training.seed,
-        gather_s=0.0 if on_gpu else GATHER_S,
+        gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
 
 
@@ -208,6 +210,7 @@ def _trainer(config: RunConfig) -> dict[str, Any]:
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
         "threads": config.services.trainer.threads,
+        "deterministic": training.deterministic,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
         "pack_length": training.max_tokens_per_micro_batch if training.packing else 0,
     }
@@ -230,7 +233,10 @@ def _reference(config: RunConfig) -> dict[str, Any]:
 
 def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, AgentSpec]:
     env = env_class(config.env.name)
-    sampled = {"model": model, "policy": ActorPolicy(policy), "temperature": config.temperature}
+    asked: Policy = ActorPolicy(policy)
+    if config.training.deterministic:
+        asked = LockstepPolicy(ActorPolicy(policy))
+    sampled = {"model": model, "policy": asked, "temperature": config.temperature}
     agents: dict[str, AgentSpec] = {"policy": ("agents.token_agent:TokenAgent", sampled)}
     if hasattr(env, "expert"):
         agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})

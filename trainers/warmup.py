@@ -61,12 +61,7 @@ async def _probe(run: Run, step: int) -> float:
     """Success of the present weights on training tasks that no demonstration shows."""
     await run.sync_weights()
     tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
-    result = await evaluate(
-        lambda task, i: run.run_group(task, i, phase=f"probe/{step}", agent="policy", count=1),
-        tasks,
-        concurrency=CONCURRENCY,
-    )
-    return result.success_rate
+    return (await run.measure(tasks, phase=f"probe/{step}")).success_rate
 
 
 def _batches(run: Run, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from agents.vllm_engine import EngineSettings, VLLMEngine
 from forge_env.episode import Row
 from forge_env.errors import PolicyError
+from forge_env.lockstep import Request
 from forge_env.types import Completion, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,6 +89,27 @@ async def test_same_seed_same_answer_alone_and_among_others(engine: VLLMEngine) 
     ]
     together = await asyncio.gather(*crowd)
     assert together[6].token_ids == alone.token_ids
+
+
+async def test_a_batch_gives_the_same_bits_whatever_the_engine_did_before(engine: VLLMEngine) -> None:
+    """Siblings share a prompt, so the first batch leaves prefixes in the cache that a second would hit."""
+    prompt = tuple(range(2, 50))
+
+    def batch(name: str) -> list[Request]:
+        return [Request((*prompt, i // 4), Sampling(max_tokens=12, seed=i), f"{name}/{i}") for i in range(20)]
+
+    first = await engine.generate_batch(batch("one"))
+    busy = asyncio.gather(*(engine.generate([i, 3], Sampling(max_tokens=30, seed=i), f"busy/{i}") for i in range(9)))
+    await engine.generate([1], Sampling(max_tokens=1), "marker")
+    again = await engine.generate_batch(batch("two"))  # begins when the others are done
+    assert again == first
+    await busy
+
+
+async def test_a_request_of_a_batch_is_refused_alone(engine: VLLMEngine) -> None:
+    good, bad = Request((3, 4), Sampling(max_tokens=2), "good"), Request((3,) * 1000, Sampling(), "bad")
+    answers = await engine.generate_batch([bad, good])
+    assert isinstance(answers[0], PolicyError) and isinstance(answers[1], Completion)
 
 
 async def test_a_prompt_that_is_too_long_is_refused_and_the_engine_lives_on(engine: VLLMEngine) -> None:

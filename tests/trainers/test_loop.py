@@ -421,6 +421,89 @@ async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
     assert loop.faults["groups without signal"] == 0
 
 
+# ---- waves ----
+
+
+@dataclass
+class Waves:
+    """Runs groups in waves, and writes down which began together; every third has no signal."""
+
+    began: list[list[int]] = field(default_factory=list)
+
+    async def __call__(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        assert all(task is TASKS[number % len(TASKS)] for task, number in numbered)
+        self.began.append([number for _, number in numbered])
+        await ticks(len(self.began) % 5)
+        return [flat_group(number) if number % 3 == 0 else group(number) for _, number in numbered]
+
+
+async def test_waves_begin_what_a_step_still_needs() -> None:
+    waves, record = Waves(), Record(lambda task, index: pytest.fail("a group was begun alone"))
+    loop = record.loop(steps=3, batch_size=4, objective={"needs_signal": True}, run_wave=waves)
+    async with nothing_left():
+        await loop.run()
+    assert waves.began[:4] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11]]
+    assert record.trained == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
+    assert loop.faults["groups without signal"] == 6
+
+
+async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> None:
+    """Wherever the checkpoint falls: before a wave, in it, or between two of them."""
+
+    async def record(late: int, **place: Any) -> tuple[Waves, Record, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
+        done = place.get("steps_done", 0)
+        waves, places = Waves(), []
+        record = Record(lambda task, index: pytest.fail("a group was begun alone"), published=done, version=done)
+
+        async def after_step(step: int) -> None:
+            await ticks(late)  # the next wave begins meanwhile
+            places.append((loop.ledger.state_dict(), loop.ready_groups))
+
+        loop = record.loop(
+            steps=5, batch_size=4, objective={"needs_signal": True}, run_wave=waves, after_step=after_step, **place
+        )
+        loop.on_step = lambda step, groups, metrics: None
+        await loop.run()
+        return waves, record, places
+
+    found = []
+    for late in range(12):
+        whole, trained, places = await record(late)
+        for step, (place, ready) in enumerate(places[:-1], 1):
+            ledger = Ledger()
+            ledger.load_state_dict(place)
+            rest, trained_after, _ = await record(late, steps_done=step, ledger=ledger, ready=ready)
+            began = whole.began[whole.began.index(rest.began[0]) :]
+            both = min(len(began), len(rest.began))  # the end of a run may come before its last wave, or after it
+            assert began[:both] == rest.began[:both]
+            assert trained_after.trained == trained.trained[step:]
+            found.append((len(place["open"]), len(place["ready"])))
+    assert {(4, 0), (2, 2), (4, 4)} & {*found} and len({*found}) > 1
+
+
+async def test_no_signal_in_waves_is_warned_of_and_ends_the_run() -> None:
+    async def flat(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        return [flat_group(number) for _, number in numbered]
+
+    warnings: list[str] = []
+    record = Record(lambda task, index: pytest.fail("a group was begun alone"))
+    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="8 groups in a row"):
+            await record.loop(objective=objective, warn=warnings.append, run_wave=flat).run()
+    assert [warning.split()[0] for warning in warnings] == ["3", "6"]
+
+
+async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
+    async def hangs(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=r"no step for 0\.05 s: 0 of 2 open groups are finished"):
+            await Record(lambda task, index: pytest.fail("alone")).loop(patience=0.05, run_wave=hangs).run()
+
+
 # ---- deadlines and exceptions ----
 
 

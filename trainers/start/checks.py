@@ -52,6 +52,31 @@ def _check_pace(config: RunConfig) -> None:
         )
 
 
+def _check_deterministic(config: RunConfig) -> None:
+    """What `deterministic` promises, it promises of one engine on CPU, and of samples that wait for their weights."""
+    training, services = config.training, config.services
+    if not training.deterministic:
+        return
+    if training.staleness:
+        raise UserError(
+            f"--training.deterministic needs --training.staleness 0, and it is {training.staleness}: which weights "
+            f"sample a group must not depend on the clock"
+        )
+    for name in ("generator", "envs"):
+        replicas = getattr(services, name).num_replicas
+        if replicas > 1:
+            raise UserError(
+                f"--training.deterministic needs one replica of each service, and --services.{name}.num_replicas is "
+                f"{replicas}: set it to 1"
+            )
+    for name in ("generator", "trainer", "ref_model"):
+        if getattr(services, name).with_gpus:
+            raise UserError(
+                f"--training.deterministic is for CPU, and --services.{name}.with_gpus is true: a GPU's sums do not "
+                f"repeat bit by bit"
+            )
+
+
 def _check_schedule(config: RunConfig) -> None:
     training = config.training
     if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
@@ -190,6 +215,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     _check_environment,
     _check_own_parts,
     _check_pace,
+    _check_deterministic,
     _check_schedule,
     _check_resume,
     _check_model,

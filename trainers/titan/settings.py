@@ -41,6 +41,8 @@ class TitanSettings:
     """Ranks to cut each matrix over."""
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
+    deterministic: bool = False
+    """Let torch use deterministic algorithms only, in this process from now on."""
     compile: bool = False
     """Compile each transformer block; costs minutes at the start, pays on a GPU."""
     activation_checkpoint: str = "none"

@@ -63,6 +63,9 @@ class TitanTrainer:
         self.settings = settings = settings or TitanSettings()
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        if settings.deterministic:
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
             self.parallel = parallel_dims(settings.dp_shard, settings.tp)

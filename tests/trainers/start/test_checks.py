@@ -94,6 +94,18 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--generator.procs", "2"), ["services.generator.procs is 2", "--generator.with_gpus true"]),
         (("--ref_model.procs", "2"), ["services.ref_model.procs is 2", "one process"]),
         (("--ref_model.with_gpus",), ["services.ref_model.procs is 0", "--ref_model.procs 1"]),
+        (
+            ("--training.deterministic", "--training.staleness", "1"),
+            ["needs --training.staleness 0, and it is 1", "must not depend on the clock"],
+        ),
+        (
+            ("--training.deterministic", "--services.envs.num_replicas", "2"),
+            ["needs one replica", "services.envs.num_replicas is 2", "set it to 1"],
+        ),
+        (
+            ("--training.deterministic", "--generator.with_gpus"),
+            ["is for CPU", "services.generator.with_gpus is true", "do not repeat bit by bit"],
+        ),
         (("--training.sync_interval", "4"), ["sync_interval is 4", "staleness is 0", "--training.staleness 3"]),
         (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
         (("--resume",), ["--resume needs --output"]),
