@@ -1,0 +1,143 @@
+"""`--training.deterministic`: a run that is killed at a random point and resumed is bitwise one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.episode import Episode, read_jsonl
+from tests.system.test_resume import _wait
+from tests.system.test_runs import Started, _monarch_logs, start  # noqa: F401
+from trainers.checkpoints import read_manifest, steps_of
+
+STEPS = 8
+OPTIONS = (
+    "--env", "code_exec", "--training.deterministic", "--checkpoint.interval", "1", "--steps", str(STEPS),
+    "--tasks", "256", "--dataset.held_out", "16",
+    "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+)  # fmt: skip
+CLOCK = re.compile(r"time|seconds.*|s/step|tokens/s|tool/.*_s")
+"""Metrics that measure time."""
+
+
+def metrics(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """What a run measured in each step, but for the time."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        (record["phase"], record["step"]): {name: v for name, v in record.items() if not CLOCK.fullmatch(name)}
+        for record in records
+    }
+
+
+def tokens(run: Path, phase: str) -> list[tuple[Any, ...]]:
+    """Every token of every episode, with its logprob to the last bit."""
+
+    def of(episode: Episode) -> tuple[Any, ...]:
+        turns = [(turn.prompt_ids, turn.token_ids, turn.logprobs, turn.versions) for turn in episode.turns]
+        return episode.id, episode.reward, turns
+
+    return [of(episode) for episode in read_jsonl(run / "episodes" / f"{phase}.jsonl")]
+
+
+def kill(run: Started) -> None:
+    """End all of its processes at once, as the kernel does where memory runs out."""
+    for pid in run.processes():
+        os.kill(pid, signal.SIGKILL)
+    run.end()
+    _wait(lambda: not run.processes())
+    for path in _monarch_logs(run):
+        path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # three starts of the engine
+def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    killed = start("trainers.grpo", *OPTIONS)
+    _wait(lambda: steps_of(killed.output), killed)
+    trace = killed.output / "trace.json"
+    spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(8)
+    _wait(lambda: len(trace.read_bytes().splitlines()) >= spans, killed)
+    kill(killed)
+    done = max(steps_of(killed.output))
+    assert 1 <= done < STEPS
+    again = start("trainers.grpo", "--output", str(killed.output), "--resume")
+    console = again.end()
+    assert again.process.returncode == 0, console
+    assert f"goes on after step {done}" in console
+    again.assert_nothing_left()
+
+    whole = start("trainers.grpo", *OPTIONS)
+    console = whole.end()
+    assert whole.process.returncode == 0, console
+
+    expected, found = metrics(whole.output), metrics(killed.output)
+    assert [step for phase, step in expected if phase == "train"] == list(range(1, STEPS + 1))
+    trained = [expected["train", step] for step in range(1, STEPS + 1)]
+    assert all(step["grad_norm"] > 0 and step["loss"] != 0 for step in trained), "there is something to compare"
+    assert len({step["grad_norm"] for step in trained}) == STEPS
+    assert any(len(turns) > 1 for _, _, turns in tokens(whole.output, "train")), "the tools took part"
+    for at, values in expected.items():  # one by one, so that the first difference is what is shown
+        assert found[at] == values, at
+    for phase in ("before", "train", "after"):
+        assert tokens(killed.output, phase) == tokens(whole.output, phase), phase
+    curves = [json.loads((run.output / "summary.json").read_text())["reward_curve"] for run in (killed, whole)]
+    assert curves[0] == curves[1] and len(curves[0]) == STEPS
+
+
+def place(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint knows of the run's groups."""
+    found: dict[str, Any] = read_manifest(checkpoint)["extra"]["place"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # two starts of the engine
+def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    """With rollouts two steps ahead, groups without a signal dropped, and a kill: nothing is lost or comes twice."""
+    staleness, size = 2, 4
+    killed = start(
+        "trainers.dapo", "--env", "code_exec", "--checkpoint.interval", "1", "--checkpoint.keep_last", "1000",
+        "--steps", "100000", "--training.staleness", str(staleness), "--training.batch_size", str(size),
+        "--dapo.n_samples", "4", "--dapo.signal_error", "0", "--tasks", "256", "--dataset.held_out", "8",
+        "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+    )  # fmt: skip
+    _wait(lambda: any(place(path)["ready"] for path in steps_of(killed.output).values()), killed)
+    kill(killed)
+    # From one that holds a group which is ready, so that the resumed run has to train on it.
+    step, before = next(
+        (step, place(path)) for step, path in reversed(steps_of(killed.output).items()) if place(path)["ready"]
+    )
+    until = step + staleness + 1
+    options = ("--resume", "--checkpoint.step", str(step), "--steps", str(until))
+    again = start("trainers.dapo", "--output", str(killed.output), *options)
+    console = again.end()
+    assert again.process.returncode == 0, console
+    ledger = place(steps_of(killed.output)[until])["ledger"]
+
+    episodes = list(read_jsonl(killed.output / "episodes" / "train.jsonl"))
+    assert len({episode.id for episode in episodes}) == len(episodes), "an episode was trained on twice"
+    groups = list(dict.fromkeys(number(episode) for episode in episodes))
+    assert len(groups) == size * until == ledger["trained"]
+    assert ledger["dropped"]["no signal"] > 0 and set(ledger["dropped"]) <= {"no signal", "too few valid episodes"}
+    assert not set(ledger["open"]) & set(groups)
+    assert set(ledger["open"]) | set(groups) <= set(range(ledger["next"]))
+    assert len(groups) + len(ledger["open"]) + sum(ledger["dropped"].values()) == ledger["next"]
+
+    from_step = {group: i // size for i, group in enumerate(groups)}  # the optimizer steps before its own
+    for ready in before["ready"]:
+        assert step <= from_step[ready["number"]] <= ready["deadline"]
+    first = min(version for episode in episodes for version in episode.versions)
+    lags = [from_step[number(episode)] + first - min(episode.versions) for episode in episodes if episode.versions]
+    assert min(lags) >= 0 and max(lags) <= staleness
+
+
+def number(episode: Episode) -> int:
+    """Of an episode's prompt in the ledger."""
+    return int(episode.group_id.removeprefix("train/"))
