@@ -41,6 +41,9 @@ class EngineSettings:
     """On CPU."""
     gpu_memory_fraction: float = 0.45
     """On GPU."""
+    cache_on_update: str = "keep"
+    """What becomes of the keys and values of requests that run when new weights come: "keep" goes on with them, and
+    "recompute" computes them again with the new weights."""
     enforce_eager: bool = True
     gather_s: float = 0.0
     """Hold a small batch as long as requests keep coming, each within this time of the last; 0 never holds."""
@@ -174,8 +177,9 @@ class VLLMEngine:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state_dict.items())})
             self._engine.set_weight_version(str(version))
             # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
-            if not self._engine.has_unfinished_requests():
-                self._engine.reset_prefix_cache()
+            recompute = self._settings.cache_on_update == "recompute"
+            if recompute or not self._engine.has_unfinished_requests():
+                self._engine.reset_prefix_cache(reset_running_requests=recompute)
             self.version = version
 
         await self._command(swap)

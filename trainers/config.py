@@ -143,6 +143,9 @@ class TrainingConfig:
     """A function of your own from an episode to its reward, "module:function"; the environment's is still recorded."""
     staleness: int = 0
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
+    cache_on_update: Literal["keep", "recompute"] = "keep"
+    """What becomes of the engine's keys and values of running requests when new weights come, with staleness above 0:
+    go on with those of the old weights, or compute them again."""
     step_seconds: float = 600.0
     """Deadline for one step's groups, and for one optimizer step."""
     deterministic: bool = False

@@ -190,6 +190,7 @@ def _engine(config: RunConfig) -> EngineSettings:
         max_requests=2 * CONCURRENCY,
         dtype="bfloat16" if on_gpu else "float32",
         seed=config.training.seed,
+        cache_on_update=config.training.cache_on_update,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
 

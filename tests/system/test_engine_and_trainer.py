@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,14 +148,29 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
     swapped = await _greedy(engine)
     assert swapped != before, "the new weights must speak differently, or this test shows nothing"
     # The same prompts were cached under the old weights; a stale prefix cache would show here.
-    fresh = VLLMEngine(str(tmp_path / "new"), SETTINGS)
+    fresh = VLLMEngine(str(tmp_path / "new"), replace(SETTINGS, cache_on_update="recompute"))
     await fresh.start()
     try:
         assert await _greedy(fresh) == swapped
+        completion = await _over_a_swap(fresh, weights)
     finally:
         await fresh.close()
         await engine.update_weights(engine.version + 1, weights)
     assert await _greedy(engine) == before
+    # What came after the swap is what the weights say to the whole text before it, and not to the old weights' cache.
+    (_, first), (_, rest) = completion.versions
+    so_far = (*completion.prompt_ids, *completion.token_ids[:first])
+    again = await engine.generate(so_far, Sampling(max_tokens=rest, temperature=0.0), "again")
+    assert again.token_ids == completion.token_ids[first:]
+    assert max(abs(a - b) for a, b in zip(again.logprobs, completion.logprobs[first:], strict=True)) < 1e-4
+
+
+async def _over_a_swap(engine: VLLMEngine, weights: dict[str, torch.Tensor]) -> Completion:
+    """A greedy completion that begins with the engine's weights and ends with others."""
+    running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, temperature=0.0), "long"))
+    await engine.generate([1], Sampling(max_tokens=3), "begun")
+    await engine.update_weights(engine.version + 1, weights)
+    return await running
 
 
 async def test_a_closed_engine_refuses(model: Path) -> None:

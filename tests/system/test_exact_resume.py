@@ -17,7 +17,7 @@ from tests.system.test_resume import _wait
 from tests.system.test_runs import Started, _monarch_logs, start  # noqa: F401
 from trainers.checkpoints import read_manifest, steps_of
 
-STEPS = 8
+STEPS = 6
 OPTIONS = (
     "--env", "code_exec", "--training.deterministic", "--checkpoint.interval", "1", "--steps", str(STEPS),
     "--tasks", "256", "--dataset.held_out", "16",
@@ -62,7 +62,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ign
     killed = start("trainers.grpo", *OPTIONS)
     _wait(lambda: steps_of(killed.output), killed)
     trace = killed.output / "trace.json"
-    spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(8)
+    spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(6)
     _wait(lambda: len(trace.read_bytes().splitlines()) >= spans, killed)
     kill(killed)
     done = max(steps_of(killed.output))
@@ -74,6 +74,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ign
     again.assert_nothing_left()
 
     whole = start("trainers.grpo", *OPTIONS)
+    _wait(lambda: steps_of(whole.output), whole)
     console = whole.end()
     assert whole.process.returncode == 0, console
 
