@@ -71,7 +71,8 @@ class Wave:
             await asyncio.gather(*(play(task, wave) for task in tasks))  # each within `with wave.episode():`
 
     Args:
-        episodes: how many take part, each with one request at a time. No batch is sent before each of them asks, or has ended.
+        episodes: how many take part, each with one request at a time. No batch is sent before each of them asks, or has
+            ended.
     """
 
     def __init__(self, episodes: int) -> None:

@@ -9,10 +9,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from agents.scripted import ScriptedAgent
 from forge_env.deadlines import Deadline
+from forge_env.episode import Turn
 from forge_env.errors import InvariantError, PolicyError
+from forge_env.factory import EnvFactory
+from forge_env.faults import FaultPolicy
 from forge_env.lockstep import LockstepPolicy, Request, Wave
-from forge_env.types import Completion, Sampling
+from forge_env.protocols import Conversation
+from forge_env.rollout import run_group
+from forge_env.types import Action, Completion, EpisodeLimits, Outcome, Sampling, ToolSpec
+from tests.forge_env.test_faults import TASK, Fated
 
 
 @dataclass
@@ -166,6 +173,47 @@ async def test_a_batch_that_fails_fails_all_of_its_requests() -> None:
     async with Wave(2) as wave:
         found = await asyncio.gather(play("a", wave), play("b", wave), return_exceptions=True)
     assert [str(error) for error in found] == ["the engine is gone"] * 2
+
+
+class Asking:
+    """An agent that asks the policy for each of its turns."""
+
+    def __init__(self, policy: LockstepPolicy) -> None:
+        self._policy = policy
+        self._scripted = ScriptedAgent(lambda messages: {"role": "assistant", "content": "x"})
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        await ask(self._policy, f"{conversation.request_id}/{len(conversation.turns)}")
+        return await self._scripted.act(conversation, tools)
+
+
+async def test_an_episode_that_is_run_again_keeps_its_place() -> None:
+    class Breaks(Fated):
+        pass
+
+    Breaks.fates = {0: ["infra_fault", "scored"], 1: ["scored"], 10: ["going on", "scored"], 11: ["scored"]}
+    Breaks.rewards = dict.fromkeys(Breaks.fates, 1.0)
+    policy = Batches()
+    agent = Asking(LockstepPolicy(policy))
+    async with EnvFactory(Breaks) as factory, Wave(4) as wave:
+        groups = await asyncio.gather(
+            *(
+                run_group(
+                    factory,
+                    agent,
+                    TASK,
+                    count=2,
+                    seed=seed,
+                    group_id=f"g{seed}",
+                    limits=EpisodeLimits(),
+                    on_fault=FaultPolicy(mode="refill"),
+                    around=wave.episode,
+                )
+                for seed in (0, 10)
+            )
+        )
+    assert all(episode.outcome is Outcome.SCORED for group in groups for episode in group.episodes)
+    assert policy.seen == [["g0/0/0", "g0/1/0", "g10/0/0", "g10/1/0"], ["g0/0.1/0", "g10/0/1"]]
 
 
 async def test_outside_of_a_wave_it_is_the_policy_itself() -> None:
