@@ -78,6 +78,7 @@ class TrainerActor(ForgeActor):
         self._settings = settings
         self._loss = loss
         self._store = store
+        self._taken: Any = None  # what `commit` commits
         self._temperature = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Any = None
@@ -133,20 +134,25 @@ class TrainerActor(ForgeActor):
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
-        """Put the present weights into the store; returns seconds.
-
-        A step that is asked for meanwhile begins once they are copied, and does not wait until they can be fetched.
-        """
-        store = self._store
-        if store is None:
-            raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
+        """Put the present weights into the store, `take` and `commit` in one; returns seconds."""
         started = time.perf_counter()
-        # Copied in the model's thread, where no step can change what is being copied.
-        taken = await self._in_thread(self._take, store, version)
-        if taken is None:
-            return None
-        await store.commit(taken)
-        return time.perf_counter() - started
+        await self._take_weights(version)
+        await self._commit_weights()
+        return time.perf_counter() - started if self.rank == 0 else None
+
+    @concurrent_endpoint
+    async def take(self, version: int) -> float | None:
+        """Copy the present weights for the store; returns seconds. The next step cannot change them any more."""
+        started = time.perf_counter()
+        await self._take_weights(version)
+        return time.perf_counter() - started if self.rank == 0 else None
+
+    @concurrent_endpoint
+    async def commit(self) -> float | None:
+        """Let what was taken last be fetched, while steps go on; returns seconds."""
+        started = time.perf_counter()
+        await self._commit_weights()
+        return time.perf_counter() - started if self.rank == 0 else None
 
     @concurrent_endpoint
     async def save(
@@ -184,9 +190,20 @@ class TrainerActor(ForgeActor):
         metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
         return float(metrics["loss"])
 
+    async def _take_weights(self, version: int) -> None:
+        if self._store is None:
+            raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
+        # Copied in the model's thread, where no step can change what is being copied.
+        self._taken = await self._in_thread(self._take, self._store, version)
+
     def _take(self, store: WeightStore, version: int) -> Any:
         state_dict = self._trainer.hf_state_dict()  # all ranks gather the weights, and the first one publishes them
         return store.take(version, state_dict) if self.rank == 0 else None
+
+    async def _commit_weights(self) -> None:
+        taken, self._taken = self._taken, None
+        if self._store is not None and taken is not None:
+            await self._store.commit(taken)
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Run in the model's thread; only the first rank keeps the result."""

@@ -169,21 +169,25 @@ class Run:
         return await self.publish_weights() | await self.pull_weights()
 
     async def publish_weights(self) -> dict[str, float]:
-        """Publish the trainer's weights as the next version."""
+        """Publish the trainer's weights as the next version: steps may go on, and `pull_weights` does the rest."""
         version = self.version + 1
         with self.report.timeline.span("weights", "publish", version=version):
-            seconds = await within(300.0, self.services.trainer.publish.call_one(version), "publishing the weights")
-        self.version = self.services.published = version
+            seconds = await within(300.0, self.services.trainer.take.call_one(version), "publishing the weights")
+        self.version = version
         return {"seconds/publish": seconds}
 
     async def pull_weights(self) -> dict[str, float]:
         """Put the version that was published last into the live engines."""
         version = self.version
+        with self.report.timeline.span("weights", "commit", version=version):
+            commit = await within(300.0, self.services.trainer.commit.call_one(), "publishing the weights")
+        self.services.published = version
         await self.services.engine_ready
         with self.report.timeline.span("weights", "pull", version=version):
             pulls = await self.services.policy.deadline(PULL_S).pull.fanout(version)
         self.engines_version = version
-        return {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
+        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
+        return {"seconds/commit": commit, **slowest}
 
     # ---- checkpoints ----
 

@@ -180,7 +180,9 @@ async def test_without_a_loss_a_batch_of_torchforge_is_refused(team: Team) -> No
 
 async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone: TitanTrainer, tmp_path: Path) -> None:
     await team.restart()
-    assert await team.ask(team.trainer.publish.call_one(300)) > 0.0
+    assert await team.ask(team.trainer.take.call_one(300)) > 0.0
+    await team.ask(team.trainer.step.call_one(make_batch(3)[2], GRPOLoss(), 1.0))  # changes nothing of what was taken
+    assert await team.ask(team.trainer.commit.call_one()) > 0.0
     published = await team.fetch(300)
     assert all(torch.equal(published[name], value) for name, value in alone.hf_state_dict().items())
     assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
