@@ -46,6 +46,12 @@ def tokens(run: Path, phase: str) -> list[tuple[Any, ...]]:
     return [of(episode) for episode in read_jsonl(run / "episodes" / f"{phase}.jsonl")]
 
 
+def has_begun(run: Started) -> bool:
+    """Whether it has taken a step, of the warm-up at least; everything is waited for with a deadline of its own."""
+    written = run.output / "metrics.jsonl"
+    return written.exists() and written.stat().st_size > 0
+
+
 def kill(run: Started) -> None:
     """End all of its processes at once, as the kernel does where memory runs out."""
     for pid in run.processes():
@@ -60,6 +66,7 @@ def kill(run: Started) -> None:
 @pytest.mark.timeout(900)  # three starts of the engine
 def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     killed = start("trainers.grpo", *OPTIONS)
+    _wait(lambda: has_begun(killed), killed)
     _wait(lambda: steps_of(killed.output), killed)
     trace = killed.output / "trace.json"
     spans = len(trace.read_bytes().splitlines()) + random.Random().randrange(6)
@@ -74,6 +81,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ign
     again.assert_nothing_left()
 
     whole = start("trainers.grpo", *OPTIONS)
+    _wait(lambda: has_begun(whole), whole)
     _wait(lambda: steps_of(whole.output), whole)
     console = whole.end()
     assert whole.process.returncode == 0, console
@@ -109,6 +117,7 @@ def test_every_prompt_is_trained_once_or_dropped_for_a_reason(start) -> None:  #
         "--dapo.n_samples", "4", "--dapo.signal_error", "0", "--tasks", "256", "--dataset.held_out", "8",
         "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
     )  # fmt: skip
+    _wait(lambda: has_begun(killed), killed)
     _wait(lambda: any(place(path)["ready"] for path in steps_of(killed.output).values()), killed)
     kill(killed)
     # From one that holds a group which is ready, so that the resumed run has to train on it.
