@@ -53,9 +53,10 @@ def has_begun(run: Started) -> bool:
 
 
 def kill(run: Started) -> None:
-    """End all of its processes at once, as the kernel does where memory runs out."""
-    for pid in run.processes():
-        os.kill(pid, signal.SIGKILL)
+    """End all of its processes at once, but for Python's own, which tidy up after those and end by themselves."""
+    for pid, command in run.processes().items():
+        if "resource_tracker" not in command:
+            os.kill(pid, signal.SIGKILL)
     run.end()
     _wait(lambda: not run.processes())
     for path in _monarch_logs(run):
