@@ -4,8 +4,9 @@
     python -m benchmarks.asynchrony --quick     # one sigma only, and nothing is written
 
 16 GPUs, 512 groups of 8 to a step: 4,096 episodes of one to five turns. Sampled tokens and environment seconds of a
-turn are lognormal, with the same sigma, and an episode is cut off at 16,384 tokens. The split is the one whose slower
-side needs the least time for a step when neither waits; no staleness has a split of its own, except where it says so.
+turn are lognormal, with the same sigma, and an episode is cut off at 16,384 tokens. The split is the one whose two sides
+need most nearly the same time for a step when neither waits; no staleness has a split of its own, except where it says
+so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GPUS, GROUPS, SIGMA = 16, 512, 1.0
 SIGMAS = (0.5, 0.8, 1.0, 1.2)
 STALENESS = (0, 1, 2, 4)
 BATCHES = (128, 256, 512, 1024)
-STEPS, SETTLING = 22, 8
+STEPS, SETTLING = 18, 6
 AIM_SPEEDUP, AIM_IDLE = 1.8, 0.10
 
 

@@ -36,7 +36,7 @@ GPUS = (10, 30, 100, 300, 1000)
 STALENESS = (0, 1, 2, 4)
 TOKENS = 2000.0  # that an episode of the recorded run is stretched to: its model was tiny, and wrote 21
 GROUPS_PER_GPU = 16  # of a step
-STEPS, SETTLING = 14, 6
+STEPS, SETTLING = 11, 5
 SPLIT_GPUS, SPLIT_FACTORS = 50, (0.4, 0.7, 1.0, 1.4, 2.0, 3.0)
 PATIENCE = 1e7  # simulated seconds
 COLORS = ("#969696", "#fdae6b", "#4292c6", "#08306b")
@@ -168,7 +168,7 @@ def needs(setup: Setup) -> tuple[float, float]:
 
 
 def balanced(gpus: int, workload: Workload, groups_per_step: int, *, staleness: int, **settings: Any) -> Setup:
-    """The split of so many GPUs whose slower side needs the least time for a step."""
+    """The split of so many GPUs whose two sides need most nearly the same time for a step."""
 
     def with_trainers(trainers: int) -> Setup:
         return Setup(
@@ -180,7 +180,11 @@ def balanced(gpus: int, workload: Workload, groups_per_step: int, *, staleness: 
             **settings,
         )
 
-    return with_trainers(min(range(1, gpus), key=lambda trainers: max(needs(with_trainers(trainers)))))
+    def difference(trainers: int) -> float:
+        sample, train = needs(with_trainers(trainers))
+        return max(sample / train, train / sample)
+
+    return with_trainers(min(range(1, gpus), key=difference))
 
 
 def sweep(setups: Iterable[Setup]) -> list[Figures]:

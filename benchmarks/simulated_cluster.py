@@ -50,6 +50,9 @@ class Speeds:
         return requests / (self.decode + self.decode_request * requests)
 
 
+ROUNDING = 1e-6  # tokens
+
+
 class Engine:
     """One replica of the policy: all running requests get their tokens at the same rate."""
 
@@ -64,6 +67,7 @@ class Engine:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._order = 0
         self._plan_number = 0
+        self._planned = 0  # the request that the plan is for; 0: there is no plan
         self._stopped = False
         self._tokens = self._busy = 0.0
 
@@ -77,8 +81,7 @@ class Engine:
     def swap(self, seconds: float) -> None:
         """Take new weights in: nothing is sampled meanwhile, and no request is lost."""
         self._catch_up()
-        self._stopped = True
-        self._plan()
+        self._stopped, self._planned = True, 0
         self._world.after(seconds, self._go_on)
 
     def used(self) -> tuple[float, float]:
@@ -101,24 +104,31 @@ class Engine:
                 self._tokens += steps * len(self._running)
 
     def _plan(self) -> None:
-        """Let what waits begin where there is room, and plan the next request's end; the plan before is void."""
+        """Let what waits begin where there is room, and plan to look when the first request can be done.
+
+        Whoever joins makes that later, so a plan for the same request may stand: it looks too early, and plans again.
+        """
         while self._waiting and len(self._running) < self._speeds.slots:
             tokens, done = self._waiting.popleft()
             self._order += 1
             heapq.heappush(self._running, (self._made + tokens, self._order, done))
+        if not self._running or self._stopped or self._running[0][1] == self._planned:
+            return
         self._plan_number += 1
-        if self._running and not self._stopped:
-            seconds = (self._running[0][0] - self._made) * self._speeds.step(len(self._running))
-            self._world.after(max(seconds, 0.0), partial(self._complete, self._plan_number))
+        self._planned = self._running[0][1]
+        seconds = (self._running[0][0] - self._made) * self._speeds.step(len(self._running))
+        self._world.after(max(seconds, 0.0), partial(self._look, self._plan_number))
 
-    def _complete(self, plan_number: int) -> None:
-        if plan_number != self._plan_number:
+    def _look(self, plan_number: int) -> None:
+        if plan_number != self._plan_number or self._stopped:
             return
         self._catch_up()
-        self._made = self._running[0][0]  # free of rounding, so that what ends together ends at once
+        self._planned = 0
         ended = []
-        while self._running and self._running[0][0] <= self._made:
-            ended.append(heapq.heappop(self._running)[2])
+        if self._running[0][0] - self._made < ROUNDING:
+            self._made = self._running[0][0]  # free of rounding, so that what ends together ends at once
+            while self._running and self._running[0][0] <= self._made:
+                ended.append(heapq.heappop(self._running)[2])
         self._plan()
         for done in ended:
             done()
