@@ -4,9 +4,9 @@
     python -m benchmarks.asynchrony --quick     # one sigma only, and nothing is written
 
 16 GPUs, 512 groups of 8 to a step: 4,096 episodes of one to five turns. Sampled tokens and environment seconds of a
-turn are lognormal, with the same sigma, and an episode is cut off at 16,384 tokens. The split is the one whose two sides
-need most nearly the same time for a step when neither waits; no staleness has a split of its own, except where it says
-so.
+turn are lognormal, with the same sigma, and an episode is cut off at 16,384 tokens. The split is the one whose two
+sides need most nearly the same time for a step when neither waits; no staleness has a split of its own, except where it
+says so.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ GPUS, GROUPS, SIGMA = 16, 512, 1.0
 SIGMAS = (0.5, 0.8, 1.0, 1.2)
 STALENESS = (0, 1, 2, 4)
 BATCHES = (128, 256, 512, 1024)
-STEPS, SETTLING = 18, 6
 AIM_SPEEDUP, AIM_IDLE = 1.8, 0.10
 
 
 def point(sigma: float, groups: int, staleness: int) -> Setup:
-    return balanced(GPUS, lognormal(sigma), groups, staleness=staleness, steps=STEPS, settling=SETTLING)
+    return balanced(GPUS, lognormal(sigma), groups, staleness=staleness)
 
 
 def row(setup: Setup, baseline: Figures | None) -> tuple[dict[str, Any], Figures]:

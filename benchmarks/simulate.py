@@ -35,9 +35,9 @@ RESULTS = Path(__file__).parent / "results"
 GPUS = (10, 30, 100, 300, 1000)
 STALENESS = (0, 1, 2, 4)
 TOKENS = 2000.0  # that an episode of the recorded run is stretched to: its model was tiny, and wrote 21
-GROUPS_PER_GPU = 16  # of a step
-STEPS, SETTLING = 11, 5
-SPLIT_GPUS, SPLIT_FACTORS = 50, (0.4, 0.7, 1.0, 1.4, 2.0, 3.0)
+GROUPS_PER_GPU, MOST_GROUPS = 16, 4096  # of a step: 32,768 episodes are more than anyone trains on at once
+MEASURED = 6  # steps
+SPLIT_GPUS, SPLIT_FACTORS = 30, (0.4, 0.7, 1.0, 1.4, 2.0, 3.0)
 PATIENCE = 1e7  # simulated seconds
 COLORS = ("#969696", "#fdae6b", "#4292c6", "#08306b")
 
@@ -51,11 +51,19 @@ class Setup:
     staleness: int
     workload: Workload
     groups_per_step: int
-    steps: int = 16
-    settling: int = 6
-    """Steps before anything is measured."""
+    measured: int = 10
+    """Steps that the figures are of."""
     speeds: Speeds = field(default_factory=Speeds)
     seed: int = 0
+
+    @property
+    def settling(self) -> int:
+        """Steps before them: all groups of the window begin at once, and it takes them two rounds to spread."""
+        return 2 * (self.staleness + 1) + 2
+
+    @property
+    def steps(self) -> int:
+        return self.settling + self.measured
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,18 +120,17 @@ class _Measure:
     def figures(self) -> Figures:
         setup = self.setup
         seconds, tokens, busy, train_seconds, cpu = (b - a for a, b in zip(*self._marks, strict=True))
-        steps = setup.steps - setup.settling
         return Figures(
             gpus=setup.engines + setup.trainers,
             engines=setup.engines,
             trainers=setup.trainers,
             staleness=setup.staleness,
             groups_per_step=setup.groups_per_step,
-            steps=steps,
+            steps=setup.measured,
             simulated_seconds=seconds,
-            seconds_per_step=seconds / steps,
+            seconds_per_step=seconds / setup.measured,
             tokens_per_second=tokens / seconds,
-            groups_per_second=steps * setup.groups_per_step / seconds,
+            groups_per_second=setup.measured * setup.groups_per_step / seconds,
             trainer_idle=max(0.0, 1 - train_seconds / seconds),
             engines_idle=max(0.0, 1 - busy / (seconds * setup.engines)),
             engines_fill=tokens / (seconds * setup.engines * setup.speeds.tokens_per_second(setup.speeds.slots)),
@@ -131,7 +138,7 @@ class _Measure:
             staleness_max=max(self.staleness),
             length_bias=self.length_bias,
             controller_load=cpu / seconds,
-            controller_microseconds=1e6 * cpu / (steps * setup.groups_per_step),
+            controller_microseconds=1e6 * cpu / (setup.measured * setup.groups_per_step),
         )
 
 
@@ -208,9 +215,9 @@ def shown(figures: Figures) -> str:
 
 
 def scale(workload: Workload, gpus: Sequence[int], staleness: Sequence[int], seed: int) -> list[Setup]:
-    """Clusters of every size, in balance, with steps that grow with them."""
+    """Clusters of every size, in balance, with steps that grow with them up to a point."""
     return [
-        balanced(size, workload, GROUPS_PER_GPU * size, staleness=s, steps=STEPS, settling=SETTLING, seed=seed)
+        balanced(size, workload, min(GROUPS_PER_GPU * size, MOST_GROUPS), staleness=s, measured=MEASURED, seed=seed)
         for size in gpus
         for s in staleness
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.controller import BATCH, STALENESS, measure
-from benchmarks.simulate import Setup, balanced, needs, simulate
+from benchmarks.simulate import Setup, balanced, draw, needs, shown, simulate
 from benchmarks.simulated_cluster import Engine, Router, Speeds
 from benchmarks.simulated_time import World
 from benchmarks.simulated_workload import Turn, Workload, constant, lognormal, of_run, record, recorded
@@ -24,7 +24,7 @@ SPEEDS = Speeds(slots=16)
 
 
 def setup(workload: Workload, **settings: Any) -> Setup:
-    sizes = {"engines": 4, "trainers": 1, "groups_per_step": 8, "steps": 10, "settling": 4, "staleness": 0}
+    sizes = {"engines": 4, "trainers": 1, "groups_per_step": 8, "measured": 6, "staleness": 0}
     return Setup(workload=workload, **{**sizes, **settings})
 
 
@@ -114,7 +114,7 @@ def test_with_enough_engines_the_trainer_is_never_idle() -> None:
 
 def test_with_a_quick_trainer_the_engines_are_never_idle() -> None:
     speeds = Speeds(train_tokens=1e12, train_overhead=0.0, publish=0.0, fetch=0.0, swap=0.0, slots=16)
-    figures = simulate(setup(lognormal(0.5, env_median=1e-6), staleness=4, speeds=speeds, steps=12))
+    figures = simulate(setup(lognormal(0.5, env_median=1e-6), staleness=4, speeds=speeds))
     assert figures.engines_idle == pytest.approx(0, abs=0.01)
     assert figures.engines_fill == pytest.approx(1, abs=0.02)
 
@@ -122,7 +122,7 @@ def test_with_a_quick_trainer_the_engines_are_never_idle() -> None:
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("sigma", [0.3, 1.5])
 def test_staleness_stays_within_its_bound(staleness: int, sigma: float) -> None:
-    figures = simulate(setup(lognormal(sigma), staleness=staleness, groups_per_step=4, steps=24))
+    figures = simulate(setup(lognormal(sigma), staleness=staleness, groups_per_step=4, measured=20))
     assert figures.staleness_max == staleness
     assert 0 < figures.staleness_mean <= staleness or staleness == 0
 
@@ -140,11 +140,16 @@ def test_hours_are_simulated_and_a_seed_repeats_them() -> None:
 
 
 def test_asynchrony_hides_the_tail() -> None:
-    synchronous, asynchronous = (
-        simulate(balanced(4, lognormal(1.0), 64, staleness=s, steps=9, settling=4)) for s in (0, 4)
-    )
+    synchronous, asynchronous = (simulate(balanced(4, lognormal(1.0), 64, staleness=s, measured=5)) for s in (0, 4))
     assert asynchronous.groups_per_second > 1.8 * synchronous.groups_per_second
     assert asynchronous.trainer_idle < synchronous.trainer_idle
+
+
+def test_what_is_simulated_can_be_drawn(tmp_path: Path) -> None:
+    found = [simulate(setup(constant(tokens=100), staleness=s, trainers=t)) for s in (0, 1) for t in (1, 2)]
+    draw(found, [replace(each, gpus=50) for each in found], "a title", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert all("staleness" in shown(each) for each in found)
 
 
 def test_a_balanced_cluster_has_no_better_split() -> None:
