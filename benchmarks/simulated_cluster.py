@@ -226,9 +226,6 @@ class Cluster:
         self.version = version
         return {}
 
-    async def sync_weights(self, version: int) -> dict[str, float]:
-        return await self.publish_weights(version) | await self.pull_weights(version)
-
     def trained_staleness(self, step: int, groups: Sequence[Group]) -> list[int]:
         """By how many optimizer steps the weights of each group's admission were behind those of its step."""
         return [step - 1 - self.admitted.pop(int(group.id)) for group in groups]
