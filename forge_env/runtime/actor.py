@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -46,8 +47,13 @@ class ForgeActor(Actor):
 
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
         self.rank = current_rank().rank
-        _die_with(controller_pid)
-        _redirect_output(str(log_of_rank(Path(log_path), self.rank)))
+        log = log_of_rank(Path(log_path), self.rank)
+        if folder := os.environ.get("FORGE_ENV_FOLDER"):  # a host's program was started somewhere else
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+        # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
+        _die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
+        _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
 
     @concurrent_endpoint
     async def start(self) -> None:

@@ -13,13 +13,15 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime import remove_monarch_log
 from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
-from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
+from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.ranks import LOOPBACK, AllRanks, MeetingPoint, log_of_rank
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
@@ -42,6 +44,10 @@ class Spawned:
     """Done when one of its processes has died; what is said about it."""
     on_death: Callable[[str], None] | None
     pids: set[int] = field(default_factory=set)
+    """Of its processes on this machine."""
+    places: list[int] = field(default_factory=list)
+    """The host of each rank, where there are hosts; `far` has the processes there that are watched."""
+    far: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def handle(self) -> Any:
@@ -62,12 +68,20 @@ class Launcher:
     Args:
         log_dir: where every process writes its log; without one, the logs go with the launcher.
         say: told when a process has died and is replaced.
+        hosts: where the processes run; without them, on this machine.
     """
 
-    def __init__(self, log_dir: Path | None = None, *, say: Callable[[str], None] = logger.warning) -> None:
+    def __init__(
+        self,
+        log_dir: Path | None = None,
+        *,
+        say: Callable[[str], None] = logger.warning,
+        hosts: Hosts | None = None,
+    ) -> None:
         self._keeps_logs = log_dir is not None
         self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="forge_env_logs_"))
         self.say = say
+        self.hosts = hosts
         self.is_stopping = False
         self._spawned: dict[str, Spawned] = {}
         self._watched: dict[int, tuple[Spawned, int]] = {}  # pidfd -> actor and rank
@@ -79,11 +93,17 @@ class Launcher:
     async def __aenter__(self) -> Launcher:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._failure = asyncio.get_running_loop().create_future()
-        _open_monarch(self.log_dir)
+        _open_monarch(self.log_dir, self.hosts.transport() if self.hosts else "")
         self._temp = tempfile.mkdtemp(prefix="forge_env_")
         import monarch.actor
 
         monarch.actor.unhandled_fault_hook = self._on_fault
+        if self.hosts:
+            try:
+                await self.hosts.open(self.log_dir)
+            except BaseException:
+                await self._stop()
+                raise
         _open.append(self)
         return self
 
@@ -110,6 +130,8 @@ class Launcher:
         procs: int = 1,
         environ: Mapping[str, str] | None = None,
         on_death: Callable[[str], None] | None = None,
+        host: int = 0,
+        num_hosts: int = 1,
         **kwargs: Any,
     ) -> Any:
         """Spawn processes and put an actor in each; returns Monarch's handle of them at once.
@@ -123,22 +145,38 @@ class Launcher:
             procs: processes, each with a rank.
             environ: variables of every process, over those of this one.
             on_death: told, in one sentence, when a process has died; without it, a death ends what is guarded.
+            host: the number of the first host, where there are hosts. In the place of one that was given up, a process
+                that sees no GPU goes to the next.
+            num_hosts: hosts in a row, which share the processes evenly.
             **kwargs: arguments of the actor's constructor.
+
+        Raises:
+            ServiceError: when a host was given up whose GPUs are wanted.
         """
         from monarch.actor import default_bootstrap_cmd, this_host
 
         if name in self._spawned:
             raise UserError(f"there is an actor named {name!r} already: give each one a name of its own")
-        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+        here = os.getcwd() if self.hosts else ""  # a process on this machine finds what is here by itself
+        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), here]))
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
-        meeting_point = MeetingPoint(procs) if procs > 1 else None
+        hosts, per_host = self.hosts, procs // num_hosts
+        places = []
+        if hosts:
+            host = hosts.choose(host, num_hosts, movable=not settings.get("CUDA_VISIBLE_DEVICES"))
+            places = [host + rank // per_host for rank in range(procs)]
+        address = hosts.address if hosts else LOOPBACK
+        meeting_point = MeetingPoint(procs, per_host, address) if procs > 1 else None
 
         def command(point: Any) -> Any:
-            ranked = meeting_point.environ(point["procs"]) if meeting_point else {}
-            return default_bootstrap_cmd().with_env(settings | ranked)
+            place = hosts.environ(places[point.rank]) if hosts else {}
+            interface = hosts.info(places[point.rank]).interface if hosts else "lo"
+            ranked = meeting_point.environ(point.rank, interface) if meeting_point else {}
+            return default_bootstrap_cmd().with_env(settings | place | ranked)
 
-        mesh = this_host().spawn_procs(
-            per_host={"procs": procs}, name=f"{name}_{next(_numbers)}", bootstrap_command=command
+        where = hosts.mesh(host, num_hosts) if hosts else this_host()
+        mesh = where.spawn_procs(
+            per_host={"procs": per_host}, name=f"{name}_{next(_numbers)}", bootstrap_command=command
         )
         log_path = self.log_dir / f"{name}.log"
         actor = mesh.spawn(name, actor_class, controller_pid=os.getpid(), log_path=str(log_path), **kwargs)
@@ -150,6 +188,7 @@ class Launcher:
             meeting_point=meeting_point,
             dead=asyncio.get_running_loop().create_future(),
             on_death=on_death,
+            places=places,
         )
         return actor
 
@@ -179,9 +218,10 @@ class Launcher:
         """
         spawned = self._spawned[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
-        pids = await within(seconds, spawned.actor.pid.call(), f"the {name} process")
+        asked = within(seconds, spawned.actor.pid.call(), f"the {name} process")
+        pids = await (unless_gone(asked, self.hosts.lost(spawned.places[0])) if self.hosts else asked)
         for rank, pid in enumerate(pids.values()):
-            self._watch(pid, spawned, rank)
+            await self._watch(pid, spawned, rank)
         work = within(seconds, AllRanks(spawned.actor).start.call_one(), f"starting the {name}")
         await self.guard(unless_gone(work, spawned.dead))
 
@@ -205,7 +245,10 @@ class Launcher:
         for pid in spawned.pids:
             await asyncio.to_thread(_reap, pid)
             self._pids.discard(pid)
-        await quietly(10.0, spawned.mesh.stop())
+        if self.hosts:
+            await asyncio.gather(*(self.hosts.kill(index, pid) for index, pid in spawned.far))
+        if self._is_reached(spawned):
+            await quietly(10.0, spawned.mesh.stop())
 
     def fail(self, error: ServiceError) -> None:
         """End what is guarded with an error."""
@@ -237,7 +280,12 @@ class Launcher:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
+    async def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
+        if self.hosts:
+            place = spawned.places[rank]
+            spawned.far.append((place, pid))
+            await self.hosts.watch(place, pid, partial(self._on_end, spawned, rank))
+            return
         pidfd = os.pidfd_open(pid)
         self._watched[pidfd] = spawned, rank
         spawned.pids.add(pid)
@@ -250,9 +298,16 @@ class Launcher:
         asyncio.get_running_loop().remove_reader(pidfd)
         spawned, rank = self._watched.pop(pidfd)
         os.close(pidfd)
+        self._on_end(spawned, rank, "")
+
+    def _on_end(self, spawned: Spawned, rank: int, reason: str) -> None:
+        """A process ended; with its host, if there is a reason."""
         which = f" of rank {rank}" if spawned.meeting_point else ""
         log = log_of_rank(spawned.log, rank)
-        said = f"the {spawned.name} process{which} died; the end of its log is in {log}"
+        if self.hosts:
+            log = Path(self.hosts.info(spawned.places[rank]).logs) / log.name
+        told = f"was lost: {reason}" if reason else f"died; the end of its log is in {log}"
+        said = f"the {spawned.name} process{which} {told}"
         if spawned.dead.done() or self.is_stopping:
             return
         spawned.dead.set_result(said)
@@ -264,15 +319,24 @@ class Launcher:
     def _on_fault(self, failure: Any) -> None:
         """Monarch's word that something failed. Deaths are noticed sooner by `_watch`; this only keeps us alive."""
 
+    def _is_reached(self, spawned: Spawned) -> bool:
+        """Whether the hosts of a process still answer."""
+        return self.hosts is None or self.hosts.answer(spawned.places)
+
     async def _stop(self) -> None:
         self.is_stopping = True
         await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
         # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
-        alive = [each for each in self._spawned.values() if not each.dead.done()]
+        reached = [each for each in self._spawned.values() if self._is_reached(each)]
+        alive = [each for each in reached if not each.dead.done()]
         await asyncio.gather(*(quietly(10.0, each.actor.finish.call()) for each in alive))
+        if self.hosts:
+            await self.hosts.end_processes()
         # What actors hold is freed now; an interpreter with vLLM in it would take seconds to wind itself up.
         _kill(self._pids)
-        await asyncio.gather(*(quietly(10.0, each.mesh.stop()) for each in self._spawned.values()))
+        await asyncio.gather(*(quietly(10.0, each.mesh.stop()) for each in reached))
+        if self.hosts:
+            await self.hosts.close()
         for pidfd in list(self._watched):
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
@@ -334,11 +398,16 @@ def _short_temp() -> str:
     return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
 
 
-def _open_monarch(log_dir: Path) -> None:
-    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run."""
+def _open_monarch(log_dir: Path, transport: str) -> None:
+    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
+
+    Raises:
+        ServiceError: when Monarch already runs in this process with another transport; "" is its own choice.
+    """
     for folder in _sockets:
         folder.mkdir(mode=0o700, exist_ok=True)
     if _sockets:
+        _set_transport(transport)
         return
     _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
     saved_temp = os.environ.get("TMPDIR")
@@ -349,6 +418,7 @@ def _open_monarch(log_dir: Path) -> None:
     try:
         from monarch.actor import this_host
 
+        _set_transport(transport)
         this_host()
     finally:
         os.dup2(saved, 2)
@@ -359,3 +429,13 @@ def _open_monarch(log_dir: Path) -> None:
         else:
             os.environ["TMPDIR"] = saved_temp
     _sockets.extend(_sockets[0].iterdir())
+
+
+def _set_transport(transport: str) -> None:
+    from monarch.actor import enable_transport
+
+    try:
+        if transport:
+            enable_transport(transport)
+    except RuntimeError:
+        raise ServiceError("Monarch already runs in this process, and was not told of other hosts then") from None

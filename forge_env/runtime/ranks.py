@@ -9,33 +9,42 @@ from typing import Any
 
 from forge_env.errors import ForgeError
 
+LOOPBACK = "127.0.0.1"
+
 
 class MeetingPoint:
-    """Where the ranks of one process group find each other: a store in this process, which only this machine reaches.
+    """Where the ranks of one process group find each other: a store in this process, at one address of this machine.
 
     Its port is bound before anybody is told of it, so nobody else can take it meanwhile.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
+        """
+        Args:
+            per_host: ranks of one host; 0 is all of them.
+            address: how the ranks reach this machine; the loopback address is reached from nowhere else.
+        """
         from torch.distributed import TCPStore
 
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server((address, 0))
         self._world_size = world_size
+        self._per_host = per_host or world_size
+        self._address = address
         self._port = listener.getsockname()[1]
         self._store = TCPStore(
-            "127.0.0.1", self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            address, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def environ(self, rank: int) -> dict[str, str]:
-        """What torch.distributed reads in the process of a rank."""
+    def environ(self, rank: int, interface: str = "lo") -> dict[str, str]:
+        """What torch.distributed reads in the process of a rank; `interface` is the network that gloo uses there."""
         return {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(rank % self._per_host),
             "WORLD_SIZE": str(self._world_size),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self._address,
             "MASTER_PORT": str(self._port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's word for: rank 0 need not open the store itself
-            "GLOO_SOCKET_IFNAME": "lo",  # of a machine with several, gloo would take the one of its host name
+            "GLOO_SOCKET_IFNAME": interface,  # of a machine with several, gloo would take the one of its host name
         }
 
 

@@ -50,6 +50,8 @@ class ServiceOptions:
     """A replica that does not answer a ping for so long is ended and replaced."""
     environ: Callable[[int], Mapping[str, str]] | None = None
     """Variables for the processes of a replica, by its number."""
+    host: Callable[[int], int] | None = None
+    """The host of a replica, by its number, where the launcher has hosts; without it, the first."""
     respawn: bool = True
     """Whether a replica that dies is replaced; if not, its death ends what the launcher guards."""
 
@@ -203,6 +205,7 @@ class Service:
             procs=options.procs,
             environ=environ,
             on_death=lambda said: self._leave(number, said),
+            host=options.host(place) if options.host else 0,
             **self.arguments,
         )
         spawned = self.launcher[name]
