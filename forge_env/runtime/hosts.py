@@ -270,7 +270,10 @@ class Hosts:
         )
         place = None if local or self.address.startswith("127.") else (self.address, 1)
         name = f"{index}" if local else f"{self._places[index][0]}"
-        info = await self._within(watch.info.call_one(place, str(log_dir.resolve()), token), name, 60.0)
+        try:
+            info = await self._within(watch.info.call_one(place, str(log_dir.resolve()), token), name, 60.0)
+        except ServiceError as error:
+            raise ServiceError(f"{error}; a host takes one run at a time: is another one still on it?") from None
         lost = asyncio.get_running_loop().create_future()
         return _Host(info=info, watch=watch, mesh=mesh, on_death={}, lost=lost)
 
