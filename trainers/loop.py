@@ -71,7 +71,8 @@ class Loop:
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them; each also "in a row"."""
+    without signal" one reward for all of them; each also "in a row". "idle groups in a row" were trained on all the same,
+    for the algorithm drops none."""
 
     def __post_init__(self, ready: Sequence[ReadyGroup]) -> None:
         self._schedule: Schedule[int] = Schedule(
@@ -204,6 +205,7 @@ class Loop:
             self._count_flat(group)
         else:
             self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
+            self._count_idle(group)
             self._ready[number] = group
             self.lengths.finished(group)
             self.ledger.finish(number)
@@ -257,6 +259,20 @@ class Loop:
             reason = next((e.error for e in group.faults if e.error), "none was given")
             raise ServiceError(
                 f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; the last error: {reason}"
+            )
+
+    def _count_idle(self, group: Group) -> None:
+        """Count groups that are trained on although all episodes have one reward, and so change nothing."""
+        objective = self.objective
+        if not objective.needs_siblings or objective.signal_reward is not None or len(set(group.rewards)) > 1:
+            self.faults["idle groups in a row"] = 0
+            return
+        self.faults["idle groups in a row"] += 1
+        row, warning = self.faults["idle groups in a row"], objective.signal_warning
+        if warning and row % warning == 0:
+            self.warn(
+                f"{row} groups in a row had one reward for all their episodes, {group.rewards[0]:g} in the last: "
+                "nothing is learned from them; the tasks are too easy or too hard for this policy"
             )
 
     def _count_flat(self, group: Group) -> None:

@@ -370,6 +370,18 @@ async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None
     assert record.trained == []
 
 
+async def test_groups_from_which_nothing_is_learned_are_warned_of_where_none_is_dropped() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index == 4 else flat_group(index, reward=0.25)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    await record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2).run()
+    assert len(record.trained) == 6  # it goes on
+    assert [warning.split()[0] for warning in warnings][:2] == ["4", "4"]  # the row ends with the one that has a signal
+    assert "0.25 in the last: nothing is learned from them" in warnings[0]
+
+
 async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
     async def run_group(task: Task, index: int) -> Group:
         return group(index) if index % 8 == 7 else flat_group(index)
