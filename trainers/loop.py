@@ -71,8 +71,8 @@ class Loop:
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them; each also "in a row". "idle groups in a row" were trained on all the same,
-    for the algorithm drops none."""
+    without signal" one reward for all of them; each also "in a row". "idle groups in a row" were trained on all the
+    same, for the algorithm drops none."""
 
     def __post_init__(self, ready: Sequence[ReadyGroup]) -> None:
         self._schedule: Schedule[int] = Schedule(

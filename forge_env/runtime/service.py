@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -247,12 +247,16 @@ class Service:
             self.launcher.fail(ServiceError(said))
             return False
         recent = [each for each in self.deaths if time.monotonic() - each.at < DEATHS_S]
+        if len(recent) > MOST_DEATHS and self.client.up:
+            self.launcher.say(f"{said}; as {self._lost(recent)}, it is not replaced, and {self.client.up} go on")
+            return False
         if len(recent) > MOST_DEATHS:
-            self.launcher.fail(
-                ServiceError(f"{said}; {self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes")
-            )
+            self.launcher.fail(ServiceError(f"{said}; {self._lost(recent)}"))
             return False
         return True
+
+    def _lost(self, recent: Sequence[Death]) -> str:
+        return f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
 
     def _change(self, handles: dict[int, Any], said: str) -> None:
         """Tell this process, and all others, which replicas are up."""

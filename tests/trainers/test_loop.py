@@ -378,7 +378,8 @@ async def test_groups_from_which_nothing_is_learned_are_warned_of_where_none_is_
     record = Record(run_group)
     await record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2).run()
     assert len(record.trained) == 6  # it goes on
-    assert [warning.split()[0] for warning in warnings][:2] == ["4", "4"]  # the row ends with the one that has a signal
+    # The row ends with the group that has a signal.
+    assert [warning.split()[0] for warning in warnings][:2] == ["4", "4"]
     assert "0.25 in the last: nothing is learned from them" in warnings[0]
 
 
