@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.errors import ForgeError, ServiceError, UserError
-from forge_env.runtime import remove_monarch_log
 from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
 from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.ranks import LOOPBACK, AllRanks, MeetingPoint, log_of_rank
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
@@ -93,7 +93,7 @@ class Launcher:
     async def __aenter__(self) -> Launcher:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._failure = asyncio.get_running_loop().create_future()
-        _open_monarch(self.log_dir, self.hosts.transport() if self.hosts else "")
+        open_monarch(self.log_dir, self.hosts.transport() if self.hosts else "")
         self._temp = tempfile.mkdtemp(prefix="forge_env_")
         import monarch.actor
 
@@ -346,10 +346,9 @@ class Launcher:
             self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
         self._spawned.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
-        shutil.rmtree(_sockets[0], ignore_errors=True)
         if not self._keeps_logs:
             shutil.rmtree(self.log_dir, ignore_errors=True)
-        remove_monarch_log()
+        remove_what_monarch_left()
 
 
 _open: list[Launcher] = []
@@ -386,56 +385,3 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, 0)
     except ChildProcessError:
         pass
-
-
-_LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
-_sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
-
-
-def _short_temp() -> str:
-    """The folder for temporary files, or /tmp where its name is too long for the address of a Unix socket in it."""
-    folder = tempfile.gettempdir()
-    return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
-
-
-def _open_monarch(log_dir: Path, transport: str) -> None:
-    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
-
-    Raises:
-        ServiceError: when Monarch already runs in this process with another transport; "" is its own choice.
-    """
-    for folder in _sockets:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    if _sockets:
-        _set_transport(transport)
-        return
-    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
-    saved_temp = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(_sockets[0])
-    saved = os.dup(2)
-    log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 2)
-    try:
-        from monarch.actor import this_host
-
-        _set_transport(transport)
-        this_host()
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(log)
-        if saved_temp is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = saved_temp
-    _sockets.extend(_sockets[0].iterdir())
-
-
-def _set_transport(transport: str) -> None:
-    from monarch.actor import enable_transport
-
-    try:
-        if transport:
-            enable_transport(transport)
-    except RuntimeError:
-        raise ServiceError("Monarch already runs in this process, and was not told of other hosts then") from None

@@ -1,0 +1,69 @@
+"""What Monarch leaves on the disk: sockets and a log, kept where they can be removed with the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from forge_env.errors import ServiceError
+from forge_env.runtime import remove_monarch_log
+
+_LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
+_sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
+
+
+def _short_temp() -> str:
+    """The folder for temporary files, or /tmp where its name is too long for the address of a Unix socket in it."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
+
+
+def open_monarch(log_dir: Path, transport: str) -> None:
+    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
+
+    Raises:
+        ServiceError: when Monarch already runs in this process with another transport; "" is its own choice.
+    """
+    for folder in _sockets:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if _sockets:
+        _set_transport(transport)
+        return
+    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
+    saved_temp = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(_sockets[0])
+    saved = os.dup(2)
+    log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 2)
+    try:
+        from monarch.actor import this_host
+
+        _set_transport(transport)
+        this_host()
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(log)
+        if saved_temp is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = saved_temp
+    _sockets.extend(_sockets[0].iterdir())
+
+
+def _set_transport(transport: str) -> None:
+    from monarch.actor import enable_transport
+
+    try:
+        if transport:
+            enable_transport(transport)
+    except RuntimeError:
+        raise ServiceError("Monarch already runs in this process, and was not told of other hosts then") from None
+
+
+def remove_what_monarch_left() -> None:
+    """Remove its sockets and its log; `open_monarch` makes room for new ones."""
+    shutil.rmtree(_sockets[0], ignore_errors=True)
+    remove_monarch_log()
