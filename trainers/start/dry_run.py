@@ -79,8 +79,12 @@ def _shown(value: Any) -> str:
 def _processes(plan: Plan) -> Table:
     table = _table("process", "where", "part", "memory", "of which")
     for process, memory in plan.processes:
-        alone = sum(other.service == process.service for other, _ in plan.processes) == 1
-        name = process.service if alone else f"{process.service} {process.rank}"
+        same = [other for other, _ in plan.processes if other.service == process.service]
+        name = process.service  # as in the names of the logs
+        if any(other.replica for other in same):
+            name += f"_{process.replica}"
+        if any(other.rank for other in same):
+            name += f" {process.rank}"
         known = memory is not None and memory.total > 0
         row = (
             name,

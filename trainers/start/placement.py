@@ -101,7 +101,7 @@ def processes(config: RunConfig) -> list[Process]:
     places = find_places(config)
     found = [
         Process(service="controller", part="this process: the loop, the report"),
-        Process(service="store", host=0 if several else None, part="weights, two versions"),
+        Process(service="store", host=0 if several else None, part="weights, two versions; a process for TorchStore only"),
     ]
     parts = {
         "envs": ["environments, agents, tokenising, rewards"],
@@ -121,7 +121,7 @@ def processes(config: RunConfig) -> list[Process]:
                         host=host if several else None,
                         gpu=gpu,
                         threads=0 if service.with_gpus else service.threads,
-                        part=f"{part}, replica {replica}" if service.num_replicas > 1 else part,
+                        part=part,
                         replica=replica,
                     )
                 )
