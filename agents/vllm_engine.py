@@ -210,6 +210,7 @@ class VLLMEngine:
         try:
             self._engine = _load(self._model, self._settings)
             self._engine.set_weight_version(str(self.version))
+            self._vocabulary: int = self._engine.model_config.get_vocab_size()
         except BaseException as error:
             self._broken = error
             self._tell(ready, error=error)
@@ -287,12 +288,28 @@ class VLLMEngine:
         )
         # The salt keeps the prefix cache of one weight version from being hit under another.
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
+        self._abort_older(request.request_id)
         try:
+            self._check_tokens(request.prompt_ids)
             self._engine.add_request(request.request_id, prompt, params)
         except Exception as error:
             self._tell(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
         self._pending[request.request_id] = _Pending(request.prompt_ids, request.future)
+
+    def _abort_older(self, request_id: str) -> None:
+        """End a request of the same id: when its caller has died, the same group is run again with the same ids."""
+        older = self._pending.pop(request_id, None)
+        if older is not None:
+            self._engine.abort_request([request_id])
+            self._tell(older.future, error=PolicyError(f"another request came with the id {request_id!r} of this one"))
+
+    def _check_tokens(self, prompt_ids: Sequence[int]) -> None:
+        """Refuse what is no token of the model: inside a step, it would break the engine for everybody."""
+        size = self._vocabulary
+        if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < size:
+            wrong = next(token for token in prompt_ids if not 0 <= token < size)
+            raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {size - 1}")
 
     def _finish(self, output: Any) -> None:
         pending = self._pending.pop(output.request_id)

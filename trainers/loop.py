@@ -15,7 +15,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
 from forge_env.episode import Group
-from forge_env.errors import ServiceError, first_error
+from forge_env.errors import ReplicaDied, ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Task
 from trainers.ledger import Ledger
@@ -181,7 +181,11 @@ class Loop:
         return self.tasks[number % len(self.tasks)]
 
     async def _rollout(self, number: int) -> None:
-        self._settle(number, await self.run_group(self._task(number), number))
+        try:
+            self._settle(number, await self.run_group(self._task(number), number))
+        except ReplicaDied as error:  # in every try: the next one might end the last process as well
+            self._drop(number, "its processes died")
+            self._count_dropped(str(error))
         self._news.set()
 
     async def _wave(self, prompts: Iterator[int], run_wave: RunWave) -> None:
@@ -199,7 +203,7 @@ class Loop:
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.keeps(group):
             self._drop(number, "too few valid episodes")
-            self._count_faulty(group)
+            self._count_dropped(next((e.error for e in group.faults if e.error), "none was given"))
         elif self.objective.needs_signal and not self.objective.has_signal(group):
             self._drop(number, "no signal")
             self._count_flat(group)
@@ -251,12 +255,11 @@ class Loop:
             "length_bias": self.lengths.bias,
         }
 
-    def _count_faulty(self, group: Group) -> None:
-        """Count a group with too few valid episodes."""
+    def _count_dropped(self, reason: str) -> None:
+        """Count a group with too few valid episodes, or none."""
         self.faults["dropped groups"] += 1
         self.faults["dropped groups in a row"] += 1
         if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
-            reason = next((e.error for e in group.faults if e.error), "none was given")
             raise ServiceError(
                 f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; the last error: {reason}"
             )

@@ -248,7 +248,12 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
         "s/step": seconds,
     }
     groups_with_signal = sum(len(set(group.rewards)) > 1 for group in groups)
-    counts = {"groups_with_signal": groups_with_signal, "episodes": len(episodes)}
+    counts = {
+        "groups_with_signal": groups_with_signal,
+        "episodes": len(episodes),
+        "processes_replaced": float(run.services.replaced),
+        "groups_run_again": float(run.services.envs.client.retries),
+    }
     values = metrics | shown | tool_metrics(episodes) | counts
     run.report.metrics("train", step, values)
     run.report.point(step, values)

@@ -18,6 +18,7 @@ from forge_env.deadlines import queued
 from forge_env.errors import ReplicaBroken, ReplicaDied, ServiceError, UserError
 from forge_env.runtime.calls import unless_gone, within
 
+MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
 _REPLACED_S = 10.0  # by then a broken replica is no longer asked
 _MOST_SESSIONS = 65_536  # whose replica is remembered
 
@@ -161,23 +162,27 @@ class Endpoint:
         """Call it on one replica: that of the session, or the one with the fewest calls in flight.
 
         Where no replica is up, the call waits for one. Where the replica dies during the call, an idempotent endpoint
-        is called again on another one.
+        is called again on another one, up to MOST_TRIES times in all.
 
         Raises:
-            ReplicaDied: the replica died during a call to an endpoint that is not idempotent.
+            ReplicaDied: the replica died during a call to an endpoint that is not idempotent, or in every try.
             ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
             ForgeError: what the actor raised of our own kinds, unchanged.
         """
         client = self._client
         try:
             async with asyncio.timeout(self._seconds) as deadline:
+                tries = 1
                 while True:
                     member = await client._pick(self._session)
                     try:
                         return await self._call(member, args, kwargs)
-                    except ReplicaDied:
+                    except ReplicaDied as error:
                         if self._name not in client.idempotent:
                             raise
+                        if tries == MOST_TRIES:
+                            raise ReplicaDied(f"{client.name}.{self._name} lost {tries} replicas: {error}") from None
+                        tries += 1
                         client.retries += 1
         except TimeoutError:
             if not deadline.expired():

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,8 @@ class Launcher:
         _open.remove(self)
         if isinstance(error, (ForgeError, BaseExceptionGroup)):
             # The user is told in one sentence; where it came from, in the other process too, is kept here.
-            (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
+            with suppress(OSError):  # on a full disk, say, everything has to end all the same
+                (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
         stop, interruption = asyncio.ensure_future(self._stop()), None
         while not stop.done():
             try:
@@ -292,7 +294,8 @@ class Launcher:
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
         pids = {name: sorted(each.pids) for name, each in self._spawned.items()}
-        (self.log_dir / "pids.json").write_text(json.dumps(pids))  # for a debugger, or a person with a question
+        with suppress(OSError):
+            (self.log_dir / "pids.json").write_text(json.dumps(pids))  # for a debugger, or a person with a question
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)

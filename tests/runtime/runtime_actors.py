@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +80,7 @@ class Worker(ForgeActor):
 class Counting(Worker):
     """A worker for services: says who answers, and leaves a mark where a call arrives."""
 
-    idempotent = frozenset({"answer_when", "break_down", "pid"})
+    idempotent = frozenset({"answer_when", "break_down", "die", "pid"})
     broken = False
 
     def on_ping(self) -> None:
@@ -93,6 +94,11 @@ class Counting(Worker):
             self.broken = True
             raise ReplicaBroken("it has no more numbers")
         return os.getpid()
+
+    @concurrent_endpoint
+    async def die(self) -> None:
+        """End the process, whichever it is."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @concurrent_endpoint
     async def answer_when(self, go: str, marks: str) -> int:

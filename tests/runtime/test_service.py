@@ -130,6 +130,15 @@ async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) 
     assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
 
 
+async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    with pytest.raises(ReplicaDied, match=r"^counting.die lost 3 replicas: the counting_\d process died"):
+        await service.die.route()
+    assert service.client.retries == 2
+    await until(lambda: service.client.up == 2, "the replacements")
+    assert len(service.deaths) == 3 and len(set(await pids(service))) == 2
+
+
 async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=1).as_service()
     caller = launcher.spawn("caller", Caller, client=service.client)

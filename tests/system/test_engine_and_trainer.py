@@ -119,6 +119,29 @@ async def test_a_prompt_that_is_too_long_is_refused_and_the_engine_lives_on(engi
     assert (await engine.generate([3], Sampling(max_tokens=2), "next")).token_ids
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+async def test_a_token_of_no_vocabulary_is_refused_and_the_engine_lives_on(engine: VLLMEngine, token: int) -> None:
+    """Inside a step it would raise, and break the engine for all requests."""
+    good = engine.generate([4, 5], Sampling(max_tokens=30, seed=1), "good")
+    with pytest.raises(PolicyError, match=rf"refused a request: token {token} of the prompt is not in the vocabulary"):
+        await engine.generate([3, token, 4], Sampling(max_tokens=8), "bad")
+    assert len((await good).token_ids) == 30
+    assert not engine.broken
+
+
+async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VLLMEngine) -> None:
+    """The process that waited for the first has died, and its group is run again."""
+    sampling = Sampling(max_tokens=40, seed=5)
+    alone = await engine.generate([6, 7], sampling, "alone")
+    old = asyncio.create_task(engine.generate([6, 7], Sampling(max_tokens=250, seed=9), "same"))
+    new = asyncio.create_task(engine.generate([6, 7], sampling, "same"))
+    beside = asyncio.create_task(engine.generate([8, 9], sampling, "beside"))
+    with pytest.raises(PolicyError, match="another request came with the id 'same'"):
+        await old
+    assert (await new).token_ids == alone.token_ids
+    assert len((await beside).token_ids) == 40
+
+
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
     """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
     running = [

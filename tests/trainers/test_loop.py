@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge_env.episode import Episode, Group, Turn
-from forge_env.errors import ServiceError
+from forge_env.errors import ReplicaDied, ServiceError
 from forge_env.types import Outcome, Task
 from trainers.advantages import group_relative
 from trainers.ledger import Ledger
@@ -285,6 +285,31 @@ async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
     assert loop.faults["env_fault"] == loop.faults["dropped groups"] >= 18
+
+
+async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 3)
+        if index % 4 == 1:
+            raise ReplicaDied("envs.run_group lost 3 replicas: the envs process died")
+        return group(index, [Outcome.SCORED] * 2)
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=1)
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
+    assert loop.ledger.dropped == {"its processes died": loop.faults["dropped groups"]} and loop.ledger.dropped
+
+
+async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        raise ReplicaDied("the envs process died")
+
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*the envs process died"):
+            await Record(run_group).loop().run()
 
 
 async def test_faults_all_the_time_end_the_run_and_name_the_error() -> None:

@@ -31,6 +31,7 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
+from forge_env.disks import full_disk
 from forge_env.errors import ServiceError, UserError
 from trainers import checkpoints
 
@@ -245,9 +246,10 @@ def _explained(folder: Path) -> Iterator[None]:
             shutil.rmtree(_partial(folder), ignore_errors=True)
         cause = _cause(error)
         if isinstance(cause, OSError):
+            why = full_disk(cause, folder) or cause.strerror or cause
             raise UserError(
-                f"the checkpoint {folder} cannot be written: {cause.strerror or cause}; those before it are untouched: "
-                f"mend that, and go on from the newest with --resume"
+                f"the checkpoint {folder} cannot be written: {why}; those before it are untouched: mend that, and go "
+                f"on from the newest with --resume"
             ) from error
         raise ServiceError(f"the checkpoint {folder} was not written: {type(cause).__name__}: {cause}") from error
 
