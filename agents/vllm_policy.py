@@ -83,7 +83,10 @@ class PolicyActor(ForgeActor):
     @concurrent_endpoint
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample for all of them as one batch, see `VLLMEngine.generate_batch`."""
-        return await self._engine.generate_batch(requests)
+        try:
+            return await self._engine.generate_batch(requests)
+        finally:
+            self.on_ping()  # what a broken engine says is no answer: another one is asked
 
     @concurrent_endpoint
     async def pull(self, version: int) -> dict[str, float]:

@@ -6,23 +6,25 @@ import errno
 import shutil
 from pathlib import Path
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = 2**20  # bytes
 
 
 def full_disk(error: BaseException, path: Path) -> str:
     """Say which disk is full, as "the disk mounted at /data is full (0.0 MB free)"; "" where that is not the error.
 
     Args:
-        error: that writing raised.
+        error: that writing raised. Libraries that write by themselves, torch among them, do not raise an OSError; then
+            the disk is the cause where it has no room at all.
         path: what was written, or a folder around it.
     """
-    if not isinstance(error, OSError) or error.errno not in _FULL:
-        return ""
     place = path.resolve()
     while not place.exists():
         place = place.parent
-    free = shutil.disk_usage(place).free / 1e6
+    free = shutil.disk_usage(place).free
     while not place.is_mount():
         place = place.parent
-    what = "has no quota left" if error.errno == errno.EDQUOT else "is full"
-    return f"the disk mounted at {place} {what} ({free:.1f} MB free)"
+    if isinstance(error, OSError) and error.errno == errno.EDQUOT:
+        return f"there is no quota left on the disk mounted at {place}"
+    if error.errno == errno.ENOSPC if isinstance(error, OSError) else free < _NO_ROOM:
+        return f"the disk mounted at {place} is full ({free / 1e6:.1f} MB free)"
+    return ""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import find_model
-from forge_env.episode import Group
 from forge_env.disks import full_disk
+from forge_env.episode import Group
 from forge_env.errors import ServiceError, UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate
 from forge_env.factory import EnvFactory, make
@@ -319,7 +319,7 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
         onward = f"go on from step {max(saved)} with --resume --output {folder}" if saved else ""
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
-        if full := full_disk(cause, folder):
+        if isinstance(cause, OSError) and (full := full_disk(cause, folder)):
             raise UserError(f"{folder} cannot be written: {full}; make room, and {onward or 'start again'}") from error
         if may_remove and isinstance(first_error(error), UserError):
             shutil.rmtree(folder, ignore_errors=True)  # nothing has run: the next try may have the same folder

@@ -426,6 +426,35 @@ async def test_the_operations_of_a_document_are_tools(service: str, capitals: st
         ToolApi.tasks(count=1, tools=[f"openapi:{service}/openapi.json"])
 
 
+async def test_a_service_that_stops_answering_is_a_fault_within_the_step_s_deadline(capitals: str) -> None:
+    """The episode ends without a reward, and its sibling task is not held up."""
+    app = FastAPI()
+    asked: list[str] = []
+
+    @app.get("/capitals/{country}", operation_id="capital")
+    async def capital(country: str) -> dict[str, str]:
+        asked.append(country)
+        if country == "Italy":
+            await asyncio.Event().wait()
+        return {"capital": "Paris"}
+
+    with serve(app) as url:
+        async with factory(tools=f"openapi:{url}/openapi.json", data=capitals) as opened:
+            limits = EpisodeLimits(step_seconds=1.0)
+            async with asyncio.timeout(30):
+                episodes = await asyncio.gather(
+                    *(
+                        run_episode(opened, ScriptedAgent(looks_up), task, seed=0, episode_id="", limits=limits)
+                        for task in opened.tasks("all", count=2)
+                    )
+                )
+    assert sorted(asked) == ["France", "Italy"]
+    by_answer = {episode.task.target: episode for episode in episodes}
+    assert (by_answer["Paris"].outcome, by_answer["Paris"].reward) == (Outcome.SCORED, 1.0)
+    assert (by_answer["Rome"].outcome, by_answer["Rome"].reward) == (Outcome.ENV_FAULT, None)
+    assert "took longer than 1 s" in by_answer["Rome"].error
+
+
 async def test_a_cassette_stands_in_for_a_service_that_is_gone(service: str, capitals: str, tmp_path: Path) -> None:
     app = FastAPI()
 

@@ -22,6 +22,7 @@ import pytest
 
 from agents.vllm_engine import EngineSettings
 from forge_env.episode import read_jsonl
+from forge_env.lockstep import Request
 from forge_env.types import Outcome, Sampling
 from tests.system.test_resume import _steps, _wait
 from tests.system.test_runs import DEADLINE, Started, start  # noqa: F401
@@ -164,6 +165,7 @@ def check_books(output: Path) -> None:
     assert sorted(trained + ledger["open"]) == list(range(ledger["next"]))
 
 
+@pytest.mark.timeout(600)
 def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     """With groups under way: they are run again, and training goes on."""
     faults = Faults(start("trainers.grpo", *ASYNC))
@@ -176,6 +178,7 @@ def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_environments_hang_and_the_generator_dies_with_a_pull_before_it(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     run = start("trainers.grpo", "--services.envs.ping_seconds", "3", *ASYNC)
     faults = Faults(run)
@@ -197,9 +200,9 @@ def ends_with_one_sentence(run: Started, said: str) -> int:
     return step
 
 
-def goes_on(start: Callable[..., Started], output: Path, step: int, *options: str) -> None:
+def goes_on(begin: Callable[..., Started], output: Path, step: int, *options: str) -> None:
     """Two further steps from the checkpoint of `step`, and the books are right."""
-    again = start("trainers.grpo", "--output", str(output), "--resume", "--steps", str(step + 2), *options)
+    again = begin("trainers.grpo", "--output", str(output), "--resume", "--steps", str(step + 2), *options)
     said = again.end()
     assert again.process.returncode == 0, said
     assert f"grpo goes on after step {step}, from" in said
@@ -209,6 +212,7 @@ def goes_on(start: Callable[..., Started], output: Path, step: int, *options: st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     run = start("trainers.grpo", *ASYNC)
     faults = Faults(run)
@@ -245,6 +249,7 @@ def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_store_is_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     run = start("trainers.grpo", "--weights.store", "torchstore", *ASYNC)
     faults = Faults(run)
@@ -257,25 +262,37 @@ def test_the_store_is_killed(start) -> None:  # type: ignore[no-untyped-def]  # 
     goes_on(start, run.output, step, "--weights.store", "torchstore")
 
 
+def _sandboxes(pid: int) -> set[int]:
+    """The processes that a process has started to run code in."""
+    found = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            if b"sandboxes/guest.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    return found
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     """A snippet that dies with it is a fault without a reward; the sandbox is made anew."""
     run = start(
         "trainers.grpo", "--env", "code_exec", "--training.staleness", "1", "--steps", "100000", *SMALL,
-        "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "8",
+        "--warmup.steps", "90", "--warmup.demonstrations", "256", "--warmup.probe_tasks", "8",
     )  # fmt: skip
     faults = Faults(run)
-    last, killed = len(_steps(run.output)), set()
-    while len(_steps(run.output)) < last + 6:
-        assert run.process.poll() is None, faults.console.end()
-        for pid, command in run.processes().items():
-            if "sandboxes/guest.py" in command or "guest.py" in command:
-                killed.add(pid)
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    assert len(killed) > 3
+    killed: set[int] = set()
+
+    def kill_four() -> bool:
+        for pid in _sandboxes(faults.pid("envs")) - killed:
+            faults.advance(1)  # a pace at which some calls come through
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return len(killed) >= 4
+
+    _wait(kill_four)
     faults.advance(3)
-    step, folder = list(steps_of(run.output).items())[-1]
+    folder = list(steps_of(run.output).values())[-1]
     counted = read_manifest(folder)["extra"]["place"]["faults"]
     run.process.terminate()
     said = faults.console.end()
@@ -283,12 +300,9 @@ def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[n
     run.assert_nothing_left()
     episodes = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
     for episode in episodes:
-        assert (
-            (episode.outcome is Outcome.INFRA_FAULT)
-            == ("sandbox" in episode.error.lower())
-            == (not episode.outcome.is_valid)
-        )
+        assert episode.outcome.is_valid or (episode.outcome is Outcome.INFRA_FAULT and "sandbox" in episode.error)
         assert (episode.reward is None) == (not episode.outcome.is_valid)
+        assert not episode.outcome.is_valid or "andbox" not in episode.error
     print(f"sandbox SIGKILL, {len(killed)} processes: {counted}")
 
 
@@ -305,13 +319,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("left", "what"), [(1_000_000, "the checkpoint"), (0, "")], ids=["checkpoint", "episodes"])
-def test_the_disk_is_full(start, small_disk: Path, left: int, what: str) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    """With a little room a checkpoint fails first; with none, what each step writes down."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("left", "interval", "what"), [(500_000, 1, "the checkpoint "), (0, 5, "")], ids=["checkpoint", "episodes"]
+)
+def test_the_disk_is_full(start, small_disk: Path, left: int, interval: int, what: str) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    """With a little room a checkpoint fails first; with none, and none due, what each step writes down."""
     output = small_disk / "run"
-    run = start("trainers.grpo", "--output", str(output), *ASYNC)
+    run = start("trainers.grpo", "--output", str(output), *ASYNC, "--checkpoint.interval", str(interval))
     run.output = output
     faults = Faults(run)
+    _wait(lambda: steps_of(output) or run.process.poll() is not None)
     ballast = small_disk / "ballast"
     with ballast.open("wb") as file:
         while (free := shutil.disk_usage(small_disk).free) > left:
@@ -324,7 +342,7 @@ def test_the_disk_is_full(start, small_disk: Path, left: int, what: str) -> None
     assert run.process.returncode == 2, said
     assert "Traceback" not in said
     (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert sentence.startswith(f"error: {what or output}") and f"the disk mounted at {small_disk} is full" in sentence
+    assert sentence.startswith(f"error: {what}{output}") and f"the disk mounted at {small_disk} is full" in sentence
     assert "--resume" in sentence
     run.assert_nothing_left()
     ballast.unlink()
@@ -344,10 +362,12 @@ async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> 
         sampling = Sampling(max_tokens=200, seed=1)
         before = await service.generate.route((3, 4), sampling)
         under_way = [asyncio.create_task(service.generate.route((3, 4), sampling)) for _ in range(3)]
+        batch = asyncio.create_task(service.generate_batch.route([Request((3, 4), sampling, "in a batch")]))
         at = time.monotonic()
         await service.break_a_step.route()
         for completion in await asyncio.gather(*under_way):
             assert completion.token_ids == before.token_ids
+        assert [each.token_ids for each in await batch] == [before.token_ids]
         (death,) = service.deaths
         assert death.said.startswith("the policy process was ended: the engine broke: IndexError")
         assert death.recovered_at is not None

@@ -242,11 +242,12 @@ def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, CheckpointException) as error:
+        cause = _cause(error)
+        full = full_disk(cause, folder)
         if _is_first():
             shutil.rmtree(_partial(folder), ignore_errors=True)
-        cause = _cause(error)
-        if isinstance(cause, OSError):
-            why = full_disk(cause, folder) or cause.strerror or cause
+        if full or isinstance(cause, OSError):
+            why = full or getattr(cause, "strerror", "") or cause
             raise UserError(
                 f"the checkpoint {folder} cannot be written: {why}; those before it are untouched: mend that, and go "
                 f"on from the newest with --resume"
