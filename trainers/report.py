@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from forge_env.evaluate import Evaluation
 from forge_env.types import Message
 from trainers.timeline import Timeline
 
+CLOSE_SECONDS = 10.0
 PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
 
 
@@ -38,6 +42,7 @@ class Report:
         self.timeline = Timeline(folder / "trace.json")
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._tensorboard: Any = None
+        self._plots_ended = False
         self._last_print = 0.0
         self._line_open = False
 
@@ -124,9 +129,12 @@ class Report:
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
 
     def _plot(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        if self._plots_ended:
+            return
         if self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = self._on_thread_error
             self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"))
         for name, value in values.items():
             self._tensorboard.add_scalar(f"{phase}/{name}", value, step)
@@ -186,10 +194,23 @@ class Report:
 
     def close(self) -> None:
         self._end_line()
-        self._metrics.close()
-        self.timeline.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with ExitStack() as stack:  # each of them, also where the disk is full
+            stack.callback(self._close_tensorboard)
+            stack.callback(self.timeline.close)
+            stack.callback(self._metrics.close)
+
+    def _close_tensorboard(self) -> None:
+        if self._tensorboard is not None and not self._plots_ended:
+            closing = threading.Thread(target=self._tensorboard.close, daemon=True)  # it waits for its own thread
+            closing.start()
+            closing.join(CLOSE_SECONDS)
+
+    def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread is ended by a full disk; to write on would wait for it for ever, and the run says it."""
+        if isinstance(args.exc_value, OSError) and args.exc_value.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._plots_ended = True
+        else:
+            threading.__excepthook__(args)
 
     def _end_line(self) -> None:
         if self._line_open:

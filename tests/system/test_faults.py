@@ -25,7 +25,7 @@ from agents.vllm_engine import EngineSettings
 from forge_env.episode import read_jsonl
 from forge_env.lockstep import Request
 from forge_env.types import Outcome, Sampling
-from tests.system.test_resume import _steps, _wait
+from tests.system.test_resume import _wait
 from tests.system.test_runs import DEADLINE, Started, start  # noqa: F401
 from trainers.checkpoints import read_manifest, steps_of
 
@@ -35,6 +35,13 @@ SMALL = (
     "--grpo.n_samples", str(SIBLINGS), "--checkpoint.interval", "1",
 )  # fmt: skip
 ASYNC = ("--env", "math", "--training.staleness", "1", "--steps", "100000", *SMALL)
+
+
+def _trained(output: Path) -> list[int]:
+    """The steps that are written down, those of a warm-up not among them."""
+    path = output / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record["step"] for record in map(json.loads, lines) if record["phase"] == "train"]
 
 
 class Console:
@@ -92,10 +99,8 @@ class Faults:
 
     def advance(self, steps: int) -> None:
         """Wait for so many further steps."""
-        path = self.run.output / "metrics.jsonl"
-        _wait(lambda: path.exists() or self.run.process.poll() is not None)
-        last = len(_steps(self.run.output)) if path.exists() else 0
-        _wait(lambda: len(_steps(self.run.output)) >= last + steps or self.run.process.poll() is not None)
+        last = len(_trained(self.run.output))
+        _wait(lambda: len(_trained(self.run.output)) >= last + steps or self.run.process.poll() is not None)
         assert self.run.process.poll() is None, self.console.end()
 
     def do(self, what: str, name: str, act: Callable[[], None]) -> None:
@@ -117,10 +122,10 @@ class Faults:
 
         At most two steps' groups can be ready by then; after those two steps, the next groups have begun.
         """
-        pid, last = self.pid(name), len(_steps(self.run.output))
+        pid, last = self.pid(name), len(_trained(self.run.output))
         os.kill(pid, signal.SIGSTOP)
         patience = time.monotonic() + 4.0
-        while len(_steps(self.run.output)) < last + 2 and time.monotonic() < patience:
+        while len(_trained(self.run.output)) < last + 2 and time.monotonic() < patience:
             time.sleep(0.02)
         return pid
 
@@ -208,7 +213,7 @@ def goes_on(begin: Callable[..., Started], output: Path, step: int, *options: st
     assert again.process.returncode == 0, said
     assert f"grpo goes on after step {step}, from" in said
     again.assert_nothing_left()
-    assert _steps(output) == list(range(1, step + 3))
+    assert _trained(output) == list(range(1, step + 3))
     check_books(output)
 
 
