@@ -101,7 +101,11 @@ def processes(config: RunConfig) -> list[Process]:
     places = find_places(config)
     found = [
         Process(service="controller", part="this process: the loop, the report"),
-        Process(service="store", host=0 if several else None, part="weights, two versions; a process for TorchStore only"),
+        Process(
+            service="store",
+            host=0 if several else None,
+            part="two versions of the weights; a process for TorchStore only",
+        ),
     ]
     parts = {
         "envs": ["environments, agents, tokenising, rewards"],
