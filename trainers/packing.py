@@ -160,7 +160,8 @@ def plan_packed(
     small: list[_Item] = []
     large: list[_Packed] = []
     for item in items:
-        if item.tokens <= length or _Packed(length, most).add(item):
+        # Where even one sequence is more than a micro-batch may have, nothing shares one.
+        if length <= max_tokens and (item.tokens <= length or _Packed(length, most).add(item)):
             small.append(item)
         else:
             large.append(_alone(item, max(length, round_up(item.lengths[0], multiple))))
