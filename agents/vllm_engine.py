@@ -153,7 +153,11 @@ class VLLMEngine:
         self._check_running()
         request = self._request(prompt_ids, sampling, request_id)
         self._inbox.put(request)
-        return await request.future
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._inbox.put(_Command(lambda: self._abort(request), self._loop.create_future()))
+            raise
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample for all of them as one batch: it begins between two steps of an idle engine, on an empty prefix cache.
@@ -303,6 +307,13 @@ class VLLMEngine:
         if older is not None:
             self._engine.abort_request([request_id])
             self._tell(older.future, error=PolicyError(f"another request came with the id {request_id!r} of this one"))
+
+    def _abort(self, request: _Request) -> None:
+        """End a request that nobody waits for any more, unless another one has taken its place already."""
+        pending = self._pending.get(request.request_id)
+        if pending is not None and pending.future is request.future:
+            del self._pending[request.request_id]
+            self._engine.abort_request([request.request_id])
 
     def _check_tokens(self, prompt_ids: Sequence[int]) -> None:
         """Refuse what is no token of the model: inside a step, it would break the engine for everybody."""

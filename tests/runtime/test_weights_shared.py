@@ -11,7 +11,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,27 @@ async def test_a_slow_reader_keeps_its_version_while_others_come_and_go(store: S
         await store.publish(version, make_state_dict(version))
     assert segments(store) == before  # the reader's was used again
     assert await fetched(store, 8) == fingerprints(make_state_dict(8))
+
+
+async def test_a_folder_that_is_still_written_to_is_removed() -> None:
+    """The thread of a checksum may be in the middle of it."""
+    for _ in range(20):
+        store = SharedMemoryStore()
+        await store.open()
+        begun = threading.Event()
+
+        def write(folder: Path = store.folder, begun: threading.Event = begun) -> None:
+            with suppress(OSError):  # it is gone
+                for number in range(100_000):
+                    (folder / str(number)).touch()
+                    begun.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        await asyncio.to_thread(begun.wait)
+        await store.close()
+        writer.join()
+        assert not store.folder.exists()
 
 
 async def test_what_is_taken_and_not_committed_is_not_there(store: SharedMemoryStore) -> None:

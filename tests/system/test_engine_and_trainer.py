@@ -142,6 +142,17 @@ async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VL
     assert len((await beside).token_ids) == 40
 
 
+async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:
+    long = Sampling(max_tokens=400, seed=1)
+    call = asyncio.create_task(engine.generate([1, 2, 3], long, "unwanted"))
+    await engine.generate([1, 2, 3], Sampling(max_tokens=1, seed=1), "beside")  # by then the other one runs
+    assert not call.done()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await engine.generate([1, 2, 3], Sampling(max_tokens=2, seed=1), "after")
+    assert await engine._command(lambda: engine._engine.has_unfinished_requests()) is False
+
+
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
     """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
     running = [

@@ -49,7 +49,7 @@ class StoreFolder:
 
     def close(self) -> None:
         """Remove the folder."""
-        remove_folder(self._path)
+        _remove_for_good(self._path)
         self._remover.kill()  # it has nothing to do any more
         self._remover.communicate()
         os.close(self._descriptor)
@@ -85,12 +85,18 @@ def _remove(folder: Path) -> bool:
 
 
 def _remove_after_maker(folder: Path) -> None:
-    """Wait for the end of the maker, and remove its folder; its actors may write to it for another moment."""
+    """Wait for the end of the maker, and remove its folder."""
     sys.stdin.read()
+    _remove_for_good(folder)
+
+
+def _remove_for_good(folder: Path) -> None:
+    """Remove a folder that somebody, an actor or the thread of a checksum, may write to for another moment."""
+    remove_folder(folder)
     deadline = time.monotonic() + _PATIENCE_S
     while folder.exists() and time.monotonic() < deadline:
-        remove_folder(folder)
         time.sleep(0.01)
+        remove_folder(folder)
 
 
 if __name__ == "__main__":
