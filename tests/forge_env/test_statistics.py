@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.statistics import Z95, clustered_mean, clustered_share, paired, pass_at_k, pass_hat_k, wilson
+from forge_env.statistics import Z95, clustered_mean, clustered_share, paired, pass_at_k, pass_hat_k, student, wilson
 
 COUNTS = st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
 SHARES = st.lists(st.integers(0, 4).map(lambda c: c / 4), min_size=1, max_size=40)
@@ -91,24 +91,28 @@ def test_an_interval_lies_between_one_trial_per_task_and_one_per_attempt(values:
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=2, max_size=12))
 def test_the_variance_is_millers_double_sum(attempts: list[list[bool]]) -> None:
-    """sum over tasks, i and j of (s_i - m) (s_j - m), over N^2: m (1 - m) over the trials of the interval."""
+    """sum over tasks, i and j of (s_i - m) (s_j - m), over N^2: m (1 - m) over the trials, corrected for few tasks."""
     scores = [float(x) for task in attempts for x in task]
     m, total = statistics.fmean(scores), len(scores)
     double = sum((a - m) * (b - m) for task in attempts for a, b in product(task, task)) / total**2
-    trials = min(max(len(attempts), m * (1 - m) / double), total) if double > 1e-12 else len(attempts)
+    count = len(attempts)
+    few = (count - 1) / count * (Z95 / student(count - 1)) ** 2
+    trials = min(max(count, m * (1 - m) / double * few), total) if double > 1e-12 else count
     share = clustered_share([sum(task) / 3 for task in attempts], attempts=total)
     assert share.interval == pytest.approx(wilson(m * trials, trials), abs=1e-9)
 
 
-def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
-    """Tasks of very different difficulty, 4 attempts each: one that took attempts for independent would hold 80%."""
-    rng, held, rounds = random.Random(1), 0, 1500
+@pytest.mark.parametrize("tasks", [6, 40])
+@pytest.mark.parametrize("difficulties", [(0.05, 0.95), (0.3, 0.5, 0.7), (0.0, 0.0, 0.0, 0.9), (0.6, 1.0)])
+def test_an_interval_holds_the_truth_as_often_as_it_says(tasks: int, difficulties: tuple[float, ...]) -> None:
+    """Tasks of different difficulty, 8 attempts each: with few tasks too, and where nearly all fail or succeed."""
+    rng, held, rounds, truth = random.Random(1), 0, 1500, statistics.fmean(difficulties)
     for _ in range(rounds):
-        difficulty = [rng.choice((0.05, 0.95)) for _ in range(40)]
-        values = [sum(rng.random() < p for _ in range(4)) / 4 for p in difficulty]
-        share = clustered_share(values, attempts=160)
-        held += share.low <= 0.5 <= share.high
-    assert 0.93 < held / rounds < 0.97
+        chances = rng.choices(difficulties, k=tasks)
+        values = [sum(rng.random() < p for _ in range(8)) / 8 for p in chances]
+        share = clustered_share(values, attempts=8 * tasks)
+        held += share.low <= truth <= share.high
+    assert held / rounds > 0.92
 
 
 @given(NUMBERS)
@@ -116,7 +120,15 @@ def test_the_mean_has_the_standard_error_of_the_mean(values: list[float]) -> Non
     estimate = clustered_mean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     assert estimate.value == pytest.approx(statistics.fmean(values))
-    assert (estimate.high - estimate.low) / 2 == pytest.approx(Z95 * error, abs=1e-12)
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(student(len(values) - 1) * error, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423), (100, 1.984)],
+)
+def test_students_quantile_against_published_numbers(freedom: int, quantile: float) -> None:
+    assert student(freedom) == pytest.approx(quantile, abs=4e-3)
 
 
 def test_little_says_little() -> None:
