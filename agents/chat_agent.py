@@ -111,6 +111,8 @@ def _room(conversation: Conversation) -> int:
     """Tokens that the next answer may have. What the conversation holds is known from the last answer's usage."""
     held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
     room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
+    if conversation.asked is not None and conversation.asked.max_tokens is not None:
+        room = min(room, conversation.asked.max_tokens)
     if room < 1:
         raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
     return room
@@ -134,7 +136,7 @@ def _action(reply: Reply) -> Action:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = to_openai(calls)
-    return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason)
+    return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason, usage=dict(reply.usage))
 
 
 def _sent(message: Message) -> dict[str, Any]:

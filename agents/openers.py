@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agents.scripted import Script, ScriptedAgent, scripted_agent
 from forge_env.errors import ForgeError, UserError
 from forge_env.protocols import Agent
-from forge_env.registry import load
+from forge_env.registry import env_class, load
 from forge_env.types import Message
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """
     if settings.temperature is not None or settings.deterministic:
         raise UserError("a scripted agent samples nothing: leave --temperature and --deterministic out")
+    if script == "expert" and not hasattr(env_class(settings.env), "expert"):
+        raise UserError(
+            f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
+            "scripted:FILE.py:FUNCTION, or give the environment a staticmethod expert(messages)"
+        )
     if script in ("expert", "null"):
         yield scripted_agent(settings.env, script)
         return

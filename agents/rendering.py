@@ -21,7 +21,7 @@ from agents.families import find_family
 from agents.model_json import flaw
 from agents.pieces import Pieces, find_pieces
 from agents.tokenizer import FastTokenizer, chat_template
-from forge_env.errors import UserError
+from forge_env.errors import TemplateError, UserError
 from forge_env.protocols import Conversation
 from forge_env.types import Action, Message, ToolCall, ToolSpec
 
@@ -64,6 +64,30 @@ class Renderer:
             messages = _one_call_each(messages)
         return self._render(messages, tools, add_generation_prompt=True), 0, True
 
+    def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
+        """As `next_prompt`, of a prompt that no template is put around.
+
+        One that begins with all of the last row goes on with the row's own tokens.
+
+        Raises:
+            TemplateError: when it is empty, or a token of it is not in the vocabulary.
+        """
+        row = _last_row(conversation)
+        if isinstance(prompt, str):
+            text = self.decode(row)
+            is_old = bool(row) and prompt.startswith(text) and len(prompt) > len(text)
+            new = self.encode(prompt[len(text) :] if is_old else prompt)
+        else:
+            is_old = bool(row) and list(prompt[: len(row)]) == row and len(prompt) > len(row)
+            new = list(prompt[len(row) :] if is_old else prompt)
+        if not new:
+            raise TemplateError("the prompt to complete is empty: write at least one token")
+        if wrong := [token for token in new if not 0 <= token < len(self._tokenizer)]:
+            raise TemplateError(
+                f"token {wrong[0]} of the prompt is not in the vocabulary, which is 0 to {len(self._tokenizer) - 1}"
+            )
+        return (row + new, len(row), False) if is_old else (new, 0, True)
+
     def write(self, message: Message) -> list[int]:
         """Return the tokens with which a model would have written `message`, up to and with its end-of-turn token."""
         question: list[Any] = [{"role": "user", "content": "?"}]
@@ -85,6 +109,15 @@ class Renderer:
     def encode(self, text: str) -> list[int]:
         """Tokens of plain text; special tokens written out in it are recognised."""
         return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones spelt out."""
+        return self._tokenizer.decode(token_ids)
+
+    def plain_text(self, token_ids: Sequence[int]) -> str:
+        """Text of what was sampled, without the token that ended it."""
+        ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
+        return self.decode(token_ids[:-1] if ended else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Return a conversation as the text that the model reads, special tokens included."""
@@ -124,7 +157,7 @@ class Renderer:
             )
         except ValueError as error:
             where = self._tokenizer.name_or_path
-            raise UserError(
+            raise TemplateError(
                 f"the template of the model in {where} has no place for this conversation: {error}"
             ) from None
 

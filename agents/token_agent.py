@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agents.rendering import Renderer
+from agents.stopping import cut_at
 from forge_env.episode import Turn, digest
-from forge_env.protocols import ContextFull, Conversation, Policy
-from forge_env.types import Action, Sampling, ToolSpec
+from forge_env.protocols import ContextFull, Conversation, NextTurn, Policy
+from forge_env.types import Action, Message, Sampling, ToolSpec
+
+_NOTHING_ASKED = NextTurn()
 
 
 class TokenAgent:
@@ -18,6 +22,8 @@ class TokenAgent:
         policy: where tokens come from.
         temperature: sampling temperature; 0 is greedy.
     """
+
+    completes = True
 
     def __init__(self, model: str, policy: Policy, *, temperature: float = 1.0) -> None:
         self.renderer = Renderer(model)
@@ -31,8 +37,15 @@ class TokenAgent:
             ContextFull: when the prompt leaves no room to answer.
             PolicyError: when the policy did not answer.
         """
-        prompt, old, starts_row = self.renderer.next_prompt(conversation, tools)
+        asked, observation = conversation.asked or _NOTHING_ASKED, conversation.observation
+        if asked.prompt is None:
+            prompt, old, starts_row = self.renderer.next_prompt(conversation, tools)
+        else:
+            prompt, old, starts_row = self.renderer.plain_prompt(conversation, asked.prompt)
+            observation = (_as_message(self.renderer.decode(prompt[old:])),)
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
+        if asked.max_tokens is not None:
+            room = min(room, asked.max_tokens)
         if room < 1:
             raise ContextFull
         completion = await self._policy.generate(
@@ -42,14 +55,17 @@ class TokenAgent:
                 max_tokens=room,
                 seed=None if conversation.seed is None else _turn_seed(conversation.seed, len(conversation.turns)),
                 stop_token_ids=self.renderer.stop_token_ids,
+                stop=asked.stop,
             ),
             request_id=f"{conversation.request_id}/{len(conversation.turns)}",
             session=conversation.request_id,
         )
+        if asked.stop:
+            completion = cut_at(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
         turn = Turn(
             kind="sampled",
-            observation=conversation.observation,
+            observation=observation,
             message=action.message,
             tool_calls=action.tool_calls,
             prompt_ids=tuple(prompt[old:]),
@@ -60,7 +76,17 @@ class TokenAgent:
             context_digest=digest(completion.prompt_ids),  # of the prompt that the engine reports
             finish_reason=completion.finish_reason,
         )
+        if conversation.asked is not None:
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.token_ids)}
+            action = replace(action, usage=usage)
+        if asked.prompt is not None:
+            text = self.renderer.plain_text(completion.token_ids)
+            action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
         return turn, action
+
+
+def _as_message(prompt: str) -> Message:
+    return {"role": "user", "content": prompt}
 
 
 def _turn_seed(seed: int, turn: int) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
+SHARED_GPU_FRACTION = 0.05
 _STOP = object()
 
 
@@ -37,10 +38,10 @@ class EngineSettings:
     max_requests: int = 128
     """Requests in flight in the engine; further ones wait in its queue."""
     dtype: str = "float32"
-    kv_cache_gib: int = 1
-    """On CPU."""
-    gpu_memory_fraction: float = 0.45
-    """On GPU."""
+    kv_cache_gib: float = 1.0
+    """For keys and values, on each of its processes. On GPU, 0 is what gpu_memory_fraction leaves."""
+    gpu_memory_fraction: float = 0.9
+    """Of a GPU that the engine has for itself; where kv_cache_gib says it, this says nothing."""
     cache_on_update: str = "keep"
     """What becomes of the keys and values of requests that run when new weights come: "keep" goes on with them, and
     "recompute" computes them again with the new weights."""
@@ -178,7 +179,10 @@ class VLLMEngine:
         """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
 
         def swap() -> None:
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state_dict.items())})
+            # In its own dtype: vLLM would cast as well, with a warning for every tensor.
+            dtype = self._engine.model_config.dtype
+            weights = ((name, tensor.to(dtype)) for name, tensor in state_dict.items())
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self._engine.set_weight_version(str(version))
             # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
             recompute = self._settings.cache_on_update == "recompute"
@@ -287,19 +291,30 @@ class VLLMEngine:
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=True,  # the renderer's stop tokens are the only ones
             logprobs=0,
-            detokenize=False,
+            stop=list(sampling.stop),
+            detokenize=bool(sampling.stop),  # text costs time, and only stop texts are looked for in it
+            skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         # The salt keeps the prefix cache of one weight version from being hit under another.
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
         self._abort_older(request.request_id)
         try:
+            if sampling.stop:
+                self._read_tokenizer()
             self._check_tokens(request.prompt_ids)
             self._engine.add_request(request.request_id, prompt, params)
         except Exception as error:
             self._tell(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
         self._pending[request.request_id] = _Pending(request.prompt_ids, request.future)
+
+    def _read_tokenizer(self) -> None:
+        """Give vLLM what it looks for stop texts with: it was started without, since hardly anybody asks for one."""
+        from vllm.tokenizers import get_tokenizer
+
+        if self._engine.output_processor.tokenizer is None:
+            self._engine.output_processor.tokenizer = get_tokenizer(self._model)
 
     def _abort_older(self, request_id: str) -> None:
         """End a request of the same id: when its caller has died, the same group is run again with the same ids."""
@@ -369,7 +384,7 @@ def _answer(found: Completion | BaseException) -> Completion | Exception:
 
 def _load(model: str, settings: EngineSettings) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Binding threads to cores would pin the engine to cores that its neighbours use as well.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -379,13 +394,18 @@ def _load(model: str, settings: EngineSettings) -> Any:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    fraction, cache = settings.gpu_memory_fraction, None
+    if settings.kv_cache_gib and torch.cuda.is_available():
+        # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
+        fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=model,
             dtype=settings.dtype,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_requests,
-            gpu_memory_utilization=settings.gpu_memory_fraction,
+            gpu_memory_utilization=fraction,
+            kv_cache_memory_bytes=cache,
             enforce_eager=settings.enforce_eager,
             seed=settings.seed,
             enable_prefix_caching=True,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forge_env.agent_spec import AgentSettings
 
 START_SECONDS = 1800.0
-GPU_MEMORY_FRACTION = 0.85  # no trainer shares the GPU
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 
 
@@ -150,7 +149,7 @@ def _engine(settings: AgentSettings, context: int) -> EngineSettings:
         max_model_len=context,
         max_requests=1 if settings.deterministic else settings.concurrency,
         dtype="bfloat16" if on_gpu else "float32",
-        gpu_memory_fraction=GPU_MEMORY_FRACTION,
+        kv_cache_gib=0.0 if on_gpu else EngineSettings().kv_cache_gib,
         gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
         seed=settings.seed,
     )

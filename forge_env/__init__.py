@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
     from forge_env.factory import EnvFactory, make
     from forge_env.faults import FaultPolicy
-    from forge_env.protocols import Agent, Conversation, Policy
+    from forge_env.protocols import Agent, Conversation, NextTurn, Policy
     from forge_env.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
     from forge_env.rollout import run_episode, run_group
     from forge_env.tool_env import ToolEnv
@@ -42,7 +42,7 @@ _MODULES = {
     "forge_env.errors": "EnvError ForgeError InfraError InvariantError UserError",
     "forge_env.factory": "EnvFactory make",
     "forge_env.faults": "FaultPolicy",
-    "forge_env.protocols": "Agent Conversation Policy",
+    "forge_env.protocols": "Agent Conversation NextTurn Policy",
     "forge_env.registry": "Entry entries env_class env_names register tool_names tools_of",
     "forge_env.rollout": "run_episode run_group",
     "forge_env.tool_env": "ToolEnv",
@@ -68,6 +68,7 @@ __all__ = [
     "InfraError",
     "InvariantError",
     "Message",
+    "NextTurn",
     "Outcome",
     "Policy",
     "Row",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forge_env.episode import Episode, Turn
 from forge_env.errors import ForgeError
-from forge_env.run_files import episode_files
+from forge_env.run_files import FAULTS, all_files, episode_line
 from forge_env.types import Message, Outcome
 
 Decoder = Callable[[Turn], Message]
@@ -46,9 +46,11 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
         UserError: when there are no episodes.
     """
     found = Audit()
-    for path in episode_files(run).values():
+    for path in all_files(run).values():
         seen: set[str] = set()
         for number, line in _lines(path):
+            if path.name == FAULTS:
+                line, seen = episode_line(line), set()  # an episode may fault again and again
             for problem in _check(line, seen, found, decode):
                 found.problems.append(f"{path}:{number}: {problem}")
     return found

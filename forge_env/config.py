@@ -209,6 +209,11 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         if value not in ({}, "{}", None):
             raise UserError(f"{where} is {value!r}; write one option for each entry: {where.split()[-1]}.NAME VALUE")
         return {}
+    if typing.get_origin(kind) is list:
+        texts = value.strip("[]").split(",") if isinstance(value, str) else value  # "[]" is none, as --dry-run shows it
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise UserError(f"{where} is {value!r}; it must be texts, with commas between them")
+        return [text.strip() for text in texts if text.strip()]
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
         if not isinstance(value, str) or value not in choices:

@@ -45,6 +45,14 @@ class Env:
         """
         raise NotImplementedError(f"{cls.__name__} has no tasks of its own: define the classmethod tasks()")
 
+    @classmethod
+    def effects(cls) -> str:
+        """What an episode does outside of this machine, and does again when it is run again, as "calls mcp:..."; or "".
+
+        A subclass may name options of its own, as `tasks` may.
+        """
+        return ""
+
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`. Returns (messages, info), or an awaitable of it."""
         raise NotImplementedError

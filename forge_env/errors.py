@@ -2,6 +2,7 @@
 
 ForgeError
 ├── UserError                a mistake that a person can mend: one sentence, exit code 2, never a stack trace
+│   └── TemplateError        a chat template has no place for some messages
 ├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
 ├── InfraError               something underneath an episode broke       -> Outcome.INFRA_FAULT
 │   ├── SandboxError         the sandbox failed, not the code in it
@@ -25,6 +26,10 @@ class ForgeError(Exception):
 
 class UserError(ForgeError):
     """A user's mistake. The message says what is wrong, the value, what is allowed and what to do."""
+
+
+class TemplateError(UserError):
+    """A chat template has no place for the messages that a model is to read."""
 
 
 class EnvError(ForgeError):

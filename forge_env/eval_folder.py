@@ -20,9 +20,10 @@ from typing import Any, Self
 from forge_env.atomic import replace_file
 from forge_env.episode import Episode, read_jsonl
 from forge_env.errors import InfraError, UserError
+from forge_env.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.types import Outcome
 
-PLAN, EPISODES, FAULTS, RESULT = "plan.json", "episodes.jsonl", "faults.jsonl", "eval.json"
+RESULT = "eval.json"
 _BLOCK = 1 << 20
 
 
@@ -70,9 +71,13 @@ class EvalFolder:
         self._files, self._lock = {}, -1
 
     def begin(self) -> None:
-        """Write the plan, where it is not there yet; before the first episode."""
+        """Write the plan, where it is not there yet; before the first episode.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
         if not (self.path / PLAN).exists():
-            replace_file(self.path / PLAN, json.dumps(self._plan, indent=2) + "\n")
+            self._write(PLAN, json.dumps(self._plan, indent=2))
 
     def add(self, episode: Episode) -> None:
         """Write an episode down. After this it survives the process.
@@ -105,8 +110,12 @@ class EvalFolder:
             yield from read_faults(self.path / FAULTS)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write eval.json, whole."""
-        replace_file(self.path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
+        """Write eval.json, whole.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
+        self._write(RESULT, json.dumps(result, indent=2, allow_nan=False))
 
     def _take(self) -> None:
         try:
@@ -122,7 +131,7 @@ class EvalFolder:
             if any(not name.endswith(".new") for name in os.listdir(self.path)):
                 raise UserError(f"{self.path} holds other files and no {PLAN}: choose another --out")
             return
-        there = read_plan(self.path)
+        there = read_object(file)
         differing = sorted(k for k in self._plan.keys() | there.keys() if self._plan.get(k) != there.get(k))
         if differing == ["task_digest"]:
             raise UserError(
@@ -134,15 +143,23 @@ class EvalFolder:
                 f"{self.path} holds an evaluation with other settings ({settings}): repeat them or choose another --out"
             )
 
+    def _write(self, name: str, text: str) -> None:
+        try:
+            replace_file(self.path / name, text + "\n")
+        except OSError as error:
+            raise _unwritable(self.path / name, error) from error
+
     def _append(self, name: str, line: str) -> None:
         if name not in self._files:
             self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        data = line.encode("ascii") + b"\n"
+        file, data = self._files[name], line.encode("ascii") + b"\n"
+        end = os.fstat(file).st_size
         try:
             while data:
-                data = data[os.write(self._files[name], data) :]
+                data = data[os.write(file, data) :]
         except OSError as error:
-            raise InfraError(f"{self.path / name} cannot be written: {error.strerror}") from error
+            os.ftruncate(file, end)  # another episode may end before this one's error has ended the run
+            raise _unwritable(self.path / name, error) from error
 
 
 def fault_class(episode: Episode) -> str:
@@ -150,23 +167,6 @@ def fault_class(episode: Episode) -> str:
     if episode.outcome is Outcome.ENV_FAULT:
         return "EnvError"
     return episode.error.partition(":")[0]
-
-
-def read_plan(folder: Path) -> dict[str, Any]:
-    """Read plan.json of an evaluation.
-
-    Raises:
-        UserError: when the folder is none of an evaluation.
-    """
-    try:
-        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no {PLAN}: it is no folder of an evaluation") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / PLAN} cannot be read: {error}") from None
-    if not isinstance(plan, dict):
-        raise UserError(f"{folder / PLAN} is no plan: it holds no JSON object")
-    return plan
 
 
 def read_faults(path: Path) -> Iterator[Episode]:
@@ -181,6 +181,10 @@ def read_faults(path: Path) -> Iterator[Episode]:
                 yield Episode.from_json(json.dumps(json.loads(line)["episode"]))
             except (UserError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}:{number}: {error}") from None
+
+
+def _unwritable(path: Path, error: OSError) -> InfraError:
+    return InfraError(f"{path} cannot be written: {error.strerror}; the same command goes on where this one stopped")
 
 
 def _mend(path: Path) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.agent_spec import split_agent
 from forge_env.episode import Episode
 from forge_env.errors import UserError
+from forge_env.run_files import limits_from, trained_config
 from forge_env.types import EpisodeLimits, Task
 
 PLAN_VERSION = 1
-CHECKPOINTS = "checkpoints/step_*/forge_env.json"
-"""What a training run says about itself, in its folder."""
 
 
 class Place(NamedTuple):
@@ -80,15 +78,8 @@ def limits_of(agent: str) -> EpisodeLimits:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, rest = split_agent(agent)
-    files = sorted(Path(rest).expanduser().glob(CHECKPOINTS)) if kind == "checkpoint" else []
-    if not files:
-        return EpisodeLimits()
-    file = files[-1]
-    try:
-        trained = json.loads(file.read_text(encoding="utf-8"))["extra"]["config"]["env"]
-        return EpisodeLimits(**{f.name: trained[f.name] for f in fields(EpisodeLimits) if f.name in trained})
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is not of a training run: {type(error).__name__}: {error}") from None
+    found = trained_config(Path(rest).expanduser()) if kind == "checkpoint" else None
+    return limits_from(found[1]) if found else EpisodeLimits()
 
 
 def places(tasks: Sequence[Task], n: int) -> dict[Place, Task]:

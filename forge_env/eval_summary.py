@@ -65,6 +65,7 @@ def summarise(
         **_figures(evaluation, plan.n),
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
+        "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},
         "faults_retried": len(faulted) - len(still),
         "tools": _tools(done),
         "turns": sum(len(e.turns) for e in done),

@@ -78,6 +78,17 @@ class Evaluation:
         """Probability that all of k attempts succeed, over the tasks that have k valid attempts."""
         return self._share(pass_hat_k, k)
 
+    def metrics(self) -> dict[str, float]:
+        """The figures as flat metrics; what was not measured is left out."""
+        attempts = max(map(len, self.by_task.values()), default=0)
+        low, high = self.interval
+        figures = {"success": self.success_rate, "success_low": low, "success_high": high, "reward": self.reward.value}
+        if attempts > 1:
+            figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
+            figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
+        counts = {"episodes": float(len(self.valid)), "faults": float(self.faults)}
+        return (figures if self.valid else {}) | counts
+
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
         tasks = [each for each in self.by_task.values() if len(each) >= k]
         values = [estimate(len(each), sum(map(is_success, each)), k) for each in tasks]

@@ -33,7 +33,8 @@ class EnvFactory:
             env = factory.make()
 
     Raises:
-        UserError: for an option that none of them names, or a value of the wrong type.
+        UserError: for an option that none of them names, a value of the wrong type, or no value where `tasks` or a
+            `shared` factory has no default.
     """
 
     def __init__(self, env_class: type[Env], *, name: str = "", **options: Any) -> None:
@@ -43,6 +44,9 @@ class EnvFactory:
         known: dict[str, Any] = {}
         for function in (*openers, env_class.tasks, env_class.__init__):
             known |= _parameters(function)
+        for option in dict.fromkeys(n for function in (*openers, env_class.tasks) for n in _needed(function)):
+            if option not in options:
+                raise UserError(f"the environment {self.name} needs the option {option}, which has no default")
         for option in options.keys() - known.keys():
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, known)}")
         self.options = {n: _converted(self.name, n, value, known[n]) for n, value in options.items()}
@@ -69,6 +73,10 @@ class EnvFactory:
             UserError: for a split that is not there, or more tasks than there are.
         """
         return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
+
+    def effects(self) -> str:
+        """What an episode does outside of this machine, under this factory's options; "" is nothing."""
+        return self.env_class.effects(**self._named(self.env_class.effects))
 
     def make(self, **more: Any) -> Env:
         """Return a fresh instance; `more` goes to its constructor, beside the factory's own options.
@@ -115,6 +123,12 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         hints = {}
     parameters = inspect.signature(function).parameters.values()
     return {p.name: hints.get(p.name, Any) for p in parameters if p.kind in kinds and p.name not in NOT_OPTIONS}
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The options that a function has no default for."""
+    parameters = inspect.signature(function).parameters
+    return [name for name in _parameters(function) if parameters[name].default is inspect.Parameter.empty]
 
 
 def _converted(env: str, name: str, value: Any, kind: Any) -> Any:

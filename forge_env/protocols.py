@@ -10,6 +10,26 @@ from forge_env.episode import Turn
 from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTurn:
+    """What an environment asks of the next turn, as info["next"] of `reset` or `step`. Without one, the conversation
+    goes on.
+
+    Example: ``NextTurn(context=1, max_tokens=64)`` starts a second conversation where there was only the first, 0.
+    """
+
+    context: int = 0
+    """The conversation that goes on. A number that is new starts one: its observation is then all that the agent sees,
+    and its turns begin a row of their own."""
+    max_tokens: int | None = None
+    """Sampled tokens at most, where that is less than the episode's limit."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the turn; its tokens go up to the one that completes such a text."""
+    prompt: str | tuple[int, ...] | None = None
+    """The whole prompt, as text or tokens, for an agent that `completes`: no chat template is put around it, and the
+    observation is left aside."""
+
+
 @dataclass(slots=True)
 class Conversation:
     """What an agent is shown: the turns so far and the messages that came since."""
@@ -21,6 +41,8 @@ class Conversation:
     max_tokens: int = 4096
     turns: list[Turn] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
+    asked: NextTurn | None = None
+    """What the environment asks of the next turn, where it asks anything."""
 
     @property
     def messages(self) -> list[Message]:
@@ -33,7 +55,10 @@ class ContextFull(Exception):
 
 
 class Agent(Protocol):
-    """Message level: reads a conversation and answers it."""
+    """Message level: reads a conversation and answers it.
+
+    One that also takes a plain prompt, see `NextTurn.prompt`, has the attribute `completes`, which is True.
+    """
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Answer. The turn is the token-exact record, the action is what the environment is given.

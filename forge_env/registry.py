@@ -27,12 +27,14 @@ __all__ = ["Entry", "entries", "env_class", "env_names", "find", "load", "regist
 
 ENVS: dict[str, str] = {
     "code_exec": "envs.code_exec:CodeExec",
+    "external": "envs.external:External",
     "math": "envs.math:Math",
     "tool_api": "envs.tool_api:ToolApi",
 }
 TOOLS: dict[str, str] = {}
 _DESCRIPTIONS = {
     "code_exec": "Python in a sandbox, and a program that hidden tests grade.",
+    "external": "A program of yours, with the model behind an OpenAI-compatible endpoint.",
     "math": "Word problems, with a calculator.",
     "tool_api": "Tools that are HTTP services, MCP servers or your own functions.",
 }

@@ -19,10 +19,10 @@ import pydantic_core
 from forge_env.deadlines import Deadline
 from forge_env.env import Env
 from forge_env.episode import Episode, Group, Turn
-from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, first_error
+from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, TemplateError, first_error
 from forge_env.factory import EnvFactory
 from forge_env.faults import SHRINK, FaultPolicy
-from forge_env.protocols import Agent, ContextFull, Conversation
+from forge_env.protocols import Agent, ContextFull, Conversation, NextTurn
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
 
@@ -97,13 +97,9 @@ async def run_episode(
     Returns:
         An Episode in every case: faults of the environment or of what lies underneath are outcomes, not exceptions.
     """
-    run = _Run(
-        agent,
-        Conversation(
-            request_id=episode_id, seed=seed, max_turn_tokens=limits.max_turn_tokens, max_tokens=limits.max_tokens
-        ),
-        limits,
-    )
+    run = _Run(agent, _Contexts(episode_id, seed, limits), limits)
+    if env_options:
+        run.info["env_options"] = _for_the_record(env_options)
     env: Env | None = None
     outcome, error = Outcome.SCORED, ""
     try:
@@ -118,13 +114,14 @@ async def run_episode(
     finally:
         if env is not None:
             await _close(env, limits.step_seconds, run.info)
-    reward = sum(turn.reward for turn in run.conversation.turns)
+    turns = run.contexts.turns
+    reward = sum(turn.reward for turn in turns)
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
     return Episode(
         task=task,
-        turns=tuple(run.conversation.turns),
-        tail=tuple(run.conversation.observation),
+        turns=turns,
+        tail=tuple(run.contexts.current.observation),
         outcome=outcome,
         reward=reward if outcome.is_valid else None,
         rewards=run.rewards,
@@ -145,14 +142,53 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
         info["close_error"] = f"{type(error).__name__}: {error}"
 
 
+class _Contexts:
+    """The conversations of one episode. Nearly always there is one; an environment may start more, see `NextTurn`."""
+
+    __slots__ = ("_known", "_limits", "_request_id", "_seed", "current")
+
+    def __init__(self, request_id: str, seed: int, limits: EpisodeLimits) -> None:
+        self._request_id = request_id
+        self._seed = seed
+        self._limits = limits
+        self.current = self._new(0)
+        self._known = {0: self.current}
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Those of one conversation after those of another, so that rows stay whole; the one at hand comes last."""
+        return tuple(turn for each in self._known.values() for turn in each.turns)
+
+    def observe(self, observation: tuple[Message, ...], asked: NextTurn | None) -> None:
+        """Show what is new to the conversation that goes on."""
+        if asked is not None:
+            number = asked.context
+            self.current = self._known.pop(number) if number in self._known else self._new(number)
+            self._known[number] = self.current
+        self.current.asked = asked
+        self.current.observation = observation
+
+    def _new(self, number: int) -> Conversation:
+        return Conversation(
+            request_id=f"{self._request_id}/context{number}" if number else self._request_id,
+            seed=self._seed + number * _SEED_STRIDE,
+            max_turn_tokens=self._limits.max_turn_tokens,
+            max_tokens=self._limits.max_tokens,
+        )
+
+
+_SEED_STRIDE = 15_485_863
+"""Between the seeds of an episode's conversations: a prime, beyond the next ones, which are the siblings'."""
+
+
 class _Run:
     """The moving parts of one episode."""
 
-    __slots__ = ("agent", "conversation", "info", "limits", "rewards")
+    __slots__ = ("agent", "contexts", "info", "limits", "rewards")
 
-    def __init__(self, agent: Agent, conversation: Conversation, limits: EpisodeLimits) -> None:
+    def __init__(self, agent: Agent, contexts: _Contexts, limits: EpisodeLimits) -> None:
         self.agent = agent
-        self.conversation = conversation
+        self.contexts = contexts
         self.limits = limits
         self.rewards: dict[str, float] = {}
         self.info: dict[str, Any] = {}
@@ -160,30 +196,45 @@ class _Run:
     async def play(self, env: Env, task: Task, seed: int) -> Outcome:
         options = {"task": task, "limits": self.limits}
         reset = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
-        self.conversation.observation = reset.observation
+        self.contexts.observe(reset.observation, reset.next)
         self.info |= reset.info
         for _ in range(self.limits.max_turns):
             started = time.perf_counter()
+            conversation = self.contexts.current
+            if conversation.asked is not None:
+                self._check_agent(conversation.asked)
             try:
-                turn, action = await self.agent.act(self.conversation, env.tools)
+                turn, action = await self.agent.act(conversation, env.tools)
             except ContextFull:
                 return Outcome.TRUNCATED
             except TimeoutError as error:
                 raise PolicyError(f"the agent timed out: {error}") from error
+            except TemplateError as error:
+                if conversation.asked is None:
+                    raise
+                raise EnvError(str(error)) from error  # the messages came from outside, and others may be fine
             outcome = await self._step(env, turn, action, time.perf_counter() - started)
             if outcome is not None:
                 return outcome
         return Outcome.TRUNCATED
 
+    def _check_agent(self, asked: NextTurn) -> None:
+        if asked.prompt is not None and not getattr(self.agent, "completes", False):
+            raise EnvError(
+                f"a plain prompt was to be completed, and {type(self.agent).__name__} answers messages only: use an "
+                "agent that samples tokens, vllm: or checkpoint:, or ask for a chat completion"
+            )
+
     async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> Outcome | None:
         started = time.perf_counter()
         # The turn is kept first: what the model said stays in the record even if the environment breaks on it.
-        self.conversation.turns.append(turn)
-        self.conversation.observation = ()
+        conversation = self.contexts.current
+        conversation.turns.append(turn)
+        conversation.observation = ()
         step = await self._env(invoke(env.step, action), _read_step)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
-        self.conversation.observation = step.observation
+        self.contexts.observe(step.observation, step.next)
         self.rewards.update(step.rewards)
         self.info |= step.info
         if step.outcome is not None:
@@ -209,6 +260,7 @@ class _Reset(NamedTuple):
     """What an environment's reset gave back, checked."""
 
     observation: tuple[Message, ...]
+    next: NextTurn | None
     info: Mapping[str, Any]
 
 
@@ -222,16 +274,17 @@ class _Step(NamedTuple):
     rewards: Mapping[str, float]
     tool_uses: tuple[ToolUse, ...]
     outcome: Outcome | None
+    next: NextTurn | None
     info: Mapping[str, Any]
     """What else the environment says, for the record."""
 
 
-_TAKEN = frozenset({"rewards", "tools", "outcome"})
+_TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
 
 
 def _read_reset(result: Any) -> _Reset:
     observation, info = result
-    return _Reset(tuple(observation), _for_the_record(info))
+    return _Reset(tuple(observation), info.get("next"), _for_the_record(info))
 
 
 def _read_step(result: Any) -> _Step:
@@ -246,12 +299,13 @@ def _read_step(result: Any) -> _Step:
         info.get("rewards", {}),
         tuple(info.get("tools", ())),
         Outcome(info["outcome"]) if "outcome" in info else None,
+        info.get("next"),
         _for_the_record(info),
     )
 
 
 def _for_the_record(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an environment says beside rewards, tools and outcome, as JSON can say it: an Episode is written to disk."""
+    """What an environment says beside what the loop takes, as JSON can say it: an Episode is written to disk."""
     if info.keys() <= _TAKEN:
         return {}
     return {key: pydantic_core.to_jsonable_python(v, fallback=repr) for key, v in info.items() if key not in _TAKEN}

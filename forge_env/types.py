@@ -62,6 +62,8 @@ class Action:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
     """"stop", or "length" when the model was cut off."""
+    usage: Mapping[str, int] | None = None
+    """"prompt_tokens" and "completion_tokens" of the turn, where the agent counts them."""
 
     @property
     def text(self) -> str:
@@ -143,6 +145,8 @@ class Sampling:
     max_tokens: int = 512
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end it as well. A policy need not know them: the agent cuts what it is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from forge_env.types import EpisodeLimits
 SHORT_OPTIONS = {
     "env": "env.name",
     "tools": "env.options.tools",
+    "command": "env.options.command",
     "model": "model.path",
     "output": "output",
     "steps": "training.steps",
@@ -48,7 +49,7 @@ class DatasetConfig:
     tasks: int = 4096
     """Distinct training tasks."""
     held_out: int = 256
-    """Distinct tasks of the test split, one episode each, for the evaluation before and after."""
+    """Distinct tasks of the test split, which every evaluation of the run is on."""
 
 
 @dataclass(kw_only=True)
@@ -202,14 +203,24 @@ class ServiceConfig:
     threads: int = 1
     """CPU threads of one process."""
     with_gpus: bool = False
-    """Whether each process has a GPU of its own."""
+    """Whether each process is on a GPU. Where the machine has GPUs, trainer, generator and reference model are, unless
+    this is given; see also launcher.share_gpus."""
     ping_seconds: float = 30.0
     """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
 
 
 @dataclass(kw_only=True)
+class GeneratorConfig(ServiceConfig):
+    kv_cache_gib: float = 0.0
+    """For keys and values, on each process; 0 is 1 GiB on CPU, and on GPU what all requests of the run need at their
+    longest, or what is left."""
+    cuda_graphs: bool = True
+    """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
+
+
+@dataclass(kw_only=True)
 class ServicesConfig:
-    generator: ServiceConfig = field(default_factory=ServiceConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     envs: ServiceConfig = field(default_factory=ServiceConfig)
     """The environments, with their agents, tokenising and rewards; never on a GPU."""
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
@@ -234,6 +245,9 @@ class LauncherConfig:
     """Of the hosts that name none."""
     gpus_per_host: int = 0
     """GPUs of each host; 0 is as many as this machine has."""
+    share_gpus: Literal["auto", "yes", "no"] = "auto"
+    """Whether generator, trainer and reference model have the same GPUs; "auto" shares them where one machine has fewer
+    than they ask for together."""
     silence_seconds: float = 10.0
     """A host that does not answer for so long is given up."""
     lease_seconds: float = 60.0
@@ -260,6 +274,16 @@ class WeightsConfig:
 
 
 @dataclass(kw_only=True)
+class EvaluationConfig:
+    """The evaluations of a run: before, after, and in between; always the held-out tasks, with the same seeds."""
+
+    interval: int = 0
+    """Optimizer steps between two evaluations; 0 is none between the first and the last."""
+    n: int = 1
+    """Attempts at each task."""
+
+
+@dataclass(kw_only=True)
 class CheckpointConfig:
     interval: int = 0
     """Optimizer steps between two checkpoints; 0 is one, after the last step."""
@@ -269,6 +293,23 @@ class CheckpointConfig:
     """Whether training goes on while a checkpoint is written."""
     step: int = 0
     """With resume: go on from the checkpoint of this step; 0 is the newest."""
+
+
+@dataclass(kw_only=True)
+class MetricsConfig:
+    """Where metrics go, beside metrics.jsonl and the console; docs/metrics.md."""
+
+    tensorboard: bool = True
+    """Whether TensorBoard's files are written."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; "online" needs WANDB_API_KEY in the environment."""
+    wandb_project: str = "forge_env"
+    wandb_name: str = ""
+    """The run's name at W&B; empty is that of the run's folder."""
+    sinks: list[str] = field(default_factory=list)
+    """Sinks of your own, "module:Class", with commas between them; see trainers/metrics/sink.py."""
+    system_seconds: float = 10.0
+    """Seconds between two measurements of CPU, memory, disk and GPUs; 0 is none."""
 
 
 @dataclass(kw_only=True)
@@ -290,7 +331,9 @@ class RunConfig:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     @property
     def groups_per_step(self) -> int:

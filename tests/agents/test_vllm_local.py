@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 from agents.model_folder import context_length, find_model
 from agents.vllm_local import LocalAgent
 from forge_env.agent_spec import AgentSettings, open_agent
-from forge_env.episode import Episode, Turn
+from forge_env.episode import Episode, Turn, read_jsonl
 from forge_env.errors import PolicyError, UserError
 from forge_env.factory import EnvFactory, make
 from forge_env.rollout import run_episode
@@ -70,3 +74,34 @@ async def test_an_engine_that_does_not_start_is_one_sentence(tiny_model: Path, t
     with pytest.raises(PolicyError, match="the engine did not start with"):
         async with open_agent(f"vllm:{tmp_path}", SETTINGS):
             pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # two starts of the engine
+def test_a_deterministic_evaluation_repeats_in_another_process(tiny_model: Path, tmp_path: Path) -> None:
+    """Bit by bit, however many episodes are asked for at once; and what it leaves passes audit and replay."""
+    limits = ["--max-turns", "2", "--max-turn-tokens", "12"]
+    runs = []
+    for name, at_once in (("one", "1"), ("many", "4")):
+        command = ["eval", "--env", "math", "--agent", f"vllm:{tiny_model}", "--deterministic", *limits]
+        command += ["--tasks", "3", "-n", "2", "--concurrency", at_once, "--out", name, "--json"]
+        done = forge_env(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1 and json.loads(done.stdout)["episodes"] == 6
+        runs.append({e.id: tokens(e) for e in read_jsonl(tmp_path / name / "episodes.jsonl")})
+    assert runs[0] == runs[1] and len(runs[0]) == 6
+    assert any(len(turns) > 0 and turns[0].logprobs for turns in runs[0].values())
+    for command in (["audit", "one"], ["replay", "one", "1"]):
+        assert forge_env(command, tmp_path).returncode == 0
+
+
+def forge_env(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        [sys.executable, "-m", "forge_env", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=280,
+    )

@@ -102,3 +102,15 @@ def test_an_evaluation_knows_its_model_too(tiny_model: Path, tmp_path: Path) -> 
     for agent, model in ((f"vllm:{tiny_model}", tiny_model), ("scripted:expert", None), ("vllm:Org/Hub", None)):
         (tmp_path / "plan.json").write_text(json.dumps({"agent": agent}))
         assert model_of(tmp_path) == model
+
+
+def test_episodes_that_faulted_are_checked_too(line: str, tmp_path: Path) -> None:
+    episode = json.loads(line) | {"outcome": "infra_fault", "reward": None, "error": "PolicyError: gone"}
+    fault = {"class": "PolicyError", "error": episode["error"], "episode": episode}
+    (tmp_path / "episodes.jsonl").write_text(line + "\n")
+    (tmp_path / "faults.jsonl").write_text(f"{json.dumps(fault)}\n{json.dumps(fault)}\n")
+    assert (audit(tmp_path).problems, audit(tmp_path).episodes) == ([], 3)
+    episode["turns"][0]["token_ids"][0] = 5
+    (tmp_path / "faults.jsonl").write_text(json.dumps(fault) + "\n")
+    (problem,) = audit(tmp_path).problems
+    assert problem.startswith(f"{tmp_path}/faults.jsonl:1: ") and "concatenation of the row" in problem

@@ -14,9 +14,9 @@ import pytest
 from agents.scripted import ScriptedAgent
 from forge_env.env import Env
 from forge_env.episode import Episode, Turn
-from forge_env.errors import InvariantError, PolicyError, SandboxError
+from forge_env.errors import InvariantError, PolicyError, SandboxError, TemplateError
 from forge_env.factory import EnvFactory
-from forge_env.protocols import ContextFull, Conversation
+from forge_env.protocols import ContextFull, Conversation, NextTurn
 from forge_env.rollout import run_episode, run_group
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 
@@ -400,3 +400,97 @@ async def test_what_an_environment_says_besides_is_kept_for_the_record() -> None
     assert dict(episode.info) | {"thing": ""} == {"place": "here", "pair": [1, 2], "tests": {"passed": 1}, "thing": ""}
     assert episode.info["thing"].startswith("<object object")
     assert Episode.from_json(episode.to_json()) == episode
+
+
+# ---- several conversations in one episode ----
+
+
+class Interleaved(Env):
+    """Asks in three conversations, in an order of its own; the last answer ends it."""
+
+    ORDER = (0, 1, 0, 2, 1, 0)
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.turns = 0
+        return self._asked()
+
+    async def step(self, action: Action) -> Result:
+        self.turns += 1
+        if self.turns == len(self.ORDER):
+            return (), 1.0, True, False, {}
+        observation, info = self._asked()
+        return observation, 0.0, False, False, info
+
+    def _asked(self) -> tuple[Sequence[Message], dict[str, Any]]:
+        number = self.ORDER[self.turns]
+        content = f"turn {self.turns} of {number}"
+        return ({"role": "user", "content": content},), {"next": NextTurn(context=number, max_tokens=9), "seen": number}
+
+
+class Watches:
+    """Says how many messages it was shown, and keeps the ids and seeds that it was given."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int | None, int | None]] = []
+        self._agent = agent(lambda messages: f"{len(messages)} messages, first {messages[0]['content']!r}")
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        assert conversation.asked is not None
+        self.shown.append((conversation.request_id, conversation.seed, conversation.asked.max_tokens))
+        return await self._agent.act(conversation, tools)
+
+
+async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None:
+    who = Watches()
+    result = await play(Interleaved, who, limits=EpisodeLimits(max_turns=9))
+    assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
+    assert [turn.message["content"] for turn in result.turns] == [
+        "1 messages, first 'turn 3 of 2'",
+        "1 messages, first 'turn 1 of 1'",
+        "3 messages, first 'turn 1 of 1'",
+        "1 messages, first 'turn 0 of 0'",
+        "3 messages, first 'turn 0 of 0'",
+        "5 messages, first 'turn 0 of 0'",
+    ], "one after another, the one at hand last"
+    assert [request_id for request_id, _, _ in who.shown] == [
+        "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
+    ]  # fmt: skip
+    assert len({seed for _, seed, _ in who.shown}) == 3
+    assert {most for *_, most in who.shown} == {9}
+    assert result.info == {"seen": 0}, "what is asked of the next turn is no part of the record"
+
+
+async def test_an_episode_that_is_cut_shows_the_conversation_at_hand_last() -> None:
+    result = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
+    assert (result.outcome, len(result.turns)) == (Outcome.TRUNCATED, 3)
+    assert [m["content"] for m in result.tail] == ["turn 3 of 2"]
+
+
+async def test_what_was_asked_holds_for_one_turn() -> None:
+    class Once(Counter):
+        async def reset(self, **kwargs: Any) -> Any:
+            observation, _ = await super().reset(**kwargs)
+            return observation, {"next": NextTurn(max_tokens=3)}
+
+    seen: list[NextTurn | None] = []
+
+    class Notes(Watches):
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            seen.append(conversation.asked)
+            return await self._agent.act(conversation, tools)
+
+    assert (await play(Once, Notes())).outcome is Outcome.SCORED
+    assert seen == [NextTurn(max_tokens=3), None, None]
+
+
+async def test_messages_from_outside_that_no_template_takes_are_a_fault_and_our_own_a_mistake() -> None:
+    error = TemplateError("no place for it")
+    with pytest.raises(TemplateError):
+        await play(Counter, Raises(error))
+    result = await play(Interleaved, RaisesAtOnce(error))
+    assert (result.outcome, result.reward, result.error) == (Outcome.ENV_FAULT, None, "no place for it")
+
+
+class RaisesAtOnce(Raises):
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        raise self._error

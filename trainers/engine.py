@@ -1,0 +1,51 @@
+"""The engine of a run: what its settings come to, which `--dry-run` shows and a start uses."""
+
+from __future__ import annotations
+
+from agents.vllm_engine import EngineSettings
+from trainers.config import RunConfig
+from trainers.start.model_shape import ModelShape
+from trainers.start.placement import shares_gpus
+
+CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
+GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
+GIB = 2**30
+MOST_CACHE_GIB = {True: 32.0, False: 64.0}
+"""Of keys and values on a GPU, by whether it is shared: further requests then wait."""
+
+
+def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettings:
+    """The settings of the engine of a run.
+
+    Args:
+        config: of the run.
+        shape: of its model; None where it is not known yet.
+    """
+    generator = config.services.generator
+    on_gpu = generator.with_gpus
+    return EngineSettings(
+        max_model_len=config.env.max_tokens,
+        max_requests=2 * CONCURRENCY,
+        dtype="bfloat16" if on_gpu else "float32",
+        kv_cache_gib=generator.kv_cache_gib or (_cache_gib(config, shape) if on_gpu else EngineSettings().kv_cache_gib),
+        enforce_eager=not (on_gpu and generator.cuda_graphs),
+        seed=config.training.seed,
+        cache_on_update=config.training.cache_on_update,
+        gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
+    )
+
+
+def _cache_gib(config: RunConfig, shape: ModelShape | None) -> float:
+    """What all requests need at their longest, an evaluation's among them, in bfloat16."""
+    if shape is None:
+        return 0.0
+    episodes = max(_episodes_in_flight(config), CONCURRENCY)
+    one = 2 * shape.num_hidden_layers * shape.key_value_size * 2 * config.env.max_tokens
+    needed = min(episodes, 2 * CONCURRENCY) * one / config.services.generator.procs / GIB
+    return max(min(1.1 * needed, MOST_CACHE_GIB[shares_gpus(config)]), 0.25)
+
+
+def _episodes_in_flight(config: RunConfig) -> int:
+    """Episodes that may be open at once."""
+    size = config.algorithm.n_samples if config.algorithm else 1
+    return config.groups_per_step * (config.training.staleness + 1) * size
