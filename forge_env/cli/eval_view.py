@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from forge_env.cli.output import say, show_table
 from forge_env.episode import Episode
-from forge_env.eval_summary import tokens_of
+from forge_env.eval_summary import Prices, tokens_of
 from forge_env.evaluate import is_success
 
 _LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
@@ -17,11 +17,12 @@ _LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
 class LiveView:
     """A progress bar with the success rate so far, on stderr; lines where that is no terminal, nothing when quiet."""
 
-    def __init__(self, title: str, *, quiet: bool) -> None:
+    def __init__(self, title: str, *, quiet: bool, prices: Prices | None = None) -> None:
         self.done = self.total = 0
         self._title = title
         self._quiet = quiet
-        self._valid = self._successes = self._tokens = 0
+        self._prices = prices
+        self._successes = self._faults = self._prompt = self._completion = 0
         self._bar: Any = None
         self._last_line = time.monotonic()
 
@@ -41,8 +42,10 @@ class LiveView:
         self.total = total
         if episode is not None:
             self.done += episode.outcome.is_valid
+            self._faults += not episode.outcome.is_valid
             self._successes += is_success(episode)
-            self._tokens += sum(tokens_of(episode))
+            prompt, completion = tokens_of(episode)
+            self._prompt, self._completion = self._prompt + prompt, self._completion + completion
         if self._bar is not None:
             self._bar.update(self._task, total=total, completed=self.done, figures=self._figures())
         elif not self._quiet and time.monotonic() - self._last_line > _LINE_SECONDS:
@@ -50,8 +53,12 @@ class LiveView:
             sys.stderr.write(f"{self._title}: {self.done}/{total}  {self._figures()}\n")
 
     def _figures(self) -> str:
-        rate = f"success {self._successes / self.done:.3f}" if self.done else ""
-        return f"{rate}  {self._tokens:,} tokens" if self._tokens else rate
+        shown = [f"success {self._successes / self.done:.3f}"] if self.done else []
+        shown += [f"{self._faults} faults"] * bool(self._faults)
+        shown += [f"{self._prompt + self._completion:,} tokens"] * bool(self._prompt + self._completion)
+        if self._prices is not None:
+            shown.append(f"cost {self._prices.cost(self._prompt, self._completion):.4f}")
+        return "  ".join(shown)
 
 
 def show_result(result: dict[str, Any]) -> None:
@@ -63,17 +70,19 @@ def show_result(result: dict[str, Any]) -> None:
         [(name, _short(result[name]), _range(result["intervals"][name])) for name in names],
     )
     if result["tools"]:
-        rows = [
+        tools = [
             (name, str(t["calls"]), _counts(t["errors"]), f"{t['p50_s']:.4f} s", f"{t['p95_s']:.4f} s")
             for name, t in result["tools"].items()
         ]
-        show_table(("tool", "calls", "errors", "p50", "p95"), rows)
+        show_table(("tool", "calls", "errors", "p50", "p95"), tools)
     if result["faults"]:
-        show_table(("fault", "episodes"), [(name, str(count)) for name, count in result["faults"].items()])
+        faults = [(name, str(count), result["first_errors"][name]) for name, count in result["faults"].items()]
+        show_table(("fault", "episodes", "the first one's error"), faults)
     cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
+    ended = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
-        f"{result['agent']} in {result['env']}: {result['episodes']} episodes of {result['tasks']} tasks "
-        f"({_counts(result['outcomes'])}), {result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
+        f"{result['agent']} in {result['env']}: {result['episodes']} episodes of {result['tasks']} tasks{ended}, "
+        f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
     say(f"everything is in {result['out']}")
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forge_env.cli.options import parse_options
 from forge_env.cli.output import Json, emit, note, stdout_to_stderr
 from forge_env.cli.running import run
-from forge_env.errors import UserError
+
+if TYPE_CHECKING:
+    from forge_env.types import EpisodeLimits
 
 Limit = Annotated[int | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
 Seconds = Annotated[float | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
@@ -32,6 +35,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
     option: Annotated[list[str], typer.Option(help="Option of the environment, as level=2; may be repeated.")] = [],  # noqa: B006 (typer reads it, nobody changes it)
     tools: Annotated[list[str], typer.Option(help="The environment's option tools; may be repeated.")] = [],  # noqa: B006
+    command: Annotated[str, typer.Option(help="The environment's option command, as external has it.")] = "",
     concurrency: Annotated[int, typer.Option(help="Episodes at once.")] = 16,
     temperature: Annotated[float | None, typer.Option(help="Of sampling; 1, or the endpoint's own.")] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and repeats exactly.")] = False,
@@ -40,6 +44,7 @@ def evaluate(
     max_tokens: Limit = None,
     step_seconds: Seconds = None,
     episode_seconds: Seconds = None,
+    scoring_seconds: Seconds = None,
     requests_per_minute: Annotated[float | None, typer.Option(help="To an endpoint, at most.")] = None,
     api_key_env: Annotated[str, typer.Option(help="Variable with an endpoint's key.")] = "OPENAI_API_KEY",
     price_prompt: Annotated[float | None, typer.Option(help="Of a million prompt tokens.")] = None,
@@ -51,60 +56,62 @@ def evaluate(
     Ends with 1 when no episode came to an end without a fault of the machinery.
     """
     from forge_env.cli.eval_view import LiveView, show_result
-    from forge_env.eval_plan import EvalPlan, limits_of
+    from forge_env.eval_plan import EvalPlan
     from forge_env.eval_run import run_evaluation
     from forge_env.eval_summary import Prices
 
-    given: dict[str, Any] = {
-        "max_turns": max_turns,
-        "max_turn_tokens": max_turn_tokens,
-        "max_tokens": max_tokens,
-        "step_seconds": step_seconds,
-        "episode_seconds": episode_seconds,
-    }
     plan = EvalPlan(
         env=env,
         agent=agent,
-        options=_options(option, tools),
+        options=parse_options(option, tools, command),
         split=split,
         tasks=tasks,
         n=n,
         seed=seed,
         temperature=temperature,
         deterministic=deterministic,
-        limits=replace(limits_of(agent), **{name: value for name, value in given.items() if value is not None}),
+        limits=_limits(
+            agent,
+            max_turns=max_turns,
+            max_turn_tokens=max_turn_tokens,
+            max_tokens=max_tokens,
+            step_seconds=step_seconds,
+            episode_seconds=episode_seconds,
+            scoring_seconds=scoring_seconds,
+        ),
     )
     priced = price_prompt is not None or price_completion is not None
     prices = Prices(prompt=price_prompt or 0.0, completion=price_completion or 0.0) if priced else None
-    view = LiveView(f"{agent} in {env}", quiet=as_json)
+    view = LiveView(f"{agent} in {env}", quiet=as_json, prices=prices)
+    evaluation = run_evaluation(
+        plan,
+        out,
+        concurrency=concurrency,
+        requests_per_minute=requests_per_minute,
+        api_key_env=api_key_env,
+        prices=prices,
+        progress=view.update,
+    )
     try:
         with stdout_to_stderr(as_json), view:
-            result = run(
-                run_evaluation(
-                    plan,
-                    out,
-                    concurrency=concurrency,
-                    requests_per_minute=requests_per_minute,
-                    api_key_env=api_key_env,
-                    prices=prices,
-                    progress=view.update,
-                )
-            )
+            result = {**run(evaluation), "out": str(out)}
     except (KeyboardInterrupt, SystemExit):
         note(f"{view.done} of {view.total} episodes are in {out}; the same command goes on from there")
         raise
-    result["out"] = str(out)
     emit(result) if as_json else show_result(result)
-    if open_places := sum(result["faults"].values()):
-        note(f"{open_places} episodes ended by faults, see {out}/faults.jsonl; the same command tries them again")
+    _remark(result, tasks, out)
     return 0 if result["episodes"] else 1
 
 
-def _options(option: list[str], tools: list[str]) -> dict[str, Any]:
-    for text in option:
-        if "=" not in text[1:]:
-            raise UserError(f"--option {text!r} is not of the form name=value, for example --option level=2")
-    options: dict[str, Any] = {name: value for name, _, value in (text.partition("=") for text in option)}
-    if tools:
-        options["tools"] = tools[0] if len(tools) == 1 else tools  # one text may be a list with commas
-    return options
+def _limits(agent: str, **given: float | None) -> EpisodeLimits:
+    """The limits of an agent, and in their place those that were given."""
+    from forge_env.eval_plan import limits_of
+
+    return replace(limits_of(agent), **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
+    if result["tasks"] < tasks:
+        note(f"{tasks} tasks were asked for, and {result['env']} gave {result['tasks']} different ones")
+    if open_places := sum(result["faults"].values()):
+        note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

@@ -21,7 +21,7 @@ from typing import Any
 
 from forge_env.env import Env
 from forge_env.errors import ForgeError, UserError
-from forge_env.factory import NOT_OPTIONS, EnvFactory
+from forge_env.factory import NOT_OPTIONS
 from forge_env.registry import load_target
 from forge_env.targets import add_to_path, load, split_target
 from forge_env.tool_env import ToolEnv
@@ -103,7 +103,8 @@ def _examine_env(found: Any) -> tuple[list[Tool], list[str]]:
         return [], [
             f"{getattr(found, '__qualname__', found)!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"
         ]
-    EnvFactory(found)  # loads what it shares
+    for target in found.shared.values():
+        load(target)
     methods = ("reset", "step", "tasks")
     missing = [n for n in methods if inspect.getattr_static(found, n) is inspect.getattr_static(Env, n)]
     problems = [f"{found.__qualname__} has no {name}() ({_place(found)})" for name in missing]
@@ -135,7 +136,9 @@ def _options(env: type[Env]) -> list[dict[str, Any]]:
     openers = [load(target) for target in env.shared.values()]
     for function in (*openers, env.tasks, env.__init__):
         for parameter in _parameters(function):
-            found[parameter.name] = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
+            described = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
+            if described["required"] or parameter.name not in found:
+                found[parameter.name] = described
     return list(found.values())
 
 

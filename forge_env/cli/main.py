@@ -14,7 +14,21 @@ from contextlib import contextmanager
 
 import typer
 
-from forge_env.cli import audit, check, diff, evaluate, listing, new, output, register, sandbox, score
+from forge_env.cli import (
+    audit,
+    check,
+    diff,
+    evaluate,
+    listing,
+    new,
+    output,
+    register,
+    replay,
+    report,
+    sandbox,
+    score,
+    view,
+)
 from forge_env.errors import ForgeError, InvariantError, UserError, first_error
 
 app = typer.Typer(
@@ -35,6 +49,9 @@ app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
 app.command("diff")(diff.diff)
 app.command("audit")(audit.audit)
+app.command("report")(report.report)
+app.command("replay")(replay.replay)
+app.command("view")(view.view)
 
 
 @app.callback()

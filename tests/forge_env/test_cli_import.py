@@ -96,6 +96,10 @@ def test_what_an_environment_shares_has_options_too() -> None:
     found = examine("envs.code_exec:CodeExec", "", "", {})
     assert {"name", "use_tools"} <= {option["name"] for option in found["options"]}
     assert [tool["name"] for tool in found["tools"]] == ["python"]
+    needed = [
+        option["name"] for option in examine("envs.external:External", "", "", {})["options"] if option["required"]
+    ]
+    assert needed == ["command"], "though its tasks could be drawn without"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ class Coin(ToolEnv):
         return float(self.luck > 0.5)
 
 
+class Few(Coin):
+    """Throw one of few coins."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, there: int = 2):
+        return Coin.tasks(split, count=there, seed=seed)
+
+
+def double(x: int) -> int:
+    """Double a number."""
+    return 2 * x
+
+
 def play(messages):
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": "done"}
@@ -461,3 +474,105 @@ def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> 
     file.write_text("{}")
     with pytest.raises(UserError, match="is not of a training run"):
         limits_of("checkpoint:run")
+
+
+# ---- every shipped environment ----
+
+
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        *[("math", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
+        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
+        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 2, 3)],
+        ("tool_api", ["--tools", "coin.py:double"]),
+        ("reasoning_gym:leg_counting", []),
+    ],
+)
+def test_every_environment_has_an_expert_and_can_tell_it_from_nobody(run: Run, env: str, more: list[str]) -> None:
+    if env.startswith("reasoning_gym"):
+        pytest.importorskip("reasoning_gym")
+    for agent, expected in (("expert", 1.0), ("null", 0.0)):
+        arguments = ["--env", env, *more, "--agent", f"scripted:{agent}", "--tasks", "4", "--out", agent]
+        result = run(*arguments)
+        assert (result["avg@1"], result["episodes"], result["faults"]) == (expected, 4, {}), agent
+
+
+def test_an_environment_without_an_expert_says_what_there_is(run: Run) -> None:
+    error = run(*coin("play", "out", "--agent", "scripted:expert"), code=2)["error"]
+    assert "coin.py:Coin has no expert: take scripted:null" in error
+
+
+# ---- how many tasks there are ----
+
+
+def test_fewer_tasks_than_were_asked_for_are_told_of(capfd: pytest.CaptureFixture[str], run: Run) -> None:
+    arguments = ["--env", "coin.py:Few", "--agent", "scripted:coin.py:play", "--tasks", "9", "--out", "out"]
+    assert main(["eval", *arguments, "--option", "there=2"]) == 0
+    assert "note: 9 tasks were asked for, and coin.py:Few gave 2 different ones" in capfd.readouterr().err
+    assert run(*arguments, "--option", "there=0", "--out", "none", code=2)["error"].startswith(
+        "the environment coin.py:Few has no tasks in the split 'test'"
+    )
+
+
+# ---- a disk that is full ----
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: int) -> None:
+    """By a real limit of the process: no file may grow beyond it."""
+    arguments = coin("play", "out", "--concurrency", "6")
+    code = "import resource, sys; from forge_env.cli.main import main; "
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(['eval', *sys.argv[1:]]))"
+    full = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
+    file = "plan.json" if size == 100 else "episodes.jsonl"
+    assert f"error: out/{file} cannot be written: File too large; the same command goes on" in full.stderr
+    done = len(records("out")) if size > 100 else 0
+    assert (size == 100 or 0 < done < 48) and not Path("out/eval.json").exists()
+    assert figures(run(*arguments)) == figures(run(*coin("play", "whole")))
+
+
+# ---- what is seen meanwhile ----
+
+
+def test_the_bar_shows_success_faults_tokens_and_cost(project: Path) -> None:
+    """On a real terminal, of which the process is told by a pseudo one."""
+    import pty
+
+    (project / "broken").touch()
+    ours, theirs = pty.openpty()
+    arguments = coin("play", "out", "--price-completion", "1", "--concurrency", "1", n=1)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "200", "TERM": "xterm"}
+    command = [sys.executable, "-m", "forge_env", "eval", *arguments]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environ)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    assert process.wait(60) == 0
+    os.close(ours)
+    text = shown.decode()
+    assert "scripted:coin.py:play in coin.py:Coin" in text and "success 0." in text
+    assert "faults" in text and "cost 0.0000" in text
+
+
+def test_the_first_error_of_each_class_is_told(run: Run, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (project / "broken").touch()
+    first = run(*coin("play", "out"))
+    assert first["first_errors"] == {"EnvError": "the coin fell off the table"}
+    assert main(["eval", *coin("play", "out")]) == 0
+    out, _ = capfd.readouterr()
+    assert "the first one's error" in out and "fell off the table" in out
