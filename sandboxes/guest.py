@@ -39,7 +39,6 @@ import guest_snippet as snippet  # type: ignore[import-not-found]
 del sys.path[0]
 
 _MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one for each control group
-_INSIDE_ID = 61000
 _IDS = 1024  # one for each slot and each session
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 
@@ -80,11 +79,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
 def _first_id() -> int:
     """Return the first uid of a range that no other live owner uses, so that process limits count per snippet."""
     # This range is not handed out by systemd, container managers or /etc/subuid defaults.
-    wished = 0x70000000 + (os.getpid() % 2**18) * _IDS
-    with open("/proc/self/uid_map") as lines:
-        ranges = [(int(inside), int(count)) for inside, _, count in map(str.split, lines)]
-    mapped = any(inside <= wished and wished + _IDS <= inside + count for inside, count in ranges)
-    return wished if mapped else _INSIDE_ID
+    return int(kernel.unused_ids(0x70000000 + (os.getpid() % 2**18) * _IDS, _IDS))
 
 
 @dataclass(slots=True)
@@ -323,7 +318,7 @@ class Zygote:
         os.chdir("/tmp")
         if self._first_id is None:
             kernel.unshare(kernel.NEWUSER)
-            kernel.map_ids(_INSIDE_ID, 0, 0)
+            kernel.map_ids(kernel.INSIDE_ID, 0, 0)
             kernel.limit_resources(limits)
         else:
             kernel.limit_resources(limits)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import resource
 import signal
+import socket
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +17,14 @@ from pathlib import Path
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SYS_MOUNT_SETATTR = 442
 _SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
 
 PACKAGES = "/packages"
+INSIDE_ID = 61000
+"""Of a program whose starter has no user ids to give away."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
@@ -76,6 +82,20 @@ def map_ids(inside: int, uid: int, gid: int) -> None:
             os.close(fd)
 
 
+def unused_ids(first: int, count: int) -> int:
+    """Return `first` where the ids from it on exist here, so that process limits count per user; else INSIDE_ID."""
+    with open("/proc/self/uid_map") as lines:
+        ranges = [(int(inside), int(length)) for inside, _, length in map(str.split, lines)]
+    mapped = any(inside <= first and first + count <= inside + length for inside, length in ranges)
+    return first if mapped else INSIDE_ID
+
+
+def bring_up_loopback() -> None:
+    """Make 127.0.0.1 of this network namespace answer."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+
+
 def mount_private_tmp(size: int) -> None:
     # Inodes cost kernel memory that `size` does not count.
     mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size},nr_inodes=4096,mode=1777")
@@ -83,6 +103,14 @@ def mount_private_tmp(size: int) -> None:
 
 def mount_proc(options: str | None) -> None:
     mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
+
+
+def mount_own_proc() -> None:
+    """Mount a /proc of nothing but processes, where the kernel knows such (5.8)."""
+    try:
+        mount_proc("subset=pid")
+    except OSError:
+        mount_proc(None)
 
 
 def allow_many_open_files() -> None:
@@ -143,6 +171,40 @@ class Lockdown:
 def enter_minimal_root(packages: Sequence[str] = ()) -> None:
     """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs."""
     interpreter = _interpreter_paths()
+    _enter_new_root()
+    os.mkdir("/tmp")
+    for source, target in interpreter:
+        _bind(source, target)
+    for path in packages:
+        _bind(path, f"{PACKAGES}/{os.path.basename(path)}")
+    _leave_old_root()
+
+
+def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> None:
+    """Replace the root of this mount namespace by one that holds the system's programs, read-only.
+
+    Args:
+        shown: files and folders that are there too, read-only, at the paths that they have outside.
+        folder: one that can be written to; the only one beside /tmp, which is private.
+        tmp_bytes: what /tmp may hold.
+    """
+    named = [(os.path.realpath(path), path) for path in (*shown, folder)]
+    _enter_new_root()
+    os.mkdir("/tmp")
+    mount_private_tmp(tmp_bytes)
+    for name, descriptor in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{descriptor}", f"/dev/{name}")
+    # Folders before what lies in them. Real paths first: what a name leads to through links in them is then there.
+    for source, target in sorted((real, real) for real, _ in named):
+        _bind(source, target)
+    for source, target in sorted(named, key=lambda pair: pair[1]):
+        _bind(source, target)
+    _leave_old_root()
+    for path in ("/tmp", os.path.realpath(folder)):
+        _set_read_only(path, False)
+
+
+def _enter_new_root() -> None:
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     # Mounted over /tmp and pivoted to at once, so that sources under the real /tmp stay reachable in /old.
     mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -152,23 +214,21 @@ def enter_minimal_root(packages: Sequence[str] = ()) -> None:
     os.umask(0o022)
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         _copy_link_or_bind(name)
-    for source, target in interpreter:
-        _bind(source, target)
-    for path in packages:
-        _bind(path, f"{PACKAGES}/{os.path.basename(path)}")
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         _bind(path, path)
     for name in ("null", "zero", "full", "random", "urandom"):
         _bind(f"/dev/{name}", f"/dev/{name}")
-    # POSIX shared memory then counts against the size of the snippet's own /tmp.
+    # POSIX shared memory then counts against the size of the private /tmp.
     os.symlink("/tmp", "/dev/shm")
-    os.mkdir("/tmp")
+
+
+def _leave_old_root() -> None:
     os.mkdir("/proc")
-    # A user namespace may mount a proc only while it can see one whole; this one shows the outer pid namespace.
+    # A user namespace may mount a proc only while it can see one whole; this one shows our own pid namespace.
     mount_proc(None)
     _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
     os.rmdir("/old")
-    _make_read_only()
+    _set_read_only("/", True)
 
 
 def _interpreter_paths() -> list[tuple[str, str]]:
@@ -199,8 +259,10 @@ def _bind(source: str, target: str) -> None:
     mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _make_read_only() -> None:
-    attributes = (ctypes.c_uint64 * 4)(0x1 | 0x2, 0, 0, 0)  # struct mount_attr: set MOUNT_ATTR_RDONLY | NOSUID
-    recursive = 0x8000
+def _set_read_only(path: str, read_only: bool) -> None:
+    """Make all that is mounted at and under a path read-only; or that one mount writable again."""
+    # struct mount_attr: attributes to set, to clear; MOUNT_ATTR_RDONLY is 1, NOSUID 2.
+    attributes = (ctypes.c_uint64 * 4)(0x1 | 0x2, 0, 0, 0) if read_only else (ctypes.c_uint64 * 4)(0, 0x1, 0, 0)
+    recursive = 0x8000 if read_only else 0
     size = ctypes.sizeof(attributes)
-    _check(_libc.syscall(_SYS_MOUNT_SETATTR, -100, b"/", recursive, attributes, size), "mount_setattr")
+    _check(_libc.syscall(_SYS_MOUNT_SETATTR, -100, path.encode(), recursive, attributes, size), f"mount_setattr {path}")

@@ -120,7 +120,7 @@ class Zygote:
 
         The kernel kills the zygote when the calling thread ends, however it ends.
         """
-        _require_supported_platform()
+        require_supported_platform()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = _spawn(theirs.fileno())
@@ -133,7 +133,7 @@ class Zygote:
             zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
             answer = await asyncio.wait_for(zygote._ready, _START_S)
             if "ready" not in answer:
-                raise SandboxUnavailable(_why_not(answer))
+                raise SandboxUnavailable(why_not(answer["failed"]))
         except BaseException as error:
             await zygote.close()
             if isinstance(error, TimeoutError):
@@ -277,7 +277,8 @@ def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _require_supported_platform() -> None:
+def require_supported_platform() -> None:
+    """Raise SandboxUnavailable where there are no namespaces, or no list of system calls."""
     if sys.platform != "linux" or platform.machine() not in supported_machines():
         raise SandboxUnavailable(
             f"namespace sandbox: needs Linux on {' or '.join(supported_machines())}, "
@@ -285,8 +286,8 @@ def _require_supported_platform() -> None:
         )
 
 
-def _why_not(answer: dict[str, Any]) -> str:
-    failed = answer.get("failed")
+def why_not(failed: str) -> str:
+    """Say that the kernel refused to isolate, and what would help."""
     if os.geteuid() == 0:
         remedy = (
             "root needs CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID and Linux 5.12 or newer (in a container add "
