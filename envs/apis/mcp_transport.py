@@ -15,7 +15,7 @@ from typing import Any
 from envs.apis.credentials import Credentials, secret_from_env
 from forge_env.errors import UserError
 
-_GUARD = Path(__file__).with_name("mcp_guard.py")
+_GUARD = Path(__file__).parents[1] / "guard.py"
 _TAIL_BYTES = 4000
 
 
@@ -89,7 +89,7 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
     """The transport of a server that is a process; it is gone when this is left, and when this process dies."""
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    guarded = ["-I", str(_GUARD), str(os.getpid()), *command]
+    guarded = ["-I", "-S", str(_GUARD), str(os.getpid()), "", *command]
     parameters = StdioServerParameters(command=sys.executable, args=guarded, env=env, encoding_error_handler="replace")
     async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as streams:
         yield streams

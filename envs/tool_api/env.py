@@ -75,6 +75,13 @@ class ToolApi(ToolEnv):
         """
         return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
 
+    @classmethod
+    def effects(cls, *, tools: Sequence[str] = (SHOP,), cassette_mode: str = "auto") -> str:
+        """Say which services an episode calls; those of a cassette that is only replayed are not called."""
+        kinds = ("mcp:",) if cassette_mode == "replay" else ("mcp:", "openapi:")
+        called = [source for source in tools if source.strip().startswith(kinds)]
+        return f"calls {', '.join(called)}" if called else ""
+
     @staticmethod
     def expert(messages: list[Message]) -> Message:
         """Solve a task of the shop, or make the call that is asked for; from what the conversation shows.

@@ -92,7 +92,7 @@ async def open_services(
         tools: "shop", and what `envs.apis.sources` says: registered names, functions in files, openapi: and mcp:.
         level: of the shop's tasks, which says which operations are tools.
         operations: these instead; names may hold * for any text.
-        data: a file of tasks; see `envs.tool_api.tasks.file_tasks`.
+        data: a file of tasks; see `envs.task_file.file_tasks`.
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see `forge_env.rubric`.
         auth: credentials of the sources; see `envs.apis.sources`.
         mcp_env: names of environment variables that MCP servers are started with.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import json
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.procedural import bucket
 from envs.shop.kinds import KINDS
 from envs.shop.operations import OPERATIONS
 from envs.shop.tasks import LEVELS, shop_tasks
+from envs.task_file import file_tasks
 from envs.tool_api.calls import call_tasks
 from forge_env.errors import UserError, nearest
 from forge_env.registry import find, tool_names, tools_of
@@ -21,7 +18,6 @@ from forge_env.types import Message, Task
 
 SHOP = "shop"
 _QUESTIONS, _ANSWERS = ("prompt", "question"), ("answer", "target")
-_SPLITS = ("train", "test", "all")
 
 _NEEDED: Mapping[str, Sequence[str]] = {
     "cancel": ("cancel_order",),
@@ -52,7 +48,7 @@ def make_tasks(
     """
     sources = checked_sources(tools, data=data)
     if data:
-        return file_tasks(data, split, count=count, seed=seed)
+        return file_tasks(data, split, count=count, seed=seed, make=_file_task)
     if SHOP in sources:
         return tasks_of_operations(split, count=count, seed=seed, level=level, operations=operations)
     return call_tasks(_functions(sources), split, count=count, seed=seed, level=level)
@@ -118,32 +114,6 @@ def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operat
         drawn = 2 * drawn + 8
 
 
-def file_tasks(data: str, split: str, *, count: int, seed: int) -> list[Task]:
-    """Return tasks out of a file of JSON lines, each with a question and an answer.
-
-    Args:
-        data: the file. With {split} in its name it is one file for each split; otherwise one question in ten is "test",
-            the others are "train", and "all" is the whole file.
-
-    Raises:
-        UserError: for a file that cannot be read, a line that is no task, and more tasks than there are.
-    """
-    path = Path(data.replace("{split}", split)).expanduser()
-    is_divided = "{split}" not in data
-    if is_divided and split not in _SPLITS:
-        raise UserError(f"there is no split {split!r} of {path}. {nearest(split, _SPLITS)}")
-    tasks: dict[str, Task] = {}
-    for number, row in _rows(path):
-        task = _file_task(row, f"{path}:{number}")
-        key = json.dumps(task.prompt)
-        if not is_divided or split == "all" or (bucket(key, 10) == 0) == (split == "test"):
-            tasks.setdefault(key, task)
-    if len(tasks) < count:
-        hint = ', or for the split "all"' if is_divided and split != "all" else ""
-        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer{hint}")
-    return random.Random(seed).sample(list(tasks.values()), count)
-
-
 def _kinds(level: int) -> list[str]:
     return [name for name, kind in KINDS.items() if kind.level == level]
 
@@ -160,22 +130,6 @@ def _functions(sources: Sequence[str]) -> dict[str, Tool]:
                 raise UserError(f"two tools are named {tool.name!r}, one of them of {source!r}: leave one out")
             found[tool.name] = tool
     return found
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the data file {path} cannot be read: {_reason(error)}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}:{number} is no JSON: a data file has one JSON object in each line") from None
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is no text in UTF-8"
 
 
 def _file_task(row: Any, where: str) -> Task:

@@ -1,0 +1,296 @@
+"""The gateway: an OpenAI-compatible endpoint for the programs of one process, each with a token of its own.
+
+It answers nothing by itself: a request waits until the episode that it belongs to has an answer for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from envs.external.questions import Question, Refused, read_chat, read_completion
+from envs.external.replies import Reply
+from envs.external.session import Asked, Session
+from forge_env.errors import ServiceError, UserError
+
+MODEL = "policy"
+"""The name of the one model; a program may call it as it likes."""
+MAX_BODY = 16 * 2**20
+BODY_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 10.0
+START_SECONDS = 30.0
+_KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
+_LOOKS = 4  # rounds of the event loop from the end of a connection to what waits for it
+
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+_READERS: Mapping[str, Callable[[Any], Question]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+}
+
+
+class Gateway:
+    """The sessions that are open, and the ASGI app that serves them."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        """What a program is told, such as http://127.0.0.1:40123/v1."""
+        self.port = 0
+        self._sessions: dict[str, Session] = {}
+        self._doors: dict[Session, asyncio.Server] = {}
+        self._new_protocol: Callable[[], asyncio.Protocol]
+
+    def open(self) -> Session:
+        """Start a session; its token is good until it is closed."""
+        session = Session()
+        self._sessions[session.token] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """End a session. May be called again."""
+        self._sessions.pop(session.token, None)
+        session.close()
+        if door := self._doors.pop(session, None):
+            door.close()
+
+    async def serve(self, session: Session, listener: socket.socket) -> None:
+        """Serve a further listener until the session is closed: that of a network of the program's own."""
+        loop = asyncio.get_running_loop()
+        door = await loop.create_server(self._new_protocol, sock=listener, start_serving=False)
+        self._doors[session] = door
+        await door.start_serving()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        try:
+            await self._route(scope, receive, send)
+        except Refused as refusal:
+            await _send_json(send, refusal.status, refusal.body)
+
+    async def _route(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        session = self._session(headers)
+        method, path = scope["method"], scope["path"].rstrip("/")
+        if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+            await _send_json(send, 200, _models(path.removeprefix("/v1/models").lstrip("/")))
+        elif path not in _READERS:
+            offered = ", ".join(["/v1/models", *_READERS])
+            raise Refused(404, f"there is no {path}; there are {offered}", code="not_found")
+        elif method != "POST":
+            raise Refused(405, f"{path} is asked with POST, not with {method}")
+        else:
+            data = await _body(headers, receive)
+            question = _READERS[path](_json(data))
+            is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
+            asked = session.ask(question, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
+            await _Delivery(session, asked, receive, send).run()
+
+    def _session(self, headers: Mapping[bytes, bytes]) -> Session:
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        session = self._sessions.get(token.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            message = "this endpoint needs the bearer token that its program was given, and this is no such token"
+            raise Refused(401, message, code="invalid_api_key")
+        return session
+
+
+class _Delivery:
+    """One connection that waits for an answer, and hands it over."""
+
+    def __init__(self, session: Session, asked: Asked, receive: Receive, send: Send) -> None:
+        self._session = session
+        self._asked = asked
+        self._receive = receive
+        self._send = send
+
+    async def run(self) -> None:
+        gone = asyncio.create_task(_until_gone(self._receive))
+        try:
+            deliver = self._stream if self._asked.question.stream else self._whole
+            await deliver(gone)
+        finally:
+            self._asked.clients -= 1
+            gone.cancel()
+
+    async def _whole(self, gone: asyncio.Task[None]) -> None:
+        reply = self._asked.reply
+        await _either(reply, gone)
+        if await self._has_left(gone):
+            return
+        answer = reply.result().body(self._asked.question)
+        await _send_json(self._send, 200, answer, _headers(self._asked))
+        self._session.delivered(self._asked)
+
+    async def _stream(self, gone: asyncio.Task[None]) -> None:
+        await _start(self._send, 200, b"text/event-stream", _headers(self._asked))
+        reply = self._asked.reply
+        while not reply.done() and not gone.done():
+            if not await _either(reply, gone, timeout=KEEP_ALIVE_SECONDS):
+                await self._send(_KEEP_ALIVE)
+        if await self._has_left(gone):
+            return
+        # All at once: a client may close the connection as soon as it has read the end of the answer.
+        events = b"".join(_events(reply, self._asked.question))
+        await self._send({"type": "http.response.body", "body": events})
+        self._session.delivered(self._asked)
+
+    async def _has_left(self, gone: asyncio.Task[None]) -> bool:
+        """Whether the client has closed its connection, after a look at what the kernel knows by now."""
+        for _ in range(_LOOKS):
+            await asyncio.sleep(0)
+        return gone.done()
+
+
+def _events(reply: asyncio.Future[Reply], question: Question) -> Iterator[bytes]:
+    try:
+        for chunk in reply.result().chunks(question):
+            yield b"data: " + _dump(chunk) + b"\n\n"
+    except Refused as refusal:
+        yield b"data: " + _dump(refusal.body) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _headers(asked: Asked) -> list[tuple[bytes, bytes]]:
+    ignored = asked.question.ignored
+    return [(b"x-forge-env-ignored", ", ".join(ignored).encode())] if ignored else []
+
+
+def _models(name: str) -> dict[str, Any]:
+    model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "forge_env"}
+    return model if name else {"object": "list", "data": [model]}
+
+
+async def _either(*waited: asyncio.Future[Any], timeout: float | None = None) -> bool:
+    """Wait until one of them is done; return whether one is."""
+    done, _ = await asyncio.wait(set(waited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    too_large = Refused(413, f"the body is larger than {MAX_BODY} bytes, which is all that a request may have")
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > MAX_BODY:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                event = await receive()
+                data += event.get("body", b"")
+                if len(data) > MAX_BODY:
+                    raise too_large
+                if event["type"] == "http.disconnect" or not event.get("more_body"):
+                    return bytes(data)
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is no JSON") from None
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value).encode()  # in ASCII: what a model writes need not be text that UTF-8 can carry
+
+
+async def _send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    await _start(send, status, b"application/json", headers or [])
+    await send({"type": "http.response.body", "body": _dump(value)})
+
+
+async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    first = [(b"content-type", kind), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": [*first, *headers]})
+
+
+@asynccontextmanager
+async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
+    """Serve a gateway on the running event loop, at a free port.
+
+    Raises:
+        UserError: when uvicorn is not installed, or the address is not one of this machine.
+        ServiceError: when the server does not start.
+    """
+    if importlib.util.find_spec("uvicorn") is None:
+        raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
+    gateway = Gateway()
+    with _listener(host) as listener:
+        gateway.port = listener.getsockname()[1]
+        gateway.base_url = f"http://{host}:{gateway.port}/v1"
+        server = _server(gateway)
+        gateway._new_protocol = server.new_protocol
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await _until_started(server, running)
+            yield gateway
+        finally:
+            server.should_exit = True
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def _listener(host: str) -> socket.socket:
+    try:
+        if host in ("", "0.0.0.0", "::"):
+            raise OSError("programs need one address to call, and this stands for all of them")
+        return socket.create_server((host, 0), backlog=2048)
+    except OSError as error:
+        raise UserError(
+            f"the gateway cannot listen at host={host!r}: {error}; name an address of this machine, or leave host out "
+            "for programs on it"
+        ) from None
+
+
+def _server(app: Any) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals belong to the process that this runs in
+
+        def new_protocol(self) -> asyncio.Protocol:
+            """What serves one connection, counted among those of this server."""
+            return self.config.http_protocol_class(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )  # type: ignore[call-arg]
+
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
+    )
+    return Server(config)
+
+
+async def _until_started(server: Any, running: asyncio.Task[None]) -> None:
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not server.started:
+                if running.done():
+                    raise ServiceError(f"the gateway did not start: {running.exception()}")
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise ServiceError(f"the gateway did not start within {START_SECONDS:g} s") from None

@@ -1,0 +1,189 @@
+"""The program of one episode: a process with its own folder, whose output is kept up to a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from forge_env.errors import EnvError, SandboxUnavailable, UserError
+from sandboxes.program import check_shown, confined, installation, listener_of
+
+TAIL_BYTES = 64 * 2**10
+STOP_SECONDS = 10.0
+_GUARD = Path(__file__).parents[1] / "guard.py"
+
+
+def command_of(text: str) -> list[str]:
+    """Split a command line.
+
+    Raises:
+        UserError: when there is none, or no such program.
+    """
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"the command {text!r} is no command line: {error}") from None
+    if not command:
+        raise UserError("the command is empty: name the program that runs in every episode, as 'python my_agent.py'")
+    is_in_cwd = os.sep in command[0] and not os.path.isabs(command[0])  # wherever that will be
+    if shutil.which(command[0]) is None and not is_in_cwd:
+        raise UserError(f"the command {text!r} cannot be started: there is no program {command[0]!r}")
+    return command
+
+
+class Program:
+    """A running program. `Program.start` makes one."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self.folder = folder
+        self.listener: socket.socket | None = None
+        """Of a program in a sandbox: in its network, for the gateway to serve."""
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        self._tails = {"stdout": bytearray(), "stderr": bytearray()}
+        streams = {"stdout": process.stdout, "stderr": process.stderr}
+        self._reading = [asyncio.create_task(_keep_tail(stream, self._tails[name])) for name, stream in streams.items()]
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        variables: Mapping[str, str],
+        cwd: str,
+        stdin: Path,
+        sandbox_port: int | None = None,
+    ) -> Program:
+        """Start a command. What it leaves running ends with it, with `close`, and with this process.
+
+        Args:
+            folder: its own, which is removed by `close`.
+            variables: set beside those of this process.
+            stdin: the file that it reads.
+            sandbox_port: run it in a sandbox, whose network has one listener, at this port.
+
+        Raises:
+            EnvError: it cannot be put into a sandbox.
+        """
+        if sandbox_port is None:
+            return await cls._start(command, folder, cwd, stdin, _environment(variables))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                passed, cwd = theirs.fileno(), cwd or os.getcwd()
+                shown = shown_to(command, cwd)
+                boxed = confined(command, control=passed, shown=shown, folder=folder, cwd=cwd, port=sandbox_port)
+                program = await cls._start(boxed, folder, cwd, stdin, _sparse_environment(variables, folder), passed)
+            try:
+                program.listener = await listener_of(ours)
+            except BaseException as error:
+                await program.close()
+                if isinstance(error, SandboxUnavailable):
+                    raise EnvError(str(error)) from error
+                raise
+        return program
+
+    @classmethod
+    async def _start(
+        cls, command: Sequence[str], folder: Path, cwd: str, stdin: Path, environment: Mapping[str, str], *passed: int
+    ) -> Program:
+        guarded = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(folder), *command]
+        with stdin.open("rb") as given:
+            process = await asyncio.create_subprocess_exec(
+                *guarded,
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=cwd or None,
+                env=environment,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        return cls(process, folder)
+
+    async def ended(self) -> int:
+        """Wait for its end; return the exit code, 128 and more for a signal's."""
+        await asyncio.gather(*(asyncio.shield(each) for each in self._reading))
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def tail(self, name: str) -> str:
+        """The last of what it wrote to "stdout" or "stderr"."""
+        return self._tails[name].decode("utf-8", "replace")
+
+    async def close(self) -> None:
+        """End it and all that it started, and remove its folder. May be called again."""
+        try:
+            if self._process.returncode is None:
+                try:
+                    self._process.send_signal(signal.SIGTERM)  # to the guard, which kills what does not end by itself
+                    await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+                except ProcessLookupError:
+                    pass
+                except TimeoutError:
+                    self._process.kill()
+                    await self._process.wait()
+        finally:
+            for reading in self._reading:
+                reading.cancel()
+            await asyncio.gather(*self._reading, return_exceptions=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def shown_to(command: Sequence[str], cwd: str) -> list[str]:
+    """Return what a program in a sandbox can read beside the folders of the system.
+
+    Raises:
+        UserError: when that would be too much, or could not be read.
+    """
+    cwd = cwd or os.getcwd()
+    program = os.path.join(cwd, shutil.which(command[0]) or command[0])
+    shown = [cwd, *installation(program)]
+    check_shown(shown)
+    return shown
+
+
+def new_folder() -> Path:
+    """A private folder for the files of one program."""
+    return Path(tempfile.mkdtemp(prefix="forge_env_external_"))
+
+
+def how_it_ended(code: int) -> str:
+    """Say what an exit code means."""
+    if code <= 128:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
+
+
+async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
+    while data := await stream.read(TAIL_BYTES):
+        tail += data
+        del tail[:-TAIL_BYTES]
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables and the program's own, without those that would put our packages into its interpreter.
+
+    Ours are named agents and envs, as are those of several agent packages.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**kept, **variables}
+
+
+def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The program's own variables, and nothing of this process's that could be a secret. There is no proxy to reach."""
+    kept = {name: value for name, value in variables.items() if name.startswith(("OPENAI_", "FORGE_ENV_", "TMPDIR"))}
+    path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
+    return {"PATH": path, "LANG": language, "HOME": str(folder), **kept}

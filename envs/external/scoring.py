@@ -1,0 +1,127 @@
+"""What a program's work is worth: by a function, by the environment whose tasks it did, or by its own word."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import EnvError
+from forge_env.factory import EnvFactory
+from forge_env.rubric import RewardPart, score
+from forge_env.threads import invoke
+from forge_env.types import Action, EpisodeLimits, Message, Task
+
+MAX_RESULT = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a program leaves: its answer, and its own word on the reward.
+
+    Example: ``Result(answer="42", reward=1.0)``
+    """
+
+    answer: str
+    reward: float | None = None
+
+
+def read_result(file: Path, stdout: str, last_words: str) -> Result:
+    """Read the result out of its file; else out of the last line that the program printed; else take the model's words.
+
+    Both may be JSON with "answer" and "reward", or one of them; a line that is not is the answer.
+
+    Raises:
+        EnvError: when the file cannot be read, or the reward is no finite number.
+    """
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    line = lines[-1].strip() if lines else ""
+    said = _object(line)
+    answer = line or last_words if said is None else last_words
+    if os.path.lexists(file):
+        said = _object(_text_of(file))
+        if said is None:
+            raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
+    said = said or {}
+    if "answer" in said:
+        answer = said["answer"] if isinstance(said["answer"], str) else json.dumps(said["answer"])
+    reward = said.get("reward")
+    is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+    if reward is not None and (not is_number or not math.isfinite(reward)):
+        raise EnvError(f"the program gave the reward {reward!r:.80}; a reward is a finite number")
+    return Result(answer=answer, reward=None if reward is None else float(reward))
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object that says something of the result; None for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and value.keys() & {"answer", "reward"} else None
+
+
+def _text_of(file: Path) -> str:
+    try:
+        # Neither a link, which could lead out of a sandbox, nor a pipe, which would keep us waiting.
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise EnvError("the result file of the program is no file")
+            return opened.read(MAX_RESULT).decode("utf-8", "replace")
+    except OSError as error:
+        raise EnvError(f"the result file of the program cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorer:
+    """Gives the reward of a program's work.
+
+    Args:
+        part: a reward function; it comes before all others.
+        env: the environment of the tasks, opened; its own word comes before the program's.
+    """
+
+    part: RewardPart | None = None
+    env: EnvFactory | None = None
+
+    async def score(
+        self, task: Task, messages: Sequence[Message], result: Result, *, seed: int, limits: EpisodeLimits
+    ) -> tuple[float, dict[str, float]]:
+        """Return the reward and its breakdown.
+
+        Raises:
+            EnvError: when there is none.
+        """
+        if self.part is not None:
+            return await score([self.part], task, messages, result.answer)
+        if self.env is not None:
+            return await _score_in(self.env, task, result.answer, seed=seed, limits=limits)
+        if result.reward is None:
+            raise EnvError(
+                "nothing says what the program's work is worth: name a function with the option reward, or let the "
+                'program print {"reward": 1.0} as its last line'
+            )
+        return result.reward, {"program": result.reward}
+
+
+async def _score_in(
+    factory: EnvFactory, task: Task, answer: str, *, seed: int, limits: EpisodeLimits
+) -> tuple[float, dict[str, float]]:
+    """Give the answer as the first and last word of an episode of the environment."""
+    env = factory.make()
+    try:
+        await invoke(env.reset, seed=seed, options={"task": task, "limits": limits})
+        action = Action(message={"role": "assistant", "content": answer})
+        _, reward, terminated, _, info = await invoke(env.step, action)
+    finally:
+        await invoke(env.close)
+    if not terminated:
+        raise EnvError(
+            f"{factory.name} does not score a final answer by itself: name a function with the option reward"
+        )
+    return float(reward), dict(info.get("rewards", {}))

@@ -1,0 +1,91 @@
+"""What all episodes of external in a process share: the gateway, the command, and who gives the reward."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.external.gateway import Gateway, open_gateway
+from envs.external.program import command_of, shown_to
+from envs.external.scoring import Scorer
+from forge_env.errors import UserError, nearest
+from forge_env.factory import make
+from forge_env.rescore import load_reward
+from sandboxes.program import check_programs
+
+FAILURES = ("fault", "score")
+SANDBOXES = ("namespaces",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What an episode needs beside its task."""
+
+    command: list[str]
+    gateway: Gateway
+    scorer: Scorer
+    host: str
+    cwd: str
+    scores_failures: bool
+    sandbox: str
+
+
+@asynccontextmanager
+async def open_setup(
+    command: str,
+    tasks: str = "",
+    reward: str = "",
+    host: str = "127.0.0.1",
+    cwd: str = "",
+    on_failure: str = "fault",
+    sandbox: str = "",
+) -> AsyncIterator[Setup]:
+    """Open what the episodes share.
+
+    Args:
+        command: the program and its arguments, split as a shell does; {prompt} in it is the text of the task's prompt.
+        tasks: the environment that the tasks come from, which then scores the program's answer.
+        reward: a function that scores it, as `forge_env.rubric` says; "module:function" or "file.py:function".
+        host: the address of this machine where the gateway listens. Any other than 127.0.0.1 opens it to the network
+            behind that address, without encryption: a token alone then keeps others out.
+        cwd: the folder that the program starts in; this process's own by default.
+        on_failure: "fault" when a program that ends with another exit code than 0 has no reward, "score" when it has.
+        sandbox: "namespaces" puts the program where it sees its own files and the gateway only; without, it is trusted.
+
+    Raises:
+        UserError: for a command or a reward that is not there, and an address that is not this machine's.
+        SandboxUnavailable: programs cannot be isolated on this machine.
+    """
+    words = command_of(command)
+    if on_failure not in FAILURES:
+        raise UserError(f"on_failure is {on_failure!r}; it is {' or '.join(FAILURES)}")
+    if cwd and not Path(cwd).is_dir():
+        raise UserError(f"cwd is {cwd!r}, and there is no such folder for the program to start in")
+    if sandbox:
+        await _check_sandbox(sandbox, words, host, cwd)
+    part = load_reward(reward) if reward else None
+    async with AsyncExitStack() as stack:
+        env = await stack.enter_async_context(make(tasks)) if tasks and part is None else None
+        gateway = await stack.enter_async_context(open_gateway(host))
+        yield Setup(
+            command=words,
+            gateway=gateway,
+            scorer=Scorer(part=part, env=env),
+            host=host,
+            cwd=cwd,
+            scores_failures=on_failure == "score",
+            sandbox=sandbox,
+        )
+
+
+async def _check_sandbox(sandbox: str, command: list[str], host: str, cwd: str) -> None:
+    if sandbox not in SANDBOXES:
+        raise UserError(f"sandbox is {sandbox!r}, and there is none of that name. {nearest(sandbox, SANDBOXES)}")
+    if host != "127.0.0.1":
+        raise UserError(
+            f"host is {host!r} and sandbox is {sandbox!r}, where a program reaches only 127.0.0.1: leave host out"
+        )
+    shown_to(command, cwd)
+    await check_programs()

@@ -1,0 +1,69 @@
+"""A program for tests: asks as its first argument says, with nothing but the standard library."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+
+def ask(*messages: object) -> str:
+    listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": listed}).encode(),
+        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def forks_and_hangs(file: str) -> None:
+    """Ask once, and stay for ever with a child that is in a session of its own; nothing asks them politely."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000"], start_new_session=True)
+    Path(file).write_text(f"{os.getpid()} {child.pid}")
+    ask("hi")
+    while True:
+        time.sleep(1000)
+
+
+def main(what: str, *rest: str) -> None:
+    if what == "ask":
+        print(ask(sys.stdin.read()))
+    elif what == "reward":
+        ask("hi")
+        print("some words\n" + json.dumps({"reward": float(rest[0]), "answer": "a"}))
+    elif what == "file":
+        ask("hi")
+        Path(os.environ["FORGE_ENV_RESULT"]).write_text(rest[0])
+    elif what == "fail":
+        print(ask("hi"))
+        sys.exit("first line\nthe disk is on fire")
+    elif what == "silent":
+        sys.exit(rest[0] if rest else 0)
+    elif what == "environment":
+        seen = {
+            "path": sys.path,
+            "variables": dict(os.environ),
+            "task": json.loads(Path(os.environ["FORGE_ENV_TASK"]).read_text()),
+        }
+        ask("hi")
+        print(json.dumps({"reward": 1, "answer": json.dumps(seen)}))
+    elif what == "pid":
+        print(ask(f"{os.getpid()}"))
+    elif what == "child":
+        subprocess.run([sys.executable, __file__, "pid"], check=False)
+        print('{"reward": 1}')
+    elif what == "hang":
+        forks_and_hangs(rest[0])
+    elif what == "flood":
+        ask("hi")
+        sys.stdout.write("x" * 10_000_000 + "\nend")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,30 @@
+"""An agent of the package openai-agents, as its documentation writes one; it knows nothing of forge_env."""
+
+import asyncio
+import json
+import os
+import sys
+
+import agents
+from agents import Agent, Runner, function_tool, set_default_openai_api
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def main(question: str) -> None:
+    set_default_openai_api("chat_completions")
+    agent = Agent(name="adder", instructions="Add with the tool.", tools=[add], model=os.environ["OPENAI_MODEL"])
+    first = await Runner.run(agent, question)
+    streamed = Runner.run_streamed(agent, [*first.to_input_list(), {"role": "user", "content": "And again?"}])
+    async for _ in streamed.stream_events():
+        pass
+    answer = [first.final_output, streamed.final_output, agents.__file__]
+    print(json.dumps({"reward": float(first.final_output == "42"), "answer": answer}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.stdin.read()))
