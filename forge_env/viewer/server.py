@@ -1,0 +1,182 @@
+"""The viewer over HTTP, for one person: loopback, a secret in the address, and nothing that changes anything.
+
+No path of a request reaches the file system: the page is one document, and what it asks for are numbers of runs and
+keys of episodes that the index knows. A name that points at this machine from elsewhere (DNS rebinding) is refused by
+the Host header.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import ipaddress
+import secrets
+import socket
+import threading
+from http.cookies import CookieError, SimpleCookie
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from forge_env.errors import UserError
+from forge_env.viewer.library import Library, NotThere
+from forge_env.viewer.page import page, policy, to_json
+
+IDLE_SECONDS = 60.0
+"""After which a connection that says nothing is closed."""
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+_ENTER = "Open the address that forge-env view has printed: it holds the key to this page.\n"
+
+
+class ViewServer(http.server.ThreadingHTTPServer):
+    """Serves a library. Used as `with`; it listens from the start and serves until it is left.
+
+    Args:
+        library: what there is to see.
+        host: address to listen on.
+        port: 0 for any free one.
+
+    Raises:
+        UserError: when the address cannot be had.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.library = library
+        self.token = secrets.token_urlsafe(24)
+        self.host = host
+        try:
+            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UserError(
+                f"port {port} of {host} cannot be had ({reason}): choose another --port, or leave it out for a free one"
+            ) from None
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="viewer-http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie; other ports of this machine have other ones."""
+        return f"forge_env_view_{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address to open, with the token."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}/?token={self.token}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def knows_host(self, header: str) -> bool:
+        """Whether a Host header names this server by address or by a name that is its own."""
+        name, port = _host_and_port(header)
+        if port not in ("", str(self.port)):
+            return False
+        if name in {"localhost", self.host.lower(), socket.gethostname().lower()}:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self.host not in ("127.0.0.1", "localhost", "::1")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: ViewServer
+    protocol_version = "HTTP/1.1"
+    server_version = "forge-env"
+    sys_version = ""
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        if not self.server.knows_host(self.headers.get("Host", "")):
+            return self._send(403, "text/plain", "this server does not go by that name\n")
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and self.path.startswith("/api/"):
+            return self._send(403, "text/plain", "only the page itself may ask\n")
+        url = urlsplit(self.path)
+        params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=40, errors="replace"))
+        if url.path == "/":
+            given = params.get("token")
+            if given is not None and self._is_token(given):
+                cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+                return self._send(200, "text/html", page(), {"Set-Cookie": cookie})
+            return self._send(200, "text/html", page()) if self._is_known() else self._send(403, "text/plain", _ENTER)
+        if not self._is_known():
+            return self._send(403, "text/plain", _ENTER)
+        if not url.path.startswith("/api/"):
+            return self._send(404, "text/plain", "there is no such page\n")
+        self._answer(url.path.removeprefix("/api/"), params)
+
+    do_HEAD = do_GET
+
+    def _answer(self, path: str, params: dict[str, str]) -> None:
+        try:
+            answer, status = self.server.library.answer(path, params), 200
+        except NotThere as error:
+            answer, status = {"error": str(error)}, 404
+        except UserError as error:
+            answer, status = {"error": str(error)}, 400
+        except Exception as error:  # of this request only: the server goes on, and the page says it
+            answer, status = {"error": f"the viewer failed: {type(error).__name__}: {error}"}, 500
+        self._send(status, "application/json", to_json(answer))
+
+    def _is_known(self) -> bool:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return False
+        found = cookies.get(self.server.cookie)
+        return found is not None and self._is_token(found.value)
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self.server.token.encode())
+
+    def _send(self, status: int, kind: str, text: str, more: dict[str, str] | None = None) -> None:
+        data = text.encode("utf-8", "replace")
+        self.send_response(status)
+        headers = {**_HEADERS, **(more or {}), "Content-Type": f"{kind}; charset=utf-8"}
+        headers["Content-Security-Policy"] = f"{policy()}; frame-ancestors 'none'"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are nobody's business."""
+
+
+def _host_and_port(header: str) -> tuple[str, str]:
+    header = header.strip().lower()
+    if header.startswith("["):
+        name, _, rest = header[1:].partition("]")
+        return name, rest.removeprefix(":")
+    name, _, port = header.partition(":")
+    return name, port

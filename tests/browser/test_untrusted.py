@@ -1,0 +1,238 @@
+"""Nothing that a model, a tool, a task or a name says can run in the page, be loaded by it, or deceive its reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from tests.browser.conftest import Open, Watched
+from tests.forge_env.viewer.runs import make_episode
+
+FOREIGN = "http://127.0.0.1:9"
+"""Nobody listens there; a request for it would be seen all the same."""
+PAYLOADS = (
+    "<script>window.pwned=1</script>",
+    "</script><script>window.pwned=1</script>",
+    "<img src=x onerror=window.pwned=1>",
+    "<IMG SRC=x ONERROR=window.pwned=1>",
+    f"<img src={FOREIGN}/leak>",
+    "<svg onload=window.pwned=1></svg>",
+    "<svg><script>window.pwned=1</script></svg>",
+    "<svg><animate onbegin=window.pwned=1 attributeName=x dur=1s></svg>",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'></iframe>",
+    f"<iframe src={FOREIGN}/frame></iframe>",
+    "<body onload=window.pwned=1>",
+    "<details open ontoggle=window.pwned=1>",
+    "<input autofocus onfocus=window.pwned=1>",
+    "<video><source onerror=window.pwned=1></video>",
+    "<object data=data:text/html,<script>parent.pwned=1</script>></object>",
+    f"<link rel=stylesheet href={FOREIGN}/style>",
+    f"<style>@import '{FOREIGN}/import';</style>",
+    f"<meta http-equiv=refresh content='0;url={FOREIGN}/refresh'>",
+    f"<base href={FOREIGN}/>",
+    f"<form action={FOREIGN}/form><button>send</button></form>",
+    "<math><mtext></form><form><mglyph><style></math><img src=x onerror=window.pwned=1>",
+    "<a href='javascript:window.pwned=1'>click</a>",
+    "[click](javascript:window.pwned=1)",
+    f"![image]({FOREIGN}/markdown)",
+    "[x]: javascript:window.pwned=1",
+    "{{constructor.constructor('window.pwned=1')()}}",
+    "${window.pwned=1}",
+    "&lt;img src=x onerror=window.pwned=1&gt;",
+    "&#60;script&#62;window.pwned=1&#60;/script&#62;",
+    '" onmouseover="window.pwned=1" x="\' onfocus=\'window.pwned=1',
+    "*/window.pwned=1;/*",
+    "--><script>window.pwned=1</script><!--",
+    "]]><script>window.pwned=1</script>",
+    "@DATA@ @SCRIPT@",
+    "__proto__",
+    "\x1b]8;;javascript:window.pwned=1\x07click\x1b]8;;\x07",
+    "\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07\x9b31m",
+    "\u202eevil\u202c \u2066x\u2069 \u200bzero\ufeff \x00 \ud800 \udfff",
+)
+ALL = "\n".join(PAYLOADS)
+NAME = "<img src=x onerror=window.pwned=1>"
+"""What a file or folder can be called."""
+SEEN = """() => {
+  const made = "img, iframe, object, embed, base, form[action], video, math, style ~ style, svg script, svg animate, " +
+    "body script:not([id]):not([type=module]), link:not([rel=icon]), meta[http-equiv=refresh]";
+  const all = [...document.querySelectorAll("*")];
+  return {
+    pwned: window.pwned ?? null,
+    made: [...document.querySelectorAll(made)].map((each) => each.outerHTML.slice(0, 80)),
+    handlers: all.filter((each) => [...each.attributes].some((one) => one.name.startsWith("on"))).length,
+    links: [...document.querySelectorAll("a[href]:not([href^='#'])")].length,
+  };
+}"""
+PLACES = ("", "/overview", "/groups", "/episodes", "/faults", "/timeline", "/overview?m=" + "train:" + NAME)
+
+
+def hostile_episode(name: str, *, fault: bool) -> dict[str, Any]:
+    """An episode that says all payloads in every place where somebody else chooses the text."""
+    episode = make_episode(
+        f"{name} {ALL}", question=ALL, answer=ALL, output=ALL, tool=ALL, reasoning=ALL, group=ALL,
+        reward=None if fault else 1.0, error=ALL, info={ALL: ALL, "nested": [{ALL: [ALL]}]},
+    )  # fmt: skip
+    data: dict[str, Any] = json.loads(episode.to_json())
+    data["env"] = ALL
+    data["rewards"] = {} if fault else {ALL: 1.0}
+    data["seed"] = ALL
+    data["task"] |= {"target": ALL, "metadata": {ALL: ALL}, "id": ALL}
+    first, second = data["turns"]
+    first["tool_calls"][0] |= {"arguments": {ALL: ALL, "list": [ALL]}}
+    first["tool_calls"].append({"id": ALL, "name": ALL, "arguments": None, "raw": ALL, "error": ALL})
+    first["tool_uses"][0] |= {"error": ALL}
+    first["observation"].append({"role": ALL, "content": ALL, "name": ALL})
+    second["observation"].append({"role": "user", "content": [{"type": "text", "text": ALL}]})
+    second["finish_reason"] = ALL
+    data["tail"] = [{"role": "user", "content": ALL}]
+    return data
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in which every name, and every text, is hostile."""
+    run = tmp_path / NAME
+    (run / "episodes").mkdir(parents=True)
+    lines = "".join(json.dumps(hostile_episode(str(i), fault=i == 2)) + "\n" for i in range(3))
+    for phase in ("train", NAME):
+        (run / "episodes" / f"{phase}.jsonl").write_text(lines + f"not JSON {ALL!r}\n")
+    metrics = [
+        {"phase": phase, "step": 1 + i, "time": i, "reward": i, ALL: i, NAME: i}
+        for phase in ("train", ALL)
+        for i in range(3)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
+    spans = [{"pid": 1, "tid": 1, "ph": "M", "name": "thread_name", "args": {"name": ALL}}]
+    spans += [
+        {"pid": 1, "tid": 1, "ph": "X", "name": ALL, "ts": i * 1e6, "dur": 5e5, "args": {ALL: ALL}} for i in range(3)
+    ]  # type: ignore[dict-item]
+    (run / "trace.json").write_text("[\n" + "".join(json.dumps(each) + ",\n" for each in spans))
+    (run / "summary.json").write_text(json.dumps({"env": ALL, "agent": ALL, ALL: [ALL]}))
+    return run
+
+
+def touch_everything(page: Any) -> None:
+    """Fold everything out, and move over what answers to the pointer."""
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    for _ in range(20):
+        if not page.evaluate("[...document.querySelectorAll('button.more')].map((each) => each.click()).length"):
+            break
+    for selector in (".tok", ".chart svg", ".board .span"):
+        if page.locator(selector).count():
+            page.locator(selector).first.hover()
+
+
+def check(watched: Watched, place: str) -> None:
+    touch_everything(watched.page)
+    seen = watched.page.evaluate(SEEN)
+    assert (seen["pwned"], seen["made"], seen["handlers"], seen["links"]) == (None, [], 0, 0), place
+    assert watched.wrong == [], place
+
+
+def look_everywhere(watched: Watched) -> None:
+    page = watched.page
+    name = page.evaluate("encodeURIComponent", NAME)
+    for place in PLACES:
+        watched.go(f"#/{name}{place}")
+        check(watched, place)
+    watched.go(f"#/{name}/episodes")
+    links = page.locator(".tr.row").evaluate_all("(rows) => rows.map((row) => row.getAttribute('href'))")
+    assert len(links) == 6
+    for link in (links[0], links[2], links[3]):
+        for tab in ("talk", "tokens", "info", "raw"):
+            for shade in ("off", "logprob") if tab in ("talk", "tokens") else ("off",):
+                watched.go(f"{link}&tab={tab}&shade={shade}", ".tabs")
+                check(watched, f"{link} {tab} {shade}")
+    watched.go(f"{links[0]}&shade=off", ".talk")
+    touch_everything(page)
+    shown = page.locator(".message.tool pre").first.text_content()
+    for payload in PAYLOADS[:-3]:
+        assert payload in shown, "the text is shown as it was written"
+
+
+def test_nothing_runs_in_the_page(run: Path, view: Open) -> None:
+    look_everywhere(view(run))
+
+
+def test_nothing_runs_in_the_exported_file(run: Path, tmp_path: Path, watch: Any) -> None:
+    assert main(["view", str(run), "--export", str(tmp_path / "export.html")]) == 0
+    look_everywhere(watch((tmp_path / "export.html").as_uri()))
+
+
+def test_what_cannot_be_seen_is_made_visible(run: Path, view: Open) -> None:
+    watched = view(run)
+    name = watched.page.evaluate("encodeURIComponent", NAME)
+    page = watched.go(f"#/{name}/episode?key=train%2F0&shade=off", ".talk")
+    touch_everything(page)
+    marks = page.locator(".message.tool").first.locator(".ctl").all_inner_texts()
+    assert {
+        "␛[31m",
+        "␛[0m",
+        "␛[2J",
+        "␛",
+        "␇",
+        "RLO",
+        "PDF",
+        "LRI",
+        "PDI",
+        "ZWSP",
+        "BOM",
+        "␀",
+        "U+D800",
+        "U+009B",
+    } <= set(marks)
+    raw = page.evaluate("[document.body.textContent, document.title].join('')")
+    assert not any(character in raw for character in "\x1b\x07\x9b\u202e\u2066\u200b\x00")
+
+
+def test_an_address_from_elsewhere_cannot_run_either(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.page
+    for payload in PAYLOADS[:-1]:  # the last one is no text that an address can carry
+        page.evaluate(
+            "(text) => { location.hash = '#/' + encodeURIComponent(text) + '/' + encodeURIComponent(text); }", payload
+        )
+        page.wait_for_selector(".empty")
+    check(watched, "hostile addresses")
+    name = page.evaluate("encodeURIComponent", NAME)
+    text = "\n".join(PAYLOADS[:-1])
+    query = page.evaluate(
+        "(text) => new URLSearchParams({ q: text, phase: text, order: text, has: text, key: text }).toString()", text
+    )
+    for place in ("episodes", "groups", "episode"):
+        page.evaluate("(hash) => { location.hash = hash; }", f"#/{name}/{place}?{query}")
+        page.wait_for_selector(".empty")
+    watched.wrong = [each for each in watched.wrong if "400" not in each]  # the server says that they make no sense
+    check(watched, "hostile parameters")
+
+
+@pytest.mark.parametrize("payload", [PAYLOADS[n] for n in (0, 2, 5, 8, 11)])
+def test_the_same_texts_do_run_where_they_are_taken_for_markup(browser: Any, payload: str) -> None:
+    """What the tests above look for can happen, and is seen."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_content(f"<p>{payload}</p>")
+    page.wait_for_function("window.pwned === 1")
+    context.close()
+
+
+def test_what_would_make_markup_is_refused_and_seen(run: Path, view: Open) -> None:
+    """Should a line of the page ever make markup of text, the browser refuses it, and these tests would fail."""
+    watched = view(run)
+    page = watched.page
+    tried = "(text) => { try { document.body.innerHTML = text; return 'done'; } catch (error) { return error.name; } }"
+    assert page.evaluate(tried, "<img src=x onerror=window.pwned=1>") == "TypeError"
+    page.evaluate(
+        "() => { const made = new Image(); made.src = 'http://127.0.0.1:9/leak'; document.body.append(made); }"
+    )
+    page.wait_for_timeout(300)
+    assert page.evaluate(SEEN)["pwned"] is None and page.evaluate(SEEN)["made"]
+    assert any("Trusted" in each for each in watched.wrong) and any(
+        "Content Security" in each for each in watched.wrong
+    )
+    watched.wrong.clear()

@@ -1,0 +1,352 @@
+"""The viewer in a real browser: every view, the keys, themes, a phone, a run that goes on, links, filters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from tests.browser.conftest import Open, Watched, until
+from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
+
+EPISODE = "#/run/episode?key=train%2F0"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return training_run(tmp_path / "run")
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    found: list[str] = page.locator(selector).all_inner_texts()
+    return found
+
+
+def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view: Open) -> None:
+    page = view(run).page
+    page.wait_for_selector(".chart")
+    assert "token" not in page.url
+    assert page.locator("h1").inner_text().startswith("run")
+    assert texts(page, ".chart-title") == ["reward", "success", "loss"]
+    page.select_option("select[aria-label='Along']", "time")
+    until(page, "location.hash.includes('axis=time')")
+    page.hover(".chart svg")
+    assert "reward" in page.locator(".reading").first.inner_text()
+
+
+def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.go("#/run/groups?phase=train")
+    assert [each.split(" · ")[-1] for each in texts(page, ".group .meta")] == [
+        "train/2",
+        "train/1",
+        "train/0",
+        "train/9",
+    ]
+    page.locator(".group a.row").first.click()
+    page.wait_for_selector(".tr.row")
+    assert [each.splitlines()[0] for each in texts(page, "a.tr .col-reward")] == ["✓ 1", "✓ 1", "0", "0"]
+
+
+def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.go(EPISODE + "&shade=off", ".talk")
+    assert [each.split()[0] for each in texts(page, ".message .who b")] == ["System", "User", "Model", "Tool", "Model"]
+    assert "print('What is 0 + 0?')" in page.locator(".call").inner_text()
+    assert page.locator(".message.tool pre.output").inner_text() == "0"
+    assert "200 ms" in page.locator(".message.tool .who").inner_text()
+    page.get_by_role("tab", name="JSON").click()
+    page.wait_for_selector("pre.code")
+    assert '"schema_version": 2' in page.locator("#main").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("shade", "first", "last", "words"),
+    [
+        ("logprob", "lp1", "lp8", "logprob -7"),
+        ("advantage", "up4", "down2", "advantage -0.5"),
+        ("mask", "mask1", "mask1", "token 9"),
+        ("version", "ver0", "ver1", "weight version 1"),
+    ],
+)
+def test_tokens_are_shaded(run: Path, view: Open, shade: str, first: str, last: str, words: str) -> None:
+    page = view(run).go(f"{EPISODE}&shade={shade}", ".talk .tok")
+    marks = page.locator(".talk .tok")
+    assert marks.count() == 5
+    assert first in marks.first.get_attribute("class") and last in marks.last.get_attribute("class")
+    marks.last.hover()
+    assert words in page.locator(".told").inner_text()
+    assert page.locator(".shade-bar .legend").is_visible()
+    page.get_by_role("tab", name="Tokens").click()
+    page.wait_for_selector(".token-row")
+    assert page.locator(".token-row .tok").count() == 9
+
+
+def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Open) -> None:
+    data = json.loads(make_episode().to_json())
+    data["turns"][1]["starts_row"] = True
+    (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
+    watched = view(tmp_path / "rows.jsonl")
+    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0", ".talk")
+    assert page.locator(".break").count() == 1
+    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0&tab=tokens", ".token-row")
+    assert page.locator(".token-row").count() == 2
+
+
+def test_faults_by_class_and_message(run: Path, view: Open) -> None:
+    page = view(run).go("#/run/faults", "table")
+    assert "SandboxError: no memory" in page.locator("table").inner_text()
+    page.locator("table a.row").click()
+    page.wait_for_selector(".tr.row")
+    assert texts(page, ".tr.row .mark") == ["fault"]
+
+
+def test_the_timeline_can_be_zoomed(run: Path, view: Open) -> None:
+    page = view(run).go("#/run/timeline", ".board")
+    assert page.locator(".board .span").count() == 15
+    page.keyboard.press("+")
+    until(page, "location.hash.includes('from=')")
+    until(page, "document.querySelectorAll('.board .span').length < 15")
+    box = page.locator(".board").bounding_box()
+    page.mouse.move(box["x"] + 10, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 60, box["y"] + 20)
+    page.mouse.up()
+    until(page, "document.querySelectorAll('.board .span').length < 6")
+
+
+def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.go("#/run/episodes", ".tr.row")
+    page.select_option("select[aria-label='Only']", "fault")
+    until(page, "document.querySelectorAll('.tr.row').length === 1")
+    assert "has=fault" in page.url
+    page.go_back()
+    until(page, "document.querySelectorAll('.tr.row').length === 15")
+    page.fill("#search", "what is 1 + 1")
+    until(page, "document.querySelectorAll('.tr.row').length === 4")
+    assert page.evaluate("document.activeElement.id") == "search", "the field keeps the focus while one types"
+    page.fill("#search", "nothing of the kind")
+    page.wait_for_selector(".empty")
+
+
+def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
+    page = view(run).page
+    page.keyboard.press("g")
+    page.keyboard.press("e")
+    page.wait_for_selector(".tr.row")
+    page.select_option("select[aria-label='Phase']", "train")
+    until(page, "document.querySelectorAll('.tr.row').length === 13")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".talk")
+    assert "key=" in page.url
+    first = page.url
+    page.keyboard.press("n")
+    until(page, "(before) => location.href !== before", first)
+    page.wait_for_selector(".talk")
+    for shade in ("advantage", "mask", "version", "off"):
+        page.keyboard.press("s")
+        until(page, "(name) => location.hash.includes('shade=' + name)", shade)
+    page.keyboard.press("t")
+    page.wait_for_selector(".token-row")
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".told").inner_text().startswith("token 1")
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    page.wait_for_selector(".board")
+    page.keyboard.press("/")
+    page.wait_for_selector("#search")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") != "search"
+
+
+def test_what_has_the_focus_can_be_seen(run: Path, view: Open) -> None:
+    page = view(run).go("#/run/episodes", ".tr.row")
+    page.keyboard.press("j")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const paint = (colour) => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); };
+  const over = (colour, back) => {
+    paint(`rgb(${back})`);
+    paint(colour);
+    return [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  };
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const backOf = (element) => {
+    const chain = [];
+    for (let e = element; e; e = e.parentElement) chain.push(getComputedStyle(e).backgroundColor);
+    return chain.reverse().reduce((back, colour) => over(colour, back), [255, 255, 255]);
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    if (!element.checkVisibility() || element.closest("svg, .page.off, .hidden-text, .skip")) continue;
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const back = backOf(element);
+    const pair = [light(back), light(over(getComputedStyle(element).color, back))].sort((x, y) => y - x);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) poor.push(`${element.className}: ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_themes_can_be_read(run: Path, view: Open, theme: str) -> None:
+    watched = view(run, color_scheme=theme)
+    grounds = watched.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (grounds == "rgb(18, 19, 22)") == (theme == "dark")
+    places = ["overview", "groups", "episodes", "faults", "timeline"]
+    places += [f"episode?key=train%2F0&shade={shade}" for shade in ("logprob", "advantage", "version", "mask")]
+    for place in places:
+        watched.go(f"#/run/{place}")
+        assert watched.page.evaluate(CONTRAST) == [], place
+    watched.page.keyboard.press("d")
+    assert watched.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 245)"
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_nothing_is_wider_than_a_phone(run: Path, view: Open, width: int) -> None:
+    write(
+        run / "episodes" / "train.jsonl", make_episode("w" * 300, question="q" * 500, answer="a" * 900, tool="t" * 80)
+    )
+    watched = view(run, viewport={"width": width, "height": 740}, has_touch=True)
+    key = "train%2F" + str((run / "episodes" / "train.jsonl").read_bytes().rstrip().rfind(b"\n") + 1)
+    episode = f"episode?key={key}"
+    for place in (
+        "overview",
+        "groups",
+        "episodes",
+        "faults",
+        "timeline",
+        episode,
+        f"{episode}&tab=info",
+        f"{episode}&tab=tokens",
+    ):
+        watched.go(f"#/run/{place}")
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def test_every_control_has_a_name(run: Path, view: Open) -> None:
+    watched = view(run)
+    for place in ("overview", "groups", "episodes", "faults", "timeline", "episode?key=train%2F0"):
+        watched.go(f"#/run/{place}")
+        unnamed = watched.page.evaluate(
+            "[...document.querySelectorAll('a, button, input, select, summary')].filter((e) => e.checkVisibility() && "
+            "!(e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels.length))).map((e) => e.outerHTML)"
+        )
+        assert unnamed == []
+
+
+def test_a_run_that_goes_on_is_followed(run: Path, view: Open) -> None:
+    page = view(run).go("#/run/episodes?order=newest", ".tr.row")
+    page.keyboard.press("j")
+    write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
+    until(page, "document.body.textContent.includes('Something new?')")
+    assert page.evaluate("document.activeElement.matches('.row')"), "the row that had the focus has it still"
+    write_metrics(run, 11, 12)
+    page.wait_for_selector(".mark.live")
+    (run / "episodes" / "train.jsonl").unlink()
+    until(page, "!document.body.textContent.includes('Something new?')")
+
+
+def test_several_runs_are_compared(tmp_path: Path, view: Open) -> None:
+    for name in ("first", "second"):
+        training_run(tmp_path / "runs" / name)
+    page = view(tmp_path / "runs").page
+    page.wait_for_selector(".chart .line")
+    assert page.locator(".chart").first.locator(".line").count() == 2
+    page.get_by_label("Show the curves of second").uncheck()
+    until(page, "document.querySelector('.chart').querySelectorAll('.line').length === 1")
+    page.get_by_role("link", name="first").click()
+    page.wait_for_selector(".cards")
+
+
+def test_a_long_output_is_folded(tmp_path: Path, view: Open) -> None:
+    write(tmp_path / "long.jsonl", make_episode(output="0123456789" * 20_000))
+    page = view(tmp_path / "long.jsonl").go("#/long.jsonl/episode?key=episodes%2F0", ".talk")
+    length = "document.querySelector('.message.tool pre').textContent.length"
+    assert page.evaluate(length) == 6000
+    page.get_by_role("button", name="more of 200 k characters").click()
+    assert page.evaluate(length) == 200_000
+
+
+def test_lines_that_are_no_episode_are_told_of(run: Path, view: Open) -> None:
+    with (run / "episodes" / "train.jsonl").open("a") as file:
+        file.write("not JSON\n{}\n")
+    page = view(run).page
+    page.wait_for_selector(".warning")
+    assert "2 lines are no episode" in page.locator(".warning").inner_text()
+
+
+def test_an_empty_run_says_so(tmp_path: Path, view: Open) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
+    watched = view(tmp_path / "empty")
+    for place in ("groups", "episodes", "faults", "timeline"):
+        assert watched.go(f"#/empty/{place}", ".empty").locator(".empty").inner_text()
+
+
+def test_a_place_that_does_not_exist_is_one_sentence(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.go("#/run/episode?key=train%2F3", ".empty")
+    assert "not there" in page.locator(".empty").inner_text()
+    page = watched.go("#/nothing/episodes", ".empty")
+    assert "There is no run nothing" in page.locator(".empty").inner_text()
+    watched.go("#/%E0%A4%A/episodes", ".empty")
+
+
+@pytest.mark.slow
+def test_fifty_thousand_episodes_are_paged(tmp_path: Path, view: Open) -> None:
+    line = make_episode("train/GROUP/MEMBER", question="Question GROUP?" + " and so on" * 200).to_json() + "\n"
+    path = tmp_path / "large" / "episodes" / "train.jsonl"
+    path.parent.mkdir(parents=True)
+    with path.open("w") as file:
+        file.writelines(line.replace("GROUP", str(n // 8)).replace("MEMBER", str(n % 8)) for n in range(50_000))
+    watched = view(tmp_path / "large", indexed=False)
+    page = watched.go("#/large/episodes?order=newest")
+    page.wait_for_selector(".tr.row", timeout=60_000)
+    page.wait_for_selector(".tools .mark.some", state="detached", timeout=240_000)  # all of it has been read
+    page = watched.go("#/large/episodes?page=999", ".tr.row")
+    assert page.locator(".tr.row").count() == 50 and "50,000 episodes" in page.locator("#main").inner_text()
+    assert "train/6249/7" in page.locator(".tr.row").last.inner_text()
+
+
+def exported(run: Path, file: Path, watch: Any) -> Watched:
+    assert main(["view", str(run), "--export", str(file)]) == 0
+    watched: Watched = watch(file.as_uri())
+    return watched
+
+
+def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Any) -> None:
+    watched = exported(run, tmp_path / "run.html", watch)
+    page = watched.page
+    page.wait_for_selector(".chart .line")
+    page = watched.go("#/run/groups?phase=train", ".group")
+    assert texts(page, ".group .meta")[0].endswith("train/2")
+    page = watched.go("#/run/episodes?has=tool_error", ".tr.row")
+    assert page.locator(".tr.row").count() == 3
+    page.fill("#search", "what is 1 + 1")
+    until(page, "document.querySelectorAll('.tr.row').length === 1")
+    page.locator(".tr.row").first.click()
+    page.wait_for_selector(".talk .tok")
+    watched.go("#/run/timeline", ".board .span")
+    watched.go("#/run/faults", "table")

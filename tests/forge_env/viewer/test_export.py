@@ -1,0 +1,129 @@
+"""The exported file, and what is said where nothing can be shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.viewer.library import Library
+from forge_env.viewer.page import MODULES, page, policy
+from forge_env.viewer.series import MOST_POINTS, Series
+from forge_env.viewer.tokens import token_texts
+from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
+
+
+def data_of(file: Path) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_file_holds_all_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = training_run(tmp_path / "run")
+    assert main(["view", str(run), "--export", str(tmp_path / "run.html")]) == 0
+    assert "15 episodes" in capsys.readouterr().out
+    data = data_of(tmp_path / "run.html")
+    view = data["views"]["0"]
+    assert len(view["rows"]) == len(view["records"]) == 15 and data["note"] == "15 of 15 episodes"
+    assert view["curves"]["train"]["values"]["reward"][0] == 0.1 and len(view["timeline"]["spans"]) == 15
+    assert str(tmp_path) not in json.dumps(view["records"]), "no path of this machine in it"
+    assert not (tmp_path / "run.html.new").exists()
+
+
+def test_of_a_large_run_it_holds_faults_and_the_groups_that_differ(tmp_path: Path) -> None:
+    run = training_run(tmp_path / "run", groups=4)
+    assert main(["view", str(run), "--export", str(tmp_path / "run.html"), "--episodes", "8"]) == 0
+    rows = data_of(tmp_path / "run.html")["views"]["0"]["rows"]
+    names = [row["id"] for row in rows]
+    assert len(names) == 8 and "train/9/0" in names
+    assert {f"train/2/{i}" for i in range(4)} <= set(names), "half of this group succeeded: it is the most telling one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--export", "{run}/no/folder/x.html"], "cannot be written"),
+        (["{run}", "--export", "{run}/x.html", "--episodes", "0"], "1 or more"),
+        (["{run}/nothing"], "name the folder"),
+        (["{run}", "--port", "70000"], "is no port"),
+        (["{run}", "--host", "no.such.host.invalid"], "cannot be had"),
+        (["{run}", "--model", "{run}"], "holds no tokenizer.json"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = training_run(tmp_path / "run")
+    assert main(["view", *(each.format(run=run) for each in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
+    assert "unsafe" not in policy() and "*" not in policy() and "http" not in policy()
+    document = page({"place": "</script><script>alert(1)</script>"})
+    assert "</script><script>" not in document
+    script = re.search(r'<script type="module">(.*?)</script>', document, re.DOTALL)
+    assert script and "import {" not in script[1] and not re.search(r"^export ", script[1], re.MULTILINE)
+    folder = Path(__file__).parents[3] / "forge_env" / "viewer" / "static"
+    assert {path.name for path in folder.glob("*.js")} == set(MODULES)
+    sources = "".join(path.read_text() for path in folder.glob("*.js"))
+    for way in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "DOMParser",
+        "srcdoc",
+    ):
+        assert way not in sources, f"{way} makes markup or code of text"
+
+
+def test_a_long_curve_is_thinned_out_and_says_so(tmp_path: Path) -> None:
+    write_metrics(tmp_path, *range(1, 2501))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "train", "step": 2501, "time": 1, "reward": NaN, "new": 3}\nnot JSON\n{"half": ')
+    series = Series(tmp_path / "metrics.jsonl")
+    assert series.update() and not series.update()
+    found = series.read("train", ["reward", "new"])
+    assert found["per_point"] == 3 and len(found["step"]) <= MOST_POINTS and series.bad == 1
+    assert found["values"]["reward"][0] == pytest.approx(0.2) and found["values"]["new"][-1] == 3
+    (tmp_path / "metrics.jsonl").write_text("")
+    write_metrics(tmp_path, 1)
+    assert series.update() and series.read("train", ["reward"])["step"] == [1]
+
+
+def test_tokens_that_share_a_character_are_shown_together(tiny_model: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    ids = tokenizer.encode("a 漢 b", add_special_tokens=False).ids
+    texts = token_texts(tiny_model, ids)
+    assert texts is not None and len(texts) == len(ids) and "".join(texts) == "a 漢 b"
+    assert token_texts(tiny_model, [-5, 10**12, "x"]) is not None  # type: ignore[list-item]
+    assert token_texts(None, ids) is None
+
+
+def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "episodes.jsonl", make_episode("a/0"), make_episode("a/1", reward=0.0))
+    fault = make_episode("a/2", reward=None, error="PolicyError: no answer")
+    line = {"class": "PolicyError", "error": fault.error, "episode": json.loads(fault.to_json())}
+    (tmp_path / "run" / "faults.jsonl").write_text(json.dumps(line) + "\n")
+    plan = {"env": "math", "agent": "scripted:expert; rm -rf /", "tasks": 2, "n": 3, "seed": 0, "split": "test"}
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    with Library(tmp_path / "run") as library:
+        library.runs[0].follow()
+        answer = library.answer("0/faults", {})
+        assert [each["fault"] for each in answer["faults"]] == ["PolicyError"]
+        record = library.answer("0/episode", {"key": answer["faults"][0]["episode"]})
+        assert record["episode"]["id"] == "a/2"
+        again = record["commands"]["the same evaluation again"]
+        assert "--env math --agent 'scripted:expert; rm -rf /' --tasks 2" in again, "a name is one word of the shell"
+    assert (tmp_path / "run" / ".view" / "index.sqlite").exists()
