@@ -1,60 +1,92 @@
-"""Where a run writes down what happens: console, metrics.jsonl, TensorBoard, episodes, the curve, the summary."""
+"""Where a run writes down what happens: its metrics, its episodes, its timeline, the curve, the summary, the page."""
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import json
 import os
-import shutil
-import sys
-import threading
-import time
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from forge_env.episode import Episode, read_jsonl, write_jsonl
-from forge_env.errors import UserError
+from forge_env.errors import ForgeError, UserError, first_error
 from forge_env.evaluate import Evaluation
-from forge_env.types import Message
+from forge_env.report.page import write_page
+from trainers.metrics.console import RunConsole
+from trainers.metrics.json_lines import JsonLines
+from trainers.metrics.open import open_sinks
+from trainers.metrics.picture import draw_curve
+from trainers.metrics.sink import Sink
+from trainers.metrics.system import Sampler, SystemMetrics
+from trainers.metrics.trained import Trained
 from trainers.timeline import Timeline
-
-CLOSE_SECONDS = 10.0
-PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
 
 
 class Report:
     """The files of one run's folder and its console.
 
-    metrics.jsonl (one object per optimizer step), tensorboard/, episodes/PHASE.jsonl, trace.json, reward.png,
-    summary.json.
+    metrics.jsonl and console.jsonl, what `config.metrics` asks for, episodes/PHASE.jsonl, trained.jsonl, trace.json,
+    reward.png, summary.json, and at the end report.html.
+
+    Args:
+        folder: of the run.
+        config: of the run, as nested dictionaries; its section `metrics` says where metrics go. Without
+            one, to the run's own files and the console.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         (folder / "episodes").mkdir(parents=True, exist_ok=True)
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.started = time.perf_counter()
+        self.console = RunConsole(folder / "console.jsonl")
+        self.say, self.warn = self.console.say, self.console.warn
+        self.follow, self.progress, self.samples = self.console.follow, self.console.progress, self.console.samples
         self.curve: list[dict[str, float]] = []
         self.timeline = Timeline(folder / "trace.json")
-        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._tensorboard: Any = None
-        self._plots_ended = False
-        self._last_print = 0.0
-        self._line_open = False
+        self._peaks: dict[str, float] = {}
+        self._trained = Trained(folder / "trained.jsonl")
+        self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
+        self._others = open_sinks(folder, config, self.warn) if config else []
+        self._sampler: Sampler | None = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Say how the run ended, finish everything, and write report.html with what there is."""
+        if error is not None:
+            self.console.keep("error", _how(error))
+        self.close()
+        try:
+            page = write_page(self.folder)
+        except Exception as failure:  # the run has its result, and the page can be made later
+            self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
+        else:
+            if error is None:
+                self.say(f"report {page}")
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """All that are told of every record, the run's own first."""
+        return (self._metrics, self.console, *self._others)
+
+    @property
+    def started(self) -> float:
+        """`time.perf_counter()` when the run began; one that goes on began as long ago as it has run."""
+        return self.console.started
+
+    # ---- resuming ----
 
     def mark(self) -> dict[str, Any]:
         """How far this report has come: the bytes of each file, which are on the disk by then, and the seconds."""
-        self._metrics.flush()
-        sizes = {}
-        for path in [self.folder / "metrics.jsonl", *sorted((self.folder / "episodes").glob("*.jsonl"))]:
+        sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained.size()}
+        for path in sorted((self.folder / "episodes").glob("*.jsonl")):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 sizes[str(path.relative_to(self.folder))] = os.fstat(file.fileno()).st_size
-        return {"bytes": sizes, "seconds": time.perf_counter() - self.started}
+        return {"bytes": sizes, "seconds": self.console.seconds()}
 
     def check(self, mark: Mapping[str, Any]) -> None:
         """Check that this folder has all that it had at a mark.
@@ -72,75 +104,74 @@ class Report:
                 )
 
     def go_back(self, mark: Mapping[str, Any]) -> None:
-        """Be again as at a mark: cut off what was written after it, and make curve and TensorBoard of what stays.
+        """Be again as at a mark: cut off what was written after it, and have every sink that can forget do the same.
 
         Raises:
             UserError: as `check`, before anything is changed.
         """
         self.check(mark)
         sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
+        metrics = sizes.pop(self.folder / "metrics.jsonl")
         for path, size in sizes.items():
             os.truncate(path, size)
         for path in {*(self.folder / "episodes").glob("*.jsonl")} - sizes.keys():
             path.unlink()
-        (self.folder / "summary.json").unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
-        self.started -= mark["seconds"]
-        for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            phase, step, _ = record.pop("phase"), record.pop("step"), record.pop("time")
-            self._plot(phase, step, record)
-            if phase == "train" and "reward" in record:
-                self.point(step, record)
+        for name in ("summary.json", "report.html"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.console.started -= mark["seconds"]
+        records = self._metrics.go_back(metrics)
+        for sink in self._others:
+            sink.go_back(records)
+        for record in records:
+            if record.phase == "train" and "reward" in record.values:
+                self.point(record.step, record.values)
+            if record.phase == "system":
+                self._keep_peaks(record.values)
 
-    def say(self, text: str) -> None:
-        """Print one line with the time since the start."""
-        self._end_line()
-        self.console.print(f"{time.perf_counter() - self.started:6.1f} s  {text}")
-
-    def progress(self, phase: str, done: int, total: int, values: Mapping[str, float], *, since: float) -> None:
-        """Show how far a phase is; on a terminal the line is rewritten in place."""
-        now = time.perf_counter()
-        if done < total and now - self._last_print < (0.1 if self.console.is_terminal else PRINT_SECONDS):
-            return
-        self._last_print = now
-        left = (now - since) / max(done, 1) * (total - done)
-        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
-        line = f"{now - self.started:6.1f} s  {phase} {done}/{total}  {shown}  {left:.0f} s left"
-        if self.console.is_terminal:
-            sys.stdout.write("\r\x1b[2K" + line[: self.console.width - 1])
-            sys.stdout.flush()
-            self._line_open = True
-            if done >= total:
-                self._end_line()
-        else:
-            print(line, flush=True)
+    # ---- metrics ----
 
     def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record one optimizer step."""
-        record = {"phase": phase, "step": step, "time": time.perf_counter() - self.started, **values}
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
-        self._plot(phase, step, values)
+        """Tell every sink one record; see `trainers.metrics.sink.Record`."""
+        for sink in self.sinks:
+            sink.log(phase, step, values)
+
+    def measure_system(self, metrics: SystemMetrics, interval: float) -> None:
+        """Record what the run takes of its machine, every `interval` seconds from now on."""
+
+        def take(values: Mapping[str, float]) -> None:
+            self._keep_peaks(values)
+            self.metrics("system", round(self.console.seconds()), values)
+
+        self._sampler = Sampler(metrics, interval, take, self.warn)
+
+    def stop_measuring(self) -> None:
+        """Measure no more: the processes of the run are about to end."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def _keep_peaks(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._peaks[name] = max(self._peaks.get(name, value), value)
+
+    def peaks(self) -> dict[str, float]:
+        """The most that was measured of the run's memory and of its GPUs."""
+        names = {"run/memory_bytes": "peak_memory_bytes"}
+        names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
+        return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step to the curve."""
         names = {"reward": "reward", "success": "success", "seconds": "s/step"}
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
 
-    def _plot(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        if self._plots_ended:
-            return
-        if self._tensorboard is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            threading.excepthook = self._on_thread_error
-            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"))
-        for name, value in values.items():
-            self._tensorboard.add_scalar(f"{phase}/{name}", value, step)
+    # ---- episodes ----
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
         write_jsonl(self._episodes(phase), episodes)
+
+    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
+        """Record which episodes an optimizer step was made of; see `trainers.metrics.trained`."""
+        self._trained.write(step, advantages)
 
     def evaluation(self, phase: str) -> Evaluation:
         """Read back an evaluation whose episodes were written down."""
@@ -149,41 +180,12 @@ class Report:
     def _episodes(self, phase: str) -> Path:
         return self.folder / "episodes" / f"{phase}.jsonl"
 
-    def samples(self, title: str, episodes: Sequence[Episode]) -> None:
-        """Print a few whole conversations."""
-        self.say(f"[bold]{title}[/bold]")
-        for number, episode in enumerate(episodes, 1):
-            reward = "none" if episode.reward is None else f"{episode.reward:g}"
-            self.console.print(f"  ({number}) reward {reward}, {episode.outcome}")
-            for message in episode.messages:
-                if message["role"] != "system":
-                    self.console.print(f"      {message['role']:>9}: {_one_line(message)}", markup=False)
+    # ---- the end ----
 
     def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
         """Draw the reward of every step, its running mean, and the two evaluations, into reward.png."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-
-        figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-        steps = [point["step"] for point in self.curve]
-        rewards = [point["reward"] for point in self.curve]
-        axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="mean reward of a step")
-        axes.plot(steps, _running_mean(rewards, 10), color="#08519c", linewidth=2, label="running mean of 10 steps")
-        for evaluation, step, label in ((before, 0, "before"), (after, steps[-1] if steps else 0, "after")):
-            if evaluation is not None:
-                low, high = evaluation.interval
-                rate = evaluation.success_rate
-                error = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
-                axes.errorbar(step, rate, yerr=error, fmt="o", capsize=4, label=f"held-out success {label}: {rate:.2f}")
-        axes.set(xlabel="optimizer step", ylabel="reward", ylim=(-0.02, 1.02), title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
-        figure.tight_layout()
         path = self.folder / "reward.png"
-        figure.savefig(path)
-        plt.close(figure)
+        draw_curve(path, self.curve, title, before, after)
         return path
 
     def summary(self, values: Mapping[str, Any]) -> None:
@@ -193,40 +195,20 @@ class Report:
         partial.rename(self.folder / "summary.json")
 
     def close(self) -> None:
-        self._end_line()
+        """Finish every file and sink."""
         with ExitStack() as stack:  # each of them, also where the disk is full
-            stack.callback(self._close_tensorboard)
+            stack.callback(self.console.close)
             stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
-
-    def _close_tensorboard(self) -> None:
-        if self._tensorboard is not None and not self._plots_ended:
-            closing = threading.Thread(target=self._tensorboard.close, daemon=True)  # it waits for its own thread
-            closing.start()
-            closing.join(CLOSE_SECONDS)
-
-    def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
-        """TensorBoard's thread is ended by a full disk; to write on would wait for it for ever, and the run says it."""
-        if isinstance(args.exc_value, OSError) and args.exc_value.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._plots_ended = True
-        else:
-            threading.__excepthook__(args)
-
-    def _end_line(self) -> None:
-        if self._line_open:
-            sys.stdout.write("\n")
-            self._line_open = False
+            stack.callback(self._trained.close)
+            for sink in self._others:
+                stack.callback(sink.close)
+            stack.callback(self.stop_measuring)
 
 
-def _one_line(message: Message) -> str:
-    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls", [])]
-    text = "  ".join(part for part in (message["content"], *calls) if part)
-    return text.replace("\n", "⏎")[:300]
-
-
-def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
+def _how(error: BaseException) -> str:
+    """Why a run ended, in one sentence."""
+    cause = first_error(error)
+    if isinstance(cause, asyncio.CancelledError | KeyboardInterrupt):
+        return "it was stopped"
+    return str(cause) if isinstance(cause, ForgeError) else f"{type(cause).__name__}: {cause}"

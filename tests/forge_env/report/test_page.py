@@ -1,0 +1,206 @@
+"""The page of a run: every part of which the folder has something, and nothing that anybody could slip in."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.episode import Episode
+from forge_env.errors import UserError
+from forge_env.report.page import make_page, write_page
+from forge_env.report.record import read_run
+from forge_env.types import Outcome
+from tests.forge_env.report.folders import attempt, steps, write_run
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and visible text, as a browser sees them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in ("meta", "br", "line", "circle", "rect", "polyline", "polygon", "path"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, (tag, self.open)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data + " "
+
+
+def read(folder: Path) -> Reader:
+    reader = Reader(make_page(read_run(folder)))
+    assert reader.open == [], "every element that is opened is closed"
+    return reader
+
+
+FACTS = {"algorithm": "grpo", "env": "code_exec", "seed": 3, "steps": 4, "model": "m", "started": "2026-01-31T12:00:00"}
+
+
+def test_a_complete_run(tmp_path: Path) -> None:
+    before = [attempt(f"task {i}", float(i < 2), output="1", seconds=0.5) for i in range(10)]
+    after = [attempt(f"task {i}", float(i >= 1), output="1") for i in range(10)]
+    metrics = [
+        {"phase": "evaluation", "step": 0, "time": 1.0, "success": 0.2, "success_low": 0.1, "success_high": 0.4},
+        *steps(4, entropy=0.5, kl=1e-7, mean_abs_logprob_difference=1e-6),
+        {"phase": "evaluation", "step": 2, "time": 5.0, "success": 0.5, "success_low": 0.3, "success_high": 0.7},
+        {"phase": "system", "step": 5, "time": 5.0, "run/memory_bytes": 3 * 2**30, "memory_used_bytes": 5 * 2**30},
+    ]
+    folder = write_run(
+        tmp_path / "run",
+        metrics=metrics,
+        episodes={
+            "before": before,
+            "evaluation_000002": after[:5],
+            "after": after,
+            "tool_off": [attempt("task 0", 0.0)],
+            "train": [*before, attempt("task 1", None, number=5, error="the sandbox <died>")],
+        },
+        facts=FACTS,
+        summary={"total_seconds": 3725.0, "tokens_generated": 12345},
+        said=[{"time": 1.0, "kind": "warning", "text": "warning: the bound was passed"}],
+        config="training:\n  steps: 4\n",
+    )
+    text = read(folder).text
+    for phrase in (
+        "grpo on code_exec", "complete", "seed 3", "2026-01-31 12:00", "1 h 2 min", "3 GiB",
+        "before training", "after step 2", "after training", "before, tools switched off",
+        "On the same 10 tasks, training changed success by +0.700", "8 better, 1 worse, 1 alike",
+        "Entropy of the policy", "python", "500 ms", "infra_fault", "the sandbox <died>",
+        "warning: the bound was passed",
+        "solved since training", "no longer solved", "solved before and after", "tokens_generated", "12345", "steps: 4",
+    ):  # fmt: skip
+        assert phrase in text, phrase
+    assert "incomplete" not in text
+
+
+def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", facts=FACTS)
+    text = read(folder).text
+    assert "incomplete" in text and "it was killed, or is still running" in text and "Learning" not in text
+
+
+@pytest.mark.parametrize("what", ["the trainer process died", "it was stopped"])
+def test_a_run_that_ended_early_says_why(tmp_path: Path, what: str) -> None:
+    said = [{"time": 1.0, "kind": "said", "text": "begun"}, {"time": 2.0, "kind": "error", "text": what}]
+    text = read(write_run(tmp_path / "run", metrics=steps(2), facts=FACTS, said=said)).text
+    assert f"This run is not complete: {what}" in text and "of 4" in text
+
+
+def test_what_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics=steps(3), episodes={"after": [attempt("a", 1.0)]}, facts=FACTS)
+    for name in ("metrics.jsonl", "console.jsonl", "episodes/after.jsonl", "run.json"):
+        with (folder / name).open("a") as file:
+            file.write('{"phase": "train", "st')
+    text = read(folder).text
+    assert "training on data" in text and "Reward of an episode" in text and "after training" in text
+
+
+PAYLOADS = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'><svg onload=alert(1)><style>*{display:none}</style>",
+    "</pre></div></section><iframe src=javascript:alert(1)></iframe>",
+    "</title></style><meta http-equiv=refresh content=0>",
+    "<!--",
+    "&lt;b&gt; &amp;",
+)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_nothing_that_others_wrote_becomes_markup(tmp_path: Path, payload: str) -> None:
+    """In every field that a model, a task, a tool, a setting or an error controls."""
+
+    def hostile(reward: float | None, number: int, outcome: Outcome | None = None) -> Episode:
+        return attempt(
+            payload, reward, number=number, answer=payload, call=json.dumps({payload: payload}), tool=payload,
+            output=payload, error=payload, outcome=outcome,
+        )  # fmt: skip
+
+    episodes = [hostile(1.0, 0), hostile(None, 1)]
+    names = {payload: 1.0, f"memory_bytes/{payload}": 1.0, f"gpu/0/{payload}": 2.0, "cpu_percent": 5.0}
+    versions = {payload: payload}
+    folder = write_run(
+        tmp_path / "run",
+        metrics=[*steps(3, **names), {"phase": "system", "step": 3, "time": 1.0, **names}],
+        episodes={"before": [hostile(0.0, 0)], "after": [hostile(1.0, 0)], "train": episodes, "evaluation_x": episodes},
+        facts={"algorithm": payload, "env": payload, "model": payload, "started": payload, "machine": versions},
+        summary={"versions": versions},
+        said=[{"time": 1.0, "kind": kind, "text": payload} for kind in ("said", "warning", "error")],
+        config=payload,
+    )
+    plain = write_run(tmp_path / "plain", metrics=steps(3), episodes={"after": [attempt("a", 1.0)]})
+    allowed = {"ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code", "details", "summary", "dl", "dt", "dd"}
+    allowed |= {"figure", "figcaption", "svg", "g", "line", "circle", "text", "title", "polyline", "path", "rect", "b"}
+    allowed |= {"h1", "h2", "h3", "h4", "p", "div", "span", "pre", "section", "header", "main"}
+    found, expected = read(folder), read(plain)
+    assert found.tags <= expected.tags | allowed
+    assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "href", "style")}
+    assert found.text.count(payload) >= 8, "and it can all be read as it is"
+
+
+def test_a_browser_may_run_and_fetch_nothing(tmp_path: Path) -> None:
+    page = make_page(read_run(write_run(tmp_path / "run", metrics=steps(3))))
+    assert re.search(r"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-[\w+/=]+';", page)
+    assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page and " style=" not in page
+
+
+def test_half_of_a_character_is_written_all_the_same(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run", metrics=steps(1), episodes={"after": [attempt("a", 1.0, answer="\ud800 \0 x")]}
+    )
+    assert "? \0 x" in write_page(folder).read_text(encoding="utf-8")
+
+
+def test_the_page_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
+    long = [attempt(f"t{i}", 1.0, answer="x" * 1_000_000, output="y" * 1_000_000, call="z" * 500_000) for i in range(4)]
+    points = steps(20_000)
+    folder = write_run(tmp_path / "run", metrics=points, episodes={"before": long, "after": long}, facts=FACTS)
+    page = make_page(read_run(folder))
+    assert len(page) < 400_000
+    assert "998,000 characters more" in page
+
+
+def test_of_a_long_training_the_last_episodes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.report import record
+
+    episodes = [attempt(f"t{i}", 1.0, output="1") for i in range(200)]
+    folder = write_run(tmp_path / "run", metrics=steps(2), episodes={"train": episodes})
+    assert read_run(folder).are_all and len(read_run(folder).trained) == 200
+    line = len(episodes[-1].to_json()) + 1
+    monkeypatch.setattr(record, "MOST_BYTES", 10 * line + line // 2)
+    found = read_run(folder)
+    assert [each.task.id for each in found.trained] == [f"t{i}" for i in range(190, 200)] and not found.are_all
+    assert "Of the last 10 episodes of the training." in read(folder).text
+
+
+def test_the_command_writes_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", metrics=steps(2), facts=FACTS)
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"wrote {folder / 'report.html'}\n"
+    assert main(["report", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(folder / "report.html")}
+    assert {path.name for path in folder.iterdir()} >= {"report.html"} and not list(folder.glob("*.new"))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is not the folder of a training run: it has no metrics.jsonl" in capsys.readouterr().err
+    with pytest.raises(UserError):
+        write_page(tmp_path / "nowhere")
