@@ -1,0 +1,101 @@
+"""System metrics: real processes, real memory, and no figure of what is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from trainers.metrics.gpus import Gpus
+from trainers.metrics.system import Sampler, SystemMetrics
+
+MEGABYTES = 200
+CHILD = """
+import subprocess, sys
+held = b"x" * (int(sys.argv[1]) * 2**20)
+if sys.argv[2:]:
+    grandchild = subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], stdin=subprocess.PIPE)
+print("ready", flush=True)
+while sum(i for i in range(10_000)):
+    pass
+"""
+GRANDCHILD = "import sys; held = b'x' * (int(sys.argv[1]) * 2**20); sys.stdin.read()"
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """A busy process that holds memory, and has a child that holds as much."""
+    command = [sys.executable, "-c", CHILD, str(MEGABYTES), GRANDCHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_memory_and_cpu_of_a_service_with_its_children(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    metrics = SystemMetrics(tmp_path, lambda: {"trainer_1": [child.pid], "gone": [2**22 + 1]}, ())
+    held = MEGABYTES * 2**20
+    for _ in range(1000):  # until the grandchild has its memory, and some CPU time has passed
+        found = metrics.measure()
+        if found["memory_bytes/trainer"] > 2 * held and found["cpu_percent/trainer"] > 0:
+            break
+    assert 2 * held < found["memory_bytes/trainer"] < 2 * held + 200 * 2**20
+    assert found["cpu_percent/trainer"] > 0
+    assert found["run/memory_bytes"] > 2 * held + 10 * 2**20  # and this process
+    assert (
+        found["run/processes"] >= 3 and found["memory_bytes/controller"] > 0
+    )  # other tests may have left children here
+    assert found["memory_available_bytes"] > 0 < found["disk_free_bytes"] and found["run/open_files"] > 2
+    assert not {name for name in found if name.startswith("gpu/") or name.endswith("/gone")}
+    metrics.close()
+
+
+def test_the_sum_counts_what_is_shared_once(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    found = SystemMetrics(tmp_path, lambda: {"trainer": [child.pid]}, ()).measure()
+    services = sum(value for name, value in found.items() if name.startswith("memory_bytes/"))
+    assert 0 < found["run/memory_bytes"] < services
+
+
+def test_without_a_gpu_there_are_no_figures_of_one() -> None:
+    assert Gpus(()).measure() == {}
+    gpus = Gpus((97,))  # whether there is no NVML, no GPU, or no such one
+    assert gpus.measure() == {}
+    gpus.close()
+
+
+def test_the_sampler_measures_until_it_is_closed(tmp_path: Path) -> None:
+    taken: list[Mapping[str, float]] = []
+    enough = threading.Event()
+
+    def take(values: Mapping[str, float]) -> None:
+        taken.append(values)
+        if len(taken) == 3:
+            enough.set()
+
+    sampler = Sampler(SystemMetrics(tmp_path, dict, ()), 0.01, take, pytest.fail)
+    assert enough.wait(60)
+    sampler.close()
+    sampler.close()
+    assert json.dumps(taken[-1]) and len(taken) >= 3
+    assert "system metrics" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(("error", "lines"), [(ValueError("broken"), 1), (OSError(28, "No space left"), 0)])
+def test_a_sample_that_raises_ends_the_sampling_and_nothing_else(tmp_path: Path, error: Exception, lines: int) -> None:
+    """A full disk is left to the run, which says it in its own words."""
+    said: list[str] = []
+    asked = threading.Event()
+
+    def take(values: Mapping[str, float]) -> None:
+        asked.set()
+        raise error
+
+    sampler = Sampler(SystemMetrics(tmp_path, dict, ()), 0.01, take, said.append)
+    assert asked.wait(60)
+    sampler.close()
+    assert said == ["warning: system metrics are switched off: ValueError: broken"][:lines]

@@ -1,0 +1,163 @@
+"""Weights & Biases offline, with the real package: all of it in the run's folder, and no process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.metrics.wandb_file import history, run_of
+
+pytest.importorskip("wandb")
+ROOT = Path(__file__).resolve().parents[3]
+SECONDS = 120.0
+
+# A run that logs, and then does what its last lines say; `hold` is a run that is busy with its own work.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from trainers.metrics.wandb import Wandb
+from trainers.metrics.sink import Record
+
+settings = {"wandb": "offline", "wandb_project": "mine", "wandb_name": "", "tensorboard": False, "sinks": []}
+sink = Wandb(Path(sys.argv[1]), {"metrics": settings, "training": {"steps": 3}})
+
+def hold():
+    print("ready", flush=True)
+    time.sleep(600)
+
+def log(*steps):
+    for step in steps:
+        sink.log("train", step, {"loss": step / 2, "nan": float("nan")})
+
+"""
+
+
+class Runs:
+    """Starts scripts, and finds every process that they started by a mark in their environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.cwd, self.run = folder / "home", folder / "cwd", folder / "run"
+        for path in (self.home, self.cwd, self.run):
+            path.mkdir()
+        self.mark = f"forge-test-{uuid.uuid4()}"
+
+    def start(self, script: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, "HOME": str(self.home), "PYTHONPATH": str(ROOT), "FORGE_TEST_MARK": self.mark}
+        for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+            environ.pop(name, None)
+        return subprocess.Popen(
+            [sys.executable, "-c", SCRIPT + script, str(self.run)],
+            cwd=self.cwd,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # As in a terminal: where these tests run in the background, Ctrl-C is switched off.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def finish(self, script: str) -> str:
+        process = self.start(script)
+        said = process.communicate(timeout=SECONDS)[0]
+        assert process.returncode == 0, said
+        return said
+
+    def processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def files(self) -> list[Path]:
+        return sorted(self.run.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(tmp_path)
+    yield made
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def steps(path: Path) -> list[tuple[int, float]]:
+    return [(row["train/step"], row["train/loss"]) for row in history(path)]
+
+
+def test_an_offline_run_lies_in_the_runs_folder_and_leaves_nothing(runs: Runs) -> None:
+    runs.finish("log(1, 2, 3)\nsink.close()\n")
+    assert runs.processes() == []
+    (path,) = runs.files()
+    assert steps(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    run = run_of(path)
+    assert (run.project, run.display_name) == ("mine", "run")
+    assert run.run_id == (runs.run / "wandb" / "run_id").read_text().strip()
+    assert list(runs.home.rglob("*")) == [] == list(runs.cwd.rglob("*"))
+    assert {each.name for each in runs.run.iterdir()} == {"wandb"}
+
+
+def test_a_resumed_run_is_the_same_run_and_has_each_step_once(runs: Runs) -> None:
+    runs.finish("log(1, 2, 3)\nsink.close()\n")
+    (before,) = runs.files()
+    name = run_of(before).run_id
+    kept = "[Record('train', step, {'loss': step / 2}) for step in (1, 2)]"
+    runs.finish(f"sink.go_back({kept})\nsink.log('train', 3, {{'loss': 9.0}})\nsink.close()\n")
+    (after,) = runs.files()
+    assert after != before and run_of(after).run_id == name
+    assert steps(after) == [(1, 0.5), (2, 1.0), (3, 9.0)]
+
+
+def test_what_was_synced_stays(runs: Runs) -> None:
+    runs.finish("log(1)\nsink.close()\n")
+    (before,) = runs.files()
+    before.with_name(f"{before.name}.synced").touch()  # as `wandb sync` marks it
+    runs.finish("sink.go_back([])\nlog(2)\nsink.close()\n")
+    assert before in runs.files() and len(runs.files()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_no_process_and_keeps_what_it_logged(runs: Runs, number: int) -> None:
+    process = runs.start("log(1, 2)\nhold()\n")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    wait(lambda: len(runs.processes()) >= 3)  # the run, the process of ours, and the package's own
+    process.send_signal(number)
+    process.wait(SECONDS)
+    process.stdout.close()
+    wait(lambda: not runs.processes())
+    (path,) = runs.files()
+    assert steps(path) == [(1, 0.5), (2, 1.0)]
+
+
+def test_a_process_that_dies_is_one_sentence(runs: Runs) -> None:
+    script = """
+log(1)
+sink._process.kill()
+sink._process.wait()
+try:
+    log(*range(2, 10_000))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = runs.finish(script)
+    assert said.startswith("WandbError ") and "process.log" in said and said.count("\n") == 1
+    wait(lambda: not runs.processes())

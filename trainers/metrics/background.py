@@ -1,0 +1,92 @@
+"""A sink in a thread of its own, so that one that is slow, hangs or raises costs the run nothing but its own points."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from trainers.metrics.sink import Record, Reversible, Sink
+
+BACKLOG = 1000  # records: some hours of steps, or minutes of a fast loop
+CLOSE_SECONDS = 40.0  # W&B has 35 of them
+
+
+class Background:
+    """Hands records to a sink, in order.
+
+    A sink that raises is switched off, with one warning. When it is `backlog` records behind, further ones are dropped
+    and counted, which is said at the first and at the end. `log` never waits.
+
+    Args:
+        name: of the sink, for what is said.
+        make: makes it, in its own thread.
+        say: told what goes wrong, from any thread.
+        backlog: records that may wait for the sink.
+        close_seconds: how long `close` waits for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        say: Callable[[str], None],
+        *,
+        backlog: int = BACKLOG,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self.name = name
+        self.dropped = 0
+        """Records that the sink was too slow for."""
+        self.is_off = False
+        """Whether it raised."""
+        self._say = say
+        self._seconds = close_seconds
+        self._queue: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(backlog)
+        self._thread = threading.Thread(target=self._run, args=(make,), name=f"metrics {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        record = Record(phase, step, dict(values))
+        self._put(lambda sink: sink.log(*record))
+
+    def go_back(self, records: Sequence[Record]) -> None:
+        self._put(lambda sink: sink.go_back(records) if isinstance(sink, Reversible) else None)
+
+    def close(self) -> None:
+        """Wait until the sink has taken and closed everything, for a while."""
+        try:
+            self._queue.put(None, timeout=self._seconds)
+        except queue.Full:
+            pass
+        self._thread.join(self._seconds)
+        if self._thread.is_alive():
+            waiting = self._queue.qsize()
+            self._say(
+                f"warning: {self.name} did not finish within {self._seconds:g} s: {waiting} records are not in it"
+            )
+        if self.dropped:
+            self._say(f"warning: {self.name} was too slow: {self.dropped} records are not in it")
+
+    def _put(self, work: Callable[[Sink], None]) -> None:
+        if self.is_off:
+            return
+        try:
+            self._queue.put_nowait(work)
+        except queue.Full:
+            self.dropped += 1
+            if self.dropped == 1:
+                self._say(
+                    f"warning: {self.name} is {self._queue.maxsize} records behind: what it cannot take is dropped"
+                )
+
+    def _run(self, make: Callable[[], Sink]) -> None:
+        try:
+            sink = make()
+            while (work := self._queue.get()) is not None:
+                work(sink)
+            sink.close()
+        except Exception as error:  # whatever it is, the run is worth more than its plots
+            self.is_off = True
+            said = " ".join(str(error).split())
+            self._say(f"warning: {self.name} is switched off: {type(error).__name__}: {said}"[:500])

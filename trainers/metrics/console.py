@@ -1,0 +1,133 @@
+"""The console of a run: lines with the time, a line of progress, whole conversations; console.jsonl keeps the lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from forge_env.episode import Episode
+from forge_env.types import Message
+
+PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A phase whose progress is shown."""
+
+    title: str
+    total: int
+    names: tuple[str, ...]
+    since: float
+    """`time.perf_counter()` of its start."""
+    last: dict[str, float] = field(default_factory=dict)
+    """The newest of each value: a step need not have them all."""
+
+
+class RunConsole:
+    """A sink that shows the progress of the phases that it was told to follow, and what a run says otherwise.
+
+    Every line that is said is kept in `path` too: {"at": "2026-01-31T12:00:00+00:00", "time": 3.2, "kind": "said",
+    "text": "..."}; `kind` is "said", "warning", or "error" for what ended the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.started = time.perf_counter()
+        """A run that goes on moves this back by the seconds that it had."""
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._lock = threading.RLock()  # sinks say from their threads what has become of them
+        self._followed: dict[str, Followed] = {}
+        self._last_print = 0.0
+        self._line_open = False
+
+    def seconds(self) -> float:
+        """Since the start of the run."""
+        return time.perf_counter() - self.started
+
+    def say(self, text: str) -> None:
+        """Print one line with the time since the start. One that begins with "warning: " is a warning."""
+        self._say("warning" if text.startswith("warning: ") else "said", text)
+
+    def warn(self, text: str) -> None:
+        """Print one line that is a warning, whatever it begins with."""
+        self._say("warning", text)
+
+    def _say(self, kind: str, text: str) -> None:
+        with self._lock:
+            self._end_line()
+            self._console.print(f"{self.seconds():6.1f} s  {text}")
+            self.keep(kind, text)
+
+    def keep(self, kind: str, text: str) -> None:
+        """Write one line down without printing it."""
+        record = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "time": self.seconds(), "kind": kind}
+        with self._lock, suppress(OSError, ValueError):  # on a full disk, and after `close`, it is printed all the same
+            self._file.write(json.dumps({**record, "text": text}) + "\n")
+
+    def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
+        """Show the progress of a phase from now on, with these of its values."""
+        self._followed[phase] = Followed(title=title, total=total, names=tuple(names), since=since)
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        if (followed := self._followed.get(phase)) is not None:
+            followed.last.update((name, values[name]) for name in followed.names if name in values)
+            self.progress(followed.title, step, followed.total, followed.last, since=followed.since)
+
+    def progress(self, title: str, done: int, total: int, values: Mapping[str, float], *, since: float) -> None:
+        """Show how far a phase is; on a terminal the line is rewritten in place."""
+        now = time.perf_counter()
+        if done < total and now - self._last_print < (0.1 if self._console.is_terminal else PRINT_SECONDS):
+            return
+        self._last_print = now
+        left = (now - since) / max(done, 1) * (total - done)
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        line = f"{now - self.started:6.1f} s  {title} {done}/{total}  {shown}  {left:.0f} s left"
+        with self._lock:
+            if not self._console.is_terminal:
+                print(line, flush=True)
+                return
+            sys.stdout.write("\r\x1b[2K" + line[: self._console.width - 1])
+            sys.stdout.flush()
+            self._line_open = True
+            if done >= total:
+                self._end_line()
+
+    def samples(self, title: str, episodes: Sequence[Episode]) -> None:
+        """Print a few whole conversations."""
+        self.say(f"[bold]{title}[/bold]")
+        for number, episode in enumerate(episodes, 1):
+            reward = "none" if episode.reward is None else f"{episode.reward:g}"
+            self._console.print(f"  ({number}) reward {reward}, {episode.outcome}")
+            for message in episode.messages:
+                if message["role"] != "system":
+                    self._console.print(f"      {message['role']:>9}: {_one_line(message)}", markup=False)
+
+    def close(self) -> None:
+        with self._lock, suppress(OSError):
+            self._end_line()
+            self._file.close()
+
+    def _end_line(self) -> None:
+        if self._line_open:
+            sys.stdout.write("\n")
+            self._line_open = False
+
+
+def _one_line(message: Message) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls", [])]
+    text = "  ".join(part for part in (message["content"], *calls) if part)
+    return text.replace("\n", "⏎")[:300]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"

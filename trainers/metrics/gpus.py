@@ -1,0 +1,60 @@
+"""The GPUs of a run on this machine, through NVML: what they do, how full and how warm they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+
+class Gpus:
+    """Measures the GPUs of these numbers; without NVML (`nvidia-ml-py`), or without a GPU, there are none."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._handles: dict[int, Any] = {}
+        self._nvml: Any = None
+        if not numbers:
+            return
+        try:
+            import pynvml
+        except ImportError:
+            return
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            for number in numbers:
+                self._handles[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
+
+    def measure(self) -> dict[str, float]:
+        """Of each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
+        temperature_celsius, those that it tells."""
+        found: dict[str, float] = {}
+        for number, handle in self._handles.items():
+            for names, read in self._readings(handle):
+                with suppress(self._nvml.NVMLError):
+                    values = read()
+                    found |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
+        return found
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+            self._nvml, self._handles = None, {}
+
+    def _readings(self, handle: Any) -> list[tuple[tuple[str, ...], Any]]:
+        nvml = self._nvml
+
+        def memory() -> tuple[float, float]:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return float(info.used), float(info.total)
+
+        return [
+            (("utilization_percent",), lambda: (float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),)),
+            (("memory_used_bytes", "memory_total_bytes"), memory),
+            (("power_watts",), lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,)),
+            (
+                ("temperature_celsius",),
+                lambda: (float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),),
+            ),
+        ]

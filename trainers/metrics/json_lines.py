@@ -1,0 +1,64 @@
+"""metrics.jsonl: the run's own record of what it measured, one object per line.
+
+Unlike the other sinks it is written at once and in the thread of the run: what it cannot write down ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainers.metrics.sink import Record
+
+
+class JsonLines:
+    """The sink of metrics.jsonl. `log` may be called from any thread.
+
+    Args:
+        path: of the file; it is appended to.
+        clock: seconds since the start of the run, which each line has as "time".
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        with self._lock:
+            if self._file.closed:
+                return
+            record = {"phase": phase, "step": step, "time": self._clock(), **values}
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def size(self) -> int:
+        """Bytes of whole lines, which are on the disk by then."""
+        with self._lock:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
+
+    def go_back(self, size: int) -> list[Record]:
+        """Cut off what came after `size`; returns what stays."""
+        with self._lock:
+            os.truncate(self.path, size)
+            return read_records(self.path)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read a metrics.jsonl back."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        phase, step, _ = values.pop("phase"), values.pop("step"), values.pop("time")
+        found.append(Record(phase, step, values))
+    return found

@@ -1,0 +1,34 @@
+"""The sinks that a config asks for, beside the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainers.metrics.background import Background
+from trainers.metrics.sink import load_sink
+from trainers.metrics.tensorboard import TensorBoard
+from trainers.metrics.wandb import Wandb
+
+
+def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> list[Background]:
+    """Start them, each in a thread of its own.
+
+    Args:
+        folder: of the run.
+        config: of the run, as nested dictionaries.
+        say: told when a sink is too slow, or is switched off because it raised.
+
+    Raises:
+        UserError: for a sink of the user's own that cannot be used.
+    """
+    settings = config["metrics"]
+    wanted: dict[str, Callable[..., Any]] = {}
+    if settings["tensorboard"]:
+        wanted["TensorBoard"] = TensorBoard
+    if settings["wandb"] != "off":
+        wanted["W&B"] = Wandb
+    wanted |= {f"the sink {target}": load_sink(target) for target in settings["sinks"]}
+    return [Background(name, partial(make, folder, config), say) for name, make in wanted.items()]

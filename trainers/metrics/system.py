@@ -1,0 +1,159 @@
+"""System metrics: what the run takes of this machine, every few seconds, as the phase "system".
+
+| name | is |
+|---|---|
+| cpu_percent | of the machine: 100 is all cores |
+| memory_used_bytes, memory_available_bytes | of the machine |
+| disk_free_bytes | of the disk that the run's folder is on |
+| run/cpu_percent | of all processes of the run: 100 is one core |
+| run/memory_bytes | of all processes of the run: what each has for itself, and the largest part that one shares |
+| run/processes | how many they are |
+| run/open_files | of the controller |
+| cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory with what it shares |
+| gpu/N/... | see trainers/metrics/gpus.py |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from trainers.metrics.gpus import Gpus
+
+
+class SystemMetrics:
+    """Measures this machine and the processes that descend from this one.
+
+    Args:
+        folder: of the run.
+        services: the process ids of each replica; what descends from none of them is the controller's.
+        gpus: numbers of the run's GPUs on this machine.
+    """
+
+    def __init__(self, folder: Path, services: Callable[[], Mapping[str, Sequence[int]]], gpus: Sequence[int]) -> None:
+        self._folder = folder
+        self._services = services
+        self._gpus = Gpus(gpus)
+        self._seen: dict[int, psutil.Process] = {}  # kept, for the CPU time since the last sample
+
+    def measure(self) -> dict[str, float]:
+        """Measure once; CPU figures are over the time since the last time in this thread, and 0 at the first."""
+        memory = psutil.virtual_memory()
+        return {
+            "cpu_percent": psutil.cpu_percent(),
+            "memory_used_bytes": float(memory.used),
+            "memory_available_bytes": float(memory.available),
+            "disk_free_bytes": float(shutil.disk_usage(self._folder).free),
+            **self._measure_run(),
+            **self._gpus.measure(),
+        }
+
+    def close(self) -> None:
+        self._gpus.close()
+
+    def _measure_run(self) -> dict[str, float]:
+        cpu: dict[str, float] = defaultdict(float)
+        memory: dict[str, float] = defaultdict(float)
+        own, largest_shared, count = 0.0, 0.0, 0
+        for service, process in self._processes():
+            try:
+                with process.oneshot():
+                    used, share = process.memory_info(), process.cpu_percent()
+            except psutil.Error:
+                continue  # it has just ended
+            count += 1
+            cpu[service] += share
+            memory[service] += used.rss
+            own += used.rss - used.shared
+            largest_shared = max(largest_shared, used.shared)
+        return {
+            "run/cpu_percent": sum(cpu.values()),
+            "run/memory_bytes": own + largest_shared,
+            "run/processes": float(count),
+            "run/open_files": float(len(os.listdir("/proc/self/fd"))),
+            **{f"cpu_percent/{service}": value for service, value in sorted(cpu.items())},
+            **{f"memory_bytes/{service}": value for service, value in sorted(memory.items())},
+        }
+
+    def _processes(self) -> list[tuple[str, psutil.Process]]:
+        """Every process of the run that lives, with the service that it belongs to."""
+        # Replicas are NAME_0, NAME_1 and so on, and one service.
+        services = {pid: re.sub(r"_\d+$", "", name) for name, pids in self._services().items() for pid in pids}
+        services[os.getpid()] = "controller"
+        parents = _parents()
+        known = {os.getpid(): "controller"}
+
+        def service_of(pid: int) -> str:
+            if pid not in known:
+                above = service_of(parents[pid]) if pid in parents else ""
+                known[pid] = above and services.get(pid, above)
+            return known[pid]
+
+        found = {pid: name for pid in parents if (name := service_of(pid))}
+        seen = {}
+        for pid in found:
+            with suppress(psutil.Error):  # it has just ended
+                known_as = self._seen.get(pid)
+                seen[pid] = known_as if known_as is not None and known_as.is_running() else psutil.Process(pid)
+        self._seen = seen
+        return [(found[pid], process) for pid, process in seen.items()]
+
+
+class Sampler:
+    """Measures every `interval` seconds in a thread of its own, until it is closed.
+
+    A sample that raises ends the sampling and nothing else, with one warning.
+    """
+
+    def __init__(
+        self,
+        metrics: SystemMetrics,
+        interval: float,
+        take: Callable[[Mapping[str, float]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._metrics = metrics
+        self._interval = interval
+        self._take = take
+        self._say = say
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="system metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        try:
+            self._metrics.measure()  # CPU figures are of the time since the last time, and in the same thread
+            while not self._ended.wait(self._interval):
+                self._take(self._metrics.measure())
+        except OSError:
+            pass  # a full disk: the run notices by itself, and says it
+        except Exception as error:
+            self._say(f"warning: system metrics are switched off: {type(error).__name__}: {error}")
+        finally:
+            self._metrics.close()
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process of this machine."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"/proc/{entry.name}/stat", "rb") as file:
+                    # The name in parentheses may hold anything; the state and then the parent follow it.
+                    found[int(entry.name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue  # it has just ended
+    return found

@@ -1,0 +1,128 @@
+"""Weights & Biases, offline or online; the package itself runs in a process of its own, trainers/metrics/wandb_run.py.
+
+Its key comes from the environment (WANDB_API_KEY) and is written nowhere. The id of the run at W&B is kept in the run's
+folder, so that a run that is resumed is one run there too. Everything lies under `wandb/` of that folder.
+
+Offline, a run that is resumed begins a new folder, with all records up to its checkpoint, in the place of those that
+were not synced yet. Online, what was sent stays: the steps after the checkpoint are there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainers.metrics.sink import Record
+
+FINISH_SECONDS = 30.0  # that W&B has at the end of a run to send what is left; of a short one, to start too
+
+
+class WandbError(RuntimeError):
+    """The process that runs the package has ended."""
+
+
+class Wandb:
+    """Hands each record to the process, which is started by the first one.
+
+    Args:
+        folder: of the run.
+        config: of the run, for W&B's page of it; its section `metrics` has the project and the name.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._config = config
+        self._settings = config["metrics"]
+        self._process: subprocess.Popen[str] | None = None
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        self._send({"phase": phase, "step": step, "values": dict(values)})
+
+    def go_back(self, records: Sequence[Record]) -> None:
+        if self._settings["wandb"] != "offline":
+            return
+        for path in (self._folder / "wandb").glob("offline-run-*"):
+            if not list(path.glob("*.synced")):
+                shutil.rmtree(path, ignore_errors=True)
+        for record in records:
+            self.log(*record)
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            if self._process.wait(FINISH_SECONDS + 5.0):
+                raise WandbError(self._why())
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise WandbError(f"it did not finish within {FINISH_SECONDS + 5.0:g} s") from None
+
+    def _send(self, line: Mapping[str, Any]) -> None:
+        if self._process is None:
+            self._process = self._start()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._process.wait()
+            raise WandbError(self._why()) from None
+
+    def _start(self) -> subprocess.Popen[str]:
+        (self._folder / "wandb").mkdir(exist_ok=True)
+        with self._log.open("a", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trainers.metrics.wandb_run"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | self._places(),
+                start_new_session=True,  # Ctrl-C is for the run, which then ends this one in order
+                text=True,
+            )
+        assert process.stdin is not None
+        options = {
+            "mode": self._settings["wandb"],
+            "project": self._settings["wandb_project"],
+            "name": self._settings["wandb_name"] or self._folder.resolve().name,
+            "id": self._id(),
+            "dir": str(self._folder.resolve()),
+            "config": self._config,
+            "finish_seconds": FINISH_SECONDS,
+        }
+        process.stdin.write(json.dumps(options) + "\n")
+        process.stdin.flush()
+        return process
+
+    def _places(self) -> dict[str, str]:
+        """Where the package may write: below the run's folder, and not in the user's home."""
+        own = self._folder.resolve() / "wandb"
+        names = {"WANDB_DIR": "", "WANDB_CACHE_DIR": ".cache", "WANDB_CONFIG_DIR": ".config", "WANDB_DATA_DIR": ".data"}
+        places = {name: str(own / part) for name, part in names.items()} | {"WANDB_DIR": str(own.parent)}
+        return places | {"WANDB_ERROR_REPORTING": "false"}
+
+    def _id(self) -> str:
+        """The run's id at W&B: made once, and kept."""
+        path = self._folder / "wandb" / "run_id"
+        if not path.is_file():
+            path.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
+        return path.read_text(encoding="utf-8").strip()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "wandb" / "process.log"
+
+    def _why(self) -> str:
+        """The last line that the process wrote."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return f"{next((line for line in reversed(lines) if line.strip()), 'it ended')} ({self._log})"
