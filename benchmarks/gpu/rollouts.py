@@ -1,0 +1,194 @@
+"""Multi-turn rollouts through EnvActors and a PolicyActor, against bare vLLM on the same tokens and GPU.
+
+    python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 512] [--at-once 256] [--envs 4] [--json FILE]
+
+Episodes of four turns, 128 sampled tokens each, in an environment that answers at once. What they sampled is then asked
+of a bare `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens, the turns of an
+episode one after the other, as many episodes at once. Tokens are sampled tokens; the engine's start is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from agents.vllm_engine import EngineSettings, _load
+from agents.vllm_policy import ActorPolicy, PolicyActor
+from benchmarks.gpu.models import make_random_model
+from benchmarks.gpu.trainer import make_tokenizer
+from benchmarks.machine import describe
+from envs.actor import EnvActor
+from forge_env.env import Env
+from forge_env.faults import SHRINK
+from forge_env.runtime.launcher import Launcher
+from forge_env.types import Action, EpisodeLimits, Task
+
+TURNS, TURN_TOKENS, CONTEXT = 4, 128, 2048
+LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=CONTEXT)
+SIBLINGS = 8
+
+
+class Chatter(Env):
+    """Asks four times, whatever the answers are."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.turn = 0
+        return [{"role": "user", "content": options["task"].prompt[0]["content"]}], {}
+
+    async def step(self, action: Action) -> Any:
+        self.turn += 1
+        return (
+            [{"role": "user", "content": f"And what is {self.turn} more than that?"}],
+            0.0,
+            self.turn == TURNS,
+            False,
+            {},
+        )
+
+
+def settings(at_once: int) -> EngineSettings:
+    return EngineSettings(
+        max_model_len=CONTEXT, max_requests=at_once, dtype="bfloat16", kv_cache_gib=32.0, enforce_eager=False
+    )
+
+
+async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[str, Any], list[list[Any]]]:
+    """Seconds and tokens; and of each episode its turns as (prompt ids, number of sampled tokens)."""
+    async with Launcher():
+        started = time.perf_counter()
+        policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
+            model=str(model), settings=settings(given.at_once)
+        )
+        ready = time.perf_counter() - started
+        agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
+        envs = await EnvActor.options(num_replicas=given.envs).as_service(
+            env="benchmarks.gpu.rollouts:Chatter",
+            options={},
+            agents={"policy": agent},
+            limits=LIMITS,
+            on_fault=SHRINK,
+        )
+        limit = asyncio.Semaphore(given.at_once // SIBLINGS)
+
+        async def group(index: int) -> Any:
+            task = Task(prompt=({"role": "user", "content": f"What is {index} plus {index * 7 % 1000}? " * 4},))
+            async with limit:
+                return await envs.run_group.route(
+                    task, agent="policy", count=SIBLINGS, seed=index, group_id=str(index), env_options={}
+                )
+
+        await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
+        started = time.perf_counter()
+        groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
+        seconds = time.perf_counter() - started
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert all(episode.outcome.is_valid for episode in episodes), episodes[0].error
+    turns = []
+    for episode in episodes:
+        (row,) = episode.rows
+        ids, place, of_episode = list(row.token_ids), 0, []
+        for turn in episode.turns:
+            place += len(turn.prompt_ids)
+            of_episode.append([ids[:place], len(turn.token_ids)])
+            place += len(turn.token_ids)
+        turns.append(of_episode)
+    tokens = sum(episode.num_sampled for episode in episodes)
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "engine_ready": ready}, turns
+
+
+def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
+    """The same requests from a plain loop around the engine."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = _load(model, settings(at_once))
+
+    def add(episode: int, turn: int) -> None:
+        prompt, count = turns[episode][turn]
+        params = SamplingParams(
+            max_tokens=count,
+            seed=episode,
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        engine.add_request(f"{episode}/{turn}", TokensPrompt(prompt_token_ids=prompt), params)
+
+    def play(episodes: range) -> int:
+        waiting, tokens = list(reversed(episodes)), 0
+        for _ in range(min(at_once, len(waiting))):
+            add(waiting.pop(), 0)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if not output.finished:
+                    continue
+                tokens += len(output.outputs[0].token_ids)
+                episode, turn = map(int, output.request_id.split("/"))
+                if turn + 1 < len(turns[episode]):
+                    add(episode, turn + 1)
+                elif waiting:
+                    add(waiting.pop(), 0)
+        return tokens
+
+    play(range(32))
+    engine.reset_prefix_cache()
+    started = time.perf_counter()
+    tokens = play(range(len(turns)))
+    seconds = time.perf_counter() - started
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="0.6B")
+    parser.add_argument("--episodes", type=int, default=1024)
+    parser.add_argument("--at-once", type=int, default=256)
+    parser.add_argument("--envs", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.bare:
+        asked = json.loads(given.bare.read_text())
+        print(json.dumps(bare(asked["model"], asked["turns"], given.at_once)))
+        return
+    with tempfile.TemporaryDirectory() as temp:
+        model = Path(temp) / "model"
+        make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
+        ours, turns = asyncio.run(through_actors(model, given))
+        print("through actors", json.dumps(ours), flush=True)
+        asked = Path(temp) / "turns.json"
+        asked.write_text(json.dumps({"model": str(model), "turns": turns}))
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.rollouts",
+            "--bare",
+            str(asked),
+            "--at-once",
+            str(given.at_once),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
+        theirs = json.loads(done.stdout.splitlines()[-1])
+    result = {
+        "machine": describe(),
+        "settings": {"shape": given.shape, "episodes": given.episodes, "at_once": given.at_once, "envs": given.envs},
+        "through_actors": ours,
+        "bare": theirs,
+        "ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
+    }
+    print(json.dumps(result, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The whole RL step against TorchTitan's own step with cross entropy, on the same model, tokens and GPU.
+
+    python -m benchmarks.gpu.trainer [--shape 0.6B] [--sequences 8] [--attention flex] [--json FILE]
+
+Plain: the model's own output layer, all logits, TorchTitan's cross entropy, backward, clipping, fused AdamW.
+RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Rows are
+packed, of 512 to 2,048 tokens, an eighth of each a prompt. Both are compiled block by block, in bfloat16 over float32
+weights. MFU counts 6 x parameters + 6 x layers x query_size x length FLOPs a token (causal attention, half of the
+square), against 989 TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.models import make_random_model
+from benchmarks.machine import describe
+from forge_env.episode import Row
+from trainers.batch import Sample
+from trainers.losses import GRPOLoss
+
+from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
+from torchtitan.components.loss import cross_entropy_loss  # isort: skip
+from torchtitan.distributed import utils as titan_dist  # isort: skip
+
+PEAK_FLOPS = 989e12
+WARM, TIMED = 3, 6
+
+
+def make_samples(sequences: int, length: int, vocabulary: int) -> list[Sample]:
+    """Rows that fill `sequences` of `length` tokens exactly."""
+    rng = random.Random(0)
+    samples = []
+    for _ in range(sequences):
+        left = length
+        while left:
+            size = left if left <= 2048 else min(rng.randint(512, 2048), left - 512)
+            left -= size
+            prompt = size // 8
+            ids = tuple(rng.randrange(vocabulary) for _ in range(size))
+            mask = (False,) * prompt + (True,) * (size - prompt)
+            logprobs = tuple(-rng.random() * sampled for sampled in mask)
+            row = Row(token_ids=ids, mask=mask, logprobs=logprobs, versions=tuple(-1 + m for m in mask))
+            reference = tuple(-rng.random() for _ in range(size - prompt))
+            samples.append(Sample(rows=(row,), advantage=rng.gauss(0, 1), ref_logprobs=reference))
+    return samples
+
+
+def plain_step(trainer: TitanTrainer, loss_of: Callable[..., Tensor], tokens: Tensor, positions: Tensor) -> None:
+    """One optimizer step as TorchTitan's own trainer takes it."""
+    loss = loss_of(trainer.model._run(tokens, positions), tokens.roll(-1, 1)) / tokens.numel()
+    loss.backward()
+    titan_dist.clip_grad_norm_(list(trainer.model.module.parameters()), 1.0)
+    trainer._optimizer.step()
+    trainer._optimizer.zero_grad()
+
+
+def timed(step: Callable[[], object]) -> dict[str, float]:
+    """Median seconds and peak bytes of a step; `first` is the very first, with everything compiled."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - started
+    for _ in range(WARM - 1):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(TIMED):
+        started = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    peak = torch.cuda.max_memory_allocated()
+    return {"first": first, "seconds": statistics.median(seconds), "slowest": max(seconds), "peak_bytes": peak}
+
+
+def profile(step: Callable[[], object]) -> None:
+    """Print the kernels and the calls of two steps that take longest."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step()
+        step()
+        torch.cuda.synchronize()
+    for order in ("self_device_time_total", "self_cpu_time_total"):
+        print(found.key_averages().table(sort_by=order, row_limit=24, max_name_column_width=70), flush=True)
+
+
+def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, Any]:
+    """Seconds, memory and what they come to, of "rl" or of "plain"."""
+    size = given.sequences * given.length
+    settings = TitanSettings(
+        compile=True,
+        attention=given.attention,
+        activation_checkpoint=given.checkpoint,
+        max_tokens_per_micro_batch=size,
+        pack_length=given.length,
+    )
+    trainer = TitanTrainer(str(folder), settings)
+    try:
+        step = make_step(trainer, given, which)
+        found = timed(step)
+        if given.profile:
+            profile(step)
+        hf = trainer.model.hf_config
+        parameters = sum(value.numel() for value in trainer.model.module.parameters())
+        attended = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
+        flops = (6 * parameters + 6 * attended * 1024) * size
+        return found | {
+            "tokens_per_second": size / found["seconds"],
+            "mfu": flops / found["seconds"] / PEAK_FLOPS,
+            "parameters": parameters,
+        }
+    finally:
+        trainer.close()
+        del trainer
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> Callable[[], object]:
+    vocabulary = trainer.model.hf_config["vocab_size"]
+    if which == "rl":
+        samples, loss = make_samples(given.sequences, given.length, vocabulary), GRPOLoss(beta=0.04)
+        return lambda: trainer.train_step(samples, loss)
+    lm_head = trainer.model.module.get_submodule("lm_head")
+    lm_head.forward = trainer.model._head._linear  # type: ignore[method-assign]
+    tokens = torch.randint(vocabulary, (given.sequences, given.length), device="cuda")
+    positions = torch.arange(given.length, device="cuda").expand_as(tokens).contiguous() % 1024
+    loss_of = torch.compile(cross_entropy_loss)
+    return lambda: plain_step(trainer, loss_of, tokens, positions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="0.6B")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
+    parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
+    parser.add_argument("--only", default="", choices=["", "rl", "plain"])
+    parser.add_argument("--profile", action="store_true", help="print what two further steps are made of")
+    parser.add_argument("--model", type=Path, help="the tokenizer of this folder; a tiny one is made by default")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp) / "model"
+        tokenizer = given.model or make_tokenizer(Path(temp) / "tokenizer")
+        make_random_model(given.shape, tokenizer, folder)
+        found: dict[str, Any] = {}
+        for which in ("rl", "plain"):
+            if given.only in ("", which):
+                found[which] = measure(folder, given, which)
+                print(which, json.dumps(found[which]), flush=True)
+    if len(found) == 2:
+        found["speed_ratio"] = found["rl"]["tokens_per_second"] / found["plain"]["tokens_per_second"]
+        found["memory_ratio"] = found["rl"]["peak_bytes"] / found["plain"]["peak_bytes"]
+    result = {
+        "machine": describe() | {"gpu": torch.cuda.get_device_name()},
+        "settings": {name: str(value) for name, value in vars(given).items() if name not in ("json", "model")},
+        **found,
+    }
+    print(json.dumps(result, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A tiny model's folder, for its tokenizer."""
+    from forge_env.factory import make
+    from trainers.tiny_model import TinyModel, make_tiny_model
+
+    env = make("math").make()
+    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=TinyModel())
+    return folder
+
+
+if __name__ == "__main__":
+    main()
