@@ -87,3 +87,10 @@ def by_turn(values: Sequence[float], episode: Episode) -> Iterator[Sequence[floa
     """Cut values of the sampled targets, in row order, into those of each turn."""
     ends = itertools.accumulate(turn_targets(episode), initial=0)
     return (values[start:end] for start, end in itertools.pairwise(ends))
+
+
+def turn_values(values: float | Sequence[float], episode: Episode) -> list[float]:
+    """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
+    if isinstance(values, int | float):
+        return [float(values)] * len(episode.turns)
+    return [float(own[0]) if own else 0.0 for own in by_turn(values, episode)]

@@ -59,6 +59,10 @@ class Loop:
     """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
     """Seconds to wait for one step's groups."""
+    evaluate: Callable[[int], Awaitable[None]] | None = None
+    """Awaited after so many steps, when every engine has their weights and gets no others meanwhile."""
+    is_evaluated: Callable[[int], bool] = lambda step: False
+    """Whether the weights of a step are; only those that the engines get."""
     after_step: Callable[[int], Awaitable[None]] | None = None
     """Awaited between two steps, once the first is written down: the place of checkpoints."""
     steps_done: int = 0
@@ -84,6 +88,7 @@ class Loop:
             self._schedule.restore(each.number, each.deadline)
             self._ready[each.number] = each.group
         self._news = asyncio.Event()
+        self._is_held = False
         self._pull: asyncio.Task[dict[str, float]] | None = None
 
     @property
@@ -117,7 +122,7 @@ class Loop:
         prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._when(lambda: self._schedule.admits(self._version) or None)
+                await self._when(lambda: (not self._is_held and self._schedule.admits(self._version)) or None)
                 if self.run_wave is not None:
                     await self._wave(prompts, self.run_wave)
                 else:
@@ -135,6 +140,9 @@ class Loop:
                 self.ledger.train(number)
                 self.lengths.trained(group)
             train_done = time.perf_counter()
+            evaluate = self.evaluate if self.is_evaluated(step) else None
+            # A wave's batches are the same on each run only while nobody else asks the engine for anything.
+            self._is_held = self.run_wave is not None and evaluate is not None
             if step % self.sync_interval == 0 or step == self.steps:
                 metrics |= await self._sync(step)
             seconds = {
@@ -145,6 +153,8 @@ class Loop:
             }
             self.on_step(step, groups, metrics | self._counts() | seconds)
             self.steps_done = step
+            if evaluate is not None:
+                await self._evaluate(step, evaluate)
             if self.after_step is not None:
                 await self.after_step(step)
 
@@ -160,6 +170,14 @@ class Loop:
         if self.staleness == 0 or step == self.steps:  # the next step, or the evaluation, needs the engines to have it
             metrics |= await self._pulled()
         return metrics
+
+    async def _evaluate(self, step: int, evaluate: Callable[[int], Awaitable[None]]) -> None:
+        """Evaluate the weights of a step. Rollouts go on beside it, where they may; no other weights can come."""
+        if self._pull is not None:
+            await self._pull  # its metrics are for the next update
+        await evaluate(step)
+        self._is_held = False
+        self._news.set()
 
     async def _pulled(self) -> dict[str, float]:
         """Wait for the pull in flight, if there is one."""

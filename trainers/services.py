@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.vllm_engine import EngineSettings
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.errors import ServiceError
@@ -21,13 +20,13 @@ from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
+from trainers.engine import engine_settings
 from trainers.own_parts import names_reference
 from trainers.reference import ReferenceActor
+from trainers.start.model_shape import find_shape
 from trainers.start.placement import Place, find_places
 
-CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
 PULL_S = 300.0  # deadline of an engine's taking new weights over
-GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +98,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
 
     policy = Service(
         actor_class=PolicyActor,
-        arguments={"model": model, "settings": _engine(config), "store": store},
+        arguments={"model": model, "settings": engine_settings(config, find_shape(model).shape), "store": store},
         name="generator",
         options=_options(wanted.generator, places["generator"]),
         on_ready=catch_up,
@@ -182,18 +181,6 @@ async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> S
     no_engine = asyncio.create_task(asyncio.sleep(0))
     nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
     return Services(trainer=titan, policy=nobody, envs=nobody, engine_ready=no_engine, guard=launcher.guard)
-
-
-def _engine(config: RunConfig) -> EngineSettings:
-    on_gpu = config.services.generator.with_gpus
-    return EngineSettings(
-        max_model_len=config.env.max_tokens,
-        max_requests=2 * CONCURRENCY,
-        dtype="bfloat16" if on_gpu else "float32",
-        seed=config.training.seed,
-        cache_on_update=config.training.cache_on_update,
-        gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
-    )
 
 
 def _trainer(config: RunConfig) -> dict[str, Any]:

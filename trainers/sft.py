@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,13 @@ async def train(config: Config) -> None:
     """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
     if config.training.loss or config.training.advantages or config.training.reward:
         raise UserError("--loss, --advantages and --reward are for the policy gradients: trainers.sft has its own loss")
-    if not config.sft.data and (config.resume or config.checkpoint.interval):
+    if not config.sft.data and (config.resume or config.checkpoint.interval or config.evaluation.interval):
         raise UserError(
-            "--resume and --checkpoint.interval need --sft.data: on demonstrations trainers.sft saves one checkpoint, "
-            "after its last step"
+            "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations trainers.sft "
+            "saves one checkpoint, and evaluates, after its last step"
         )
+    if config.sft.data and config.evaluation.interval and not config.env.name:
+        raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
     if config.sft.data:
         await _train_on_data(config)
     else:
@@ -90,7 +92,7 @@ async def _train_on_demonstrations(config: Config) -> None:
         await warm_up(run, config.training.steps)
         values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
         values |= await _measure(run)
-        await _finish(run)
+        await _finish(run, {})
         run.summarise(values)
 
     async with open_run("sft", config) as run:
@@ -109,14 +111,15 @@ async def _train_on_data(config: Config) -> None:
 
     async def phases(run: Run) -> None:
         run.report.say(f"{config.sft.data}: {data.found}")
-        before, train_seconds = await _steps(run, data)
+        place = await _steps(run, data)
+        before = place["held_out_loss"]
         after = await held_out_loss(run, data.held_out)
         if before is not None and after is not None:
             run.report.say(
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
         values = await _measure(run) if config.env.name else {}
-        await _finish(run)
+        await _finish(run, place)
         run.summarise(
             {
                 "data": config.sft.data,
@@ -124,7 +127,7 @@ async def _train_on_data(config: Config) -> None:
                 "held_out_conversations": len(data.held_out),
                 "held_out_loss_before": before,
                 "held_out_loss_after": after,
-                "train_seconds": train_seconds,
+                "train_seconds": place["seconds"],
                 **values,
             }
         )
@@ -133,8 +136,12 @@ async def _train_on_data(config: Config) -> None:
         await run.services.guard(phases(run))
 
 
-async def _steps(run: Run, data: SFTData) -> tuple[float | None, float]:
-    """Every optimizer step, or those after the checkpoint; returns the held-out loss before the first, and seconds."""
+async def _steps(run: Run, data: SFTData) -> dict[str, Any]:
+    """Every optimizer step, or those after the checkpoint.
+
+    Returns:
+        What a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
+    """
     from forge_env.runtime.launcher import within
     from trainers.plain_losses import SFTLoss
 
@@ -151,19 +158,28 @@ async def _steps(run: Run, data: SFTData) -> tuple[float | None, float]:
         done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
     else:
         done, place = run.checkpoint.step, dict(await run.restore(run.checkpoint))
+        await _evaluate(run, done)  # where it was the last step of a shorter run
     started = time.perf_counter() - place["seconds"]
+    run.report.follow("train", title="sft", total=training.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
     for step in range(done + 1, training.steps + 1):
         # In a thread: of a stream the next rows may have to come over the network.
         batch = await within(training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
         metrics = await run.train_step(batch, loss)
         run.report.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
-        shown = {"loss": metrics["loss"], "tokens": metrics["tokens"]}
-        run.report.progress("sft", step, training.steps, shown, since=started)
         place["seconds"] = time.perf_counter() - started
+        await _evaluate(run, step)
         if run.is_due(step):
-            await run.save_checkpoint(step, place, version=0, asynchronous=run.config.checkpoint.asynchronous)
-    return place["held_out_loss"], place["seconds"]
+            version = run.version + (not run.is_evaluated(step))  # that which the weights have, or will have
+            await run.save_checkpoint(step, place, version=version, asynchronous=run.config.checkpoint.asynchronous)
+    return place
+
+
+async def _evaluate(run: Run, step: int) -> None:
+    """Measure the weights of a step in the environment, if that is wanted and was not done yet."""
+    if run.is_evaluated(step) and step not in run.evaluations:
+        await run.sync_weights()
+        await run.evaluate_step(step)
 
 
 async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
@@ -183,7 +199,7 @@ async def _measure(run: Run) -> dict[str, object]:
     from trainers.run import SAMPLES_SHOWN
 
     await run.sync_weights()
-    after = await run.evaluate("after", run.held_out)
+    after = await run.evaluate("after", step=run.config.training.steps)
     run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.report.say(f"held-out success after sft: {after}")
     return {
@@ -193,9 +209,9 @@ async def _measure(run: Run) -> dict[str, object]:
     }
 
 
-async def _finish(run: Run) -> None:
+async def _finish(run: Run, place: Mapping[str, Any]) -> None:
     # With an environment the weights have been measured, and so have a version.
-    await run.save_checkpoint(run.config.training.steps, {}, version=max(0, run.version))
+    await run.save_checkpoint(run.config.training.steps, place, version=max(0, run.version))
     await run.export()
     run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
 

@@ -11,9 +11,9 @@ from forge_env.errors import UserError
 from forge_env.evaluate import evaluate, is_success
 from forge_env.runtime.launcher import within
 from trainers.batch import Sample
+from trainers.engine import CONCURRENCY
 from trainers.plain_losses import SFTLoss
 from trainers.run import Run
-from trainers.services import CONCURRENCY
 
 
 async def warm_up(run: Run, steps: int) -> int:
@@ -27,15 +27,15 @@ async def warm_up(run: Run, steps: int) -> int:
         learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
     )
     await within(60.0, begin, "the trainer")
-    started, loss, success = time.perf_counter(), SFTLoss(), 0.0
+    loss, success = SFTLoss(), 0.0
+    names, now = ("loss", "success"), time.perf_counter()
+    run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
         metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
             success = await _probe(run, step)
             metrics["success"] = success
         run.report.metrics("warmup", step, metrics)
-        shown = {"loss": metrics["loss"], "success": success}
-        run.report.progress("warm-up, at most", step, steps, shown, since=started)
         if success >= warmup.until_success:
             break
     run.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")

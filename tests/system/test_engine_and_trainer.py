@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.vllm_engine import EngineSettings, VLLMEngine
-from forge_env.episode import Row
+from forge_env.episode import Episode, Row
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request
 from forge_env.types import Completion, Sampling
@@ -239,13 +239,8 @@ async def _greedy(engine: VLLMEngine) -> list[Sequence[int]]:
 
 
 def _row(completion: Completion) -> Row:
-    before, sampled = len(completion.prompt_ids), len(completion.token_ids)
-    return Row(
-        token_ids=completion.prompt_ids + completion.token_ids,
-        mask=(False,) * before + (True,) * sampled,
-        logprobs=(0.0,) * before + completion.logprobs,
-        versions=(-1,) * before + (0,) * sampled,
-    )
+    ids = {"prompt_ids": completion.prompt_ids, "response_ids": completion.token_ids}
+    return Episode(**ids, logprobs=completion.logprobs, reward=0.0).rows[0]
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

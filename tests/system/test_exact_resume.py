@@ -20,7 +20,7 @@ from trainers.checkpoints import read_manifest, steps_of
 STEPS = 6
 OPTIONS = (
     "--env", "code_exec", "--training.deterministic", "--checkpoint.interval", "1", "--steps", str(STEPS),
-    "--tasks", "256", "--dataset.held_out", "16",
+    "--tasks", "256", "--dataset.held_out", "16", "--evaluation.interval", "2",
     "--warmup.steps", "60", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
 )  # fmt: skip
 CLOCK = re.compile(r"time|seconds.*|s/step|tokens/s|tool/.*_s")
@@ -33,6 +33,7 @@ def metrics(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {
         (record["phase"], record["step"]): {name: v for name, v in record.items() if not CLOCK.fullmatch(name)}
         for record in records
+        if record["phase"] != "system"
     }
 
 
@@ -95,7 +96,8 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start) -> None:  # type: ign
     assert any(len(turns) > 1 for _, _, turns in tokens(whole.output, "train")), "the tools took part"
     for at, values in expected.items():  # one by one, so that the first difference is what is shown
         assert found[at] == values, at
-    for phase in ("before", "train", "after"):
+    assert [step for phase, step in expected if phase == "evaluation"] == [0, 2, 4, STEPS]
+    for phase in ("before", "train", "evaluation_000002", "evaluation_000004", "after"):
         assert tokens(killed.output, phase) == tokens(whole.output, phase), phase
     curves = [json.loads((run.output / "summary.json").read_text())["reward_curve"] for run in (killed, whole)]
     assert curves[0] == curves[1] and len(curves[0]) == STEPS

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,12 @@ def _trained(output: Path) -> list[int]:
     path = output / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [record["step"] for record in map(json.loads, lines) if record["phase"] == "train"]
+
+
+def _newest(output: Path) -> dict[str, Any]:
+    """What was written down of the last step."""
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return next(record for record in reversed(records) if record["phase"] == "train")
 
 
 class Console:
@@ -178,7 +185,7 @@ def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[n
     for what, name in (("EnvActor", "envs"), ("PolicyActor", "generator")):
         pid = faults.stop_in_the_middle(name)
         faults.do(f"{what} SIGKILL", name, lambda pid=pid: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
-    last = json.loads((faults.run.output / "metrics.jsonl").read_text().splitlines()[-1])
+    last = _newest(faults.run.output)
     assert last["processes_replaced"] == 2 and last["groups_run_again"] >= 1
     faults.end()
 
@@ -191,7 +198,7 @@ def test_environments_hang_and_the_generator_dies_with_a_pull_before_it(start) -
     faults.do("EnvActor SIGSTOP", "envs", lambda: faults.send("envs", signal.SIGSTOP))
     pid = faults.stop_generator_before_a_pull()
     faults.do("PolicyActor SIGKILL in a pull", "generator", lambda: os.kill(pid, signal.SIGKILL))
-    last = json.loads((run.output / "metrics.jsonl").read_text().splitlines()[-1])
+    last = _newest(run.output)
     assert last["processes_replaced"] == 2 and last["groups_run_again"] >= 1
     faults.end()
 

@@ -17,7 +17,8 @@ OPTIONS = ("--env", "math", "--checkpoint.interval", "2", *UNTRAINED)
 
 
 def _steps(output: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [record["step"] for record in records if record["phase"] == "train"]
 
 
 def _wait(done: Callable[[], object], run: Started | None = None) -> None:
@@ -36,7 +37,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     killed = start("trainers.grpo", "--steps", "100000", *OPTIONS)
     folder = killed.output / "checkpoints"
     # Until something is written down that the checkpoint does not know.
-    _wait(lambda: steps_of(killed.output) and _steps(killed.output)[-1] > min(steps_of(killed.output)), killed)
+    _wait(lambda: steps_of(killed.output) and max(_steps(killed.output)) > min(steps_of(killed.output)), killed)
     killed.process.kill()
     killed.end()
     _wait(lambda: not killed.processes())
@@ -61,6 +62,10 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     assert (killed.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert (killed.output / "model" / "model.safetensors").is_file()
     assert (killed.output / "episodes" / "before.jsonl").read_bytes() == before
+    page = (killed.output / "report.html").read_text()
+    assert "complete" in page and f"{step + 3:,}" in page and "goes on after step" in page
+    learned = [json.loads(line) for line in (killed.output / "trained.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in learned] == [i for i in range(1, step + 4) for _ in range(64)]
     kept = sorted(path.name for path in folder.iterdir())
     assert kept[-1] == f"step_{step + 3:06d}" and len(kept) == 2
 

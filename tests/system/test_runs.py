@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_env.cli.main import main
 from forge_env.episode import read_jsonl
+from forge_env.report.numbers import short
 from trainers.checkpoints import steps_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -109,6 +111,7 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "256", "--dataset.held_out", "16",
         "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+        "--metrics.system_seconds", "1",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
@@ -127,10 +130,21 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     for step in steps:
         if step["phase"] == "train":
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
+            assert step["staleness_max"] == 0
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
     assert list((run.output / "tensorboard").iterdir())
+    evaluated = {step["step"]: step["success"] for step in steps if step["phase"] == "evaluation"}
+    assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
+    assert summary["peak_memory_bytes"] > 2**28
+    measured = [step for step in steps if step["phase"] == "system"]
+    assert measured and {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"} <= measured[-1].keys()
+    learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
+    trained = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
+    assert [line["episode"] for line in learned] == [episode.id for episode in trained]
+    assert [len(line["advantages"]) for line in learned] == [len(episode.turns) for episode in trained]
+    _check_page(run.output, summary)
     assert [path.name for path in (run.output / "checkpoints").iterdir()] == ["step_000002"]
     _check_export(run.output / "model")
 
@@ -181,6 +195,26 @@ def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[n
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.slow
+def test_a_program_is_trained_as_it_is(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    """An agent program of the user's own, which the run starts once for each episode."""
+    program = REPOSITORY / "tests" / "envs" / "external_program.py"
+    run = start(
+        "trainers.grpo", "--env", "external", "--command", f"{sys.executable} -S {program} ask", "--steps", "2",
+        "--env.options.tasks", "math", "--model", str(tiny_model), *UNTRAINED, "--dataset.held_out", "4",
+        "--grpo.n_samples", "4", "--training.batch_size", "2",
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    train = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
+    assert len(train) == 2 * 2 * 4
+    assert all(episode.is_trainable and episode.env == "external" for episode in train)
+    assert all(len(episode.rows) == 1 and len(episode.turns) == 1 for episode in train)
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
+
+
 def _check_episodes(output: Path) -> None:
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))  # construction checks every invariant again
     assert len(train) == 2 * 8 * 8
@@ -191,6 +225,20 @@ def _check_episodes(output: Path) -> None:
     assert {version for episode in second for version in episode.versions} == {published.pop() + 1}
     demonstrations = list(read_jsonl(output / "episodes" / "demonstrations.jsonl"))
     assert all(e.reward == 1.0 and not e.is_trainable and e.rows for e in demonstrations)
+
+
+def _check_page(output: Path, summary: dict[str, Any]) -> None:
+    """report.html has every part of which the run has something, and its figures."""
+    page = (output / "report.html").read_text(encoding="utf-8")
+    for heading in ("Evaluation", "Learning", "Warm-up", "Speed", "Machine", "Slowest tools", "Episodes before and"):
+        assert f"<h2>{heading}" in page, heading
+    for text in ("grpo on code_exec", ">complete<", "before training", "after training", "tools switched off"):
+        assert text in page, text
+    for chart in ("Success rate", "Entropy of the policy", "Weight update", "Memory of each service"):
+        assert f"<figcaption>{chart}" in page, chart
+    for name in ("success_before", "success_after"):
+        assert f">{short(summary[name])}<" in page
+    assert "<code>python</code>" in page and "learning_rate: 0.0003" in page and "<script" not in page
 
 
 def _check_export(folder: Path) -> None:
@@ -206,7 +254,8 @@ def _check_export(folder: Path) -> None:
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
-    run = start("trainers.grpo", "--env", "math", "--steps", "100000", *UNTRAINED)
+    options = ("--metrics.wandb", "offline", "--metrics.system_seconds", "1")  # whose processes end too
+    run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")
     run.process.send_signal(number)
@@ -214,6 +263,9 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     assert run.process.returncode == code, console
     assert "Traceback" not in console
     run.assert_nothing_left()
+    page = (run.output / "report.html").read_text()
+    assert "incomplete" in page and "it was stopped" in page and "Reward of an episode" in page
+    assert list((run.output / "wandb").glob("offline-run-*/*.wandb"))
 
 
 @pytest.mark.slow
@@ -308,8 +360,11 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     assert (summary["env"], summary["left_out"], summary["held_out_conversations"]) == ("", 1, 2)
     assert summary["held_out_loss_after"] < summary["held_out_loss_before"] - 0.5
     steps = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if step["phase"] == "train"]
     assert len(steps) == summary["steps"] >= 4
-    assert all(step["phase"] == "train" and step["learning_rate"] == 3e-3 for step in steps)
+    assert all(step["learning_rate"] == 3e-3 for step in steps)
+    page = (run.output / "report.html").read_text()
+    assert "sft on data" in page and "Held-out loss" in page and "Loss" in page
     assert not (run.output / "logs" / "generator.log").exists()
     _check_export(run.output / "model")
     run.assert_nothing_left()
@@ -322,4 +377,12 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     console = again.end()
     assert again.process.returncode == 0 and "sft goes on after step" in console, console
     repeated = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    repeated = [step for step in repeated if step["phase"] == "train"]
     assert [(step["step"], step["loss"]) for step in repeated] == [(step["step"], step["loss"]) for step in steps]
+
+    # And from the last one, when there are more steps to take.
+    more = start("trainers.sft", "--output", str(run.output), "--resume", "--steps", str(len(steps) + 2))
+    console = more.end()
+    assert more.process.returncode == 0, console
+    summary = json.loads((run.output / "summary.json").read_text())
+    assert summary["steps"] == len(steps) + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]

@@ -211,6 +211,104 @@ async def test_engines_take_weights_over_while_the_next_step_trains(staleness: i
     assert any(during) == overlaps and record.version == steps
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(
+    latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    train_ticks=st.integers(0, 20),
+    pull_ticks=st.integers(0, 40),
+    evaluation_ticks=st.integers(0, 60),
+    pace=st.sampled_from([(0, 1, 1), (0, 1, 3), (1, 1, 2), (2, 1, 1), (2, 2, 4), (3, 3, 3), (5, 2, 2)]),
+)
+def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
+    deterministic: bool,
+    latencies: list[int],
+    train_ticks: int,
+    pull_ticks: int,
+    evaluation_ticks: int,
+    pace: tuple[int, int, int],
+) -> None:
+    """Whatever the latencies are: nothing is published meanwhile, no promise of the loop is broken, and it ends."""
+    staleness, sync_interval, interval = pace
+    steps, evaluated, running = 7, [], 0
+    if deterministic:
+        staleness, sync_interval = 0, 1
+
+    async def run_group(task: Task, index: int) -> Group:
+        nonlocal running
+        running += 1
+        await ticks(latencies[index % len(latencies)])
+        running -= 1
+        return group(index)
+
+    async def run() -> Record:
+        record = Record(run_group, train_ticks, pull_ticks)
+
+        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+            return list(await asyncio.gather(*(record.rollout(task, index) for task, index in numbered)))
+
+        async def evaluate(step: int) -> None:
+            for _ in range(evaluation_ticks):
+                assert record.version == record.published == step == len(record.trained)
+                assert not (deterministic and running), "the engine answers nobody else"
+                await asyncio.sleep(0)
+            evaluated.append(step)
+
+        loop = record.loop(
+            steps=steps,
+            staleness=staleness,
+            sync_interval=sync_interval,
+            run_wave=run_wave if deterministic else None,
+            evaluate=evaluate,
+            is_evaluated=lambda step: step % interval == 0 and step < steps,
+        )
+        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        async with nothing_left():
+            await loop.run()
+        return record
+
+    record = asyncio.run(run())
+    assert evaluated == list(range(interval, steps, interval))
+    assert record.steps == list(range(1, steps + 1)) and record.version == steps
+    trained_in = {index: step for step, groups in enumerate(record.trained) for index in groups}
+    assert len(trained_in) == steps * 2
+    for index, version in record.admitted.items():
+        if version + staleness < steps:
+            assert version <= trained_in.get(index, steps) <= version + staleness
+
+
+async def test_rollouts_go_on_beside_an_evaluation() -> None:
+    """With room for groups of the next steps, they are sampled while the weights are measured."""
+    begun: list[int] = []
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group)
+
+    async def evaluate(step: int) -> None:
+        before = len(record.admitted)
+        await ticks(20)
+        begun.append(len(record.admitted) - before)
+
+    await record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2).run()
+    assert begun == [2]
+
+
+async def test_an_error_of_an_evaluation_ends_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    async def evaluate(step: int) -> None:
+        raise ServiceError("the environments are gone")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="the environments are gone"):
+            await record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2).run()
+    assert record.steps == [1, 2], "the step before it is written down"
+
+
 async def test_an_error_of_a_pull_in_the_background_ends_the_run() -> None:
     """While the trainer waits for groups that never come, long before the next update would notice."""
 

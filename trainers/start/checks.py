@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from forge_env.errors import UserError
 from forge_env.factory import make
+from forge_env.registry import env_class
 from trainers.config import RunConfig
+from trainers.metrics.sink import load_sink
 from trainers.start.hosts import check_hosts, count_hosts
 from trainers.start.model_shape import find_shape
-from trainers.start.placement import find_places, gpus_available, gpus_per_host, gpus_wanted
+from trainers.start.placement import find_places, gpus_available, gpus_needed, gpus_per_host, gpus_wanted
 from trainers.start.ranges import check_numbers
 from trainers.start.read_config import give_dataset
 from trainers.weight_store import find_store
@@ -33,6 +37,19 @@ def _check_environment(config: RunConfig) -> None:
     if config.env.name or config.algorithm is not None:  # supervised training may go without
         make(config.env.name, **config.env.options)
     config.env.fault_policy()
+    _check_expert(config)
+
+
+def _check_expert(config: RunConfig) -> None:
+    """Where a run begins with demonstrations, the environment has somebody to give them."""
+    if config.algorithm is None or hasattr(env_class(config.env.name), "expert"):
+        return
+    if config.warmup.steps > 0 or not config.model.path:
+        why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+        raise UserError(
+            f"the environment {config.env.name} has no expert, whose demonstrations the warm-up and the tiny model are "
+            f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0"
+        )
 
 
 def _check_own_parts(config: RunConfig) -> None:
@@ -50,6 +67,11 @@ def _check_pace(config: RunConfig) -> None:
         raise UserError(
             f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
             f"up to {interval - 1} steps old between two updates, so allow that: --training.staleness {interval - 1}"
+        )
+    if config.evaluation.interval % interval:
+        raise UserError(
+            f"--evaluation.interval is {config.evaluation.interval} and --training.sync_interval is {interval}: the "
+            f"engines have new weights every {interval} steps only, so evaluate at a multiple of {interval}"
         )
 
 
@@ -204,12 +226,23 @@ def _divisors(*numbers: int) -> str:
 def _check_gpus(config: RunConfig) -> None:
     if count_hosts(config) > 1:
         return  # see _check_places
-    wanted = gpus_wanted(config)
-    needed = sum(wanted.values())
-    available = gpus_available() if wanted else 0
+    needed = gpus_needed(config)
+    available = gpus_available() if needed else 0
     if needed > available:
-        split = ", ".join(f"{name} {count}" for name, count in wanted.items())
-        raise UserError(f"the run needs {needed} GPUs, {available} are available: {split}")
+        split = ", ".join(f"{name} {count}" for name, count in gpus_wanted(config).items())
+        raise UserError(
+            f"the run needs {needed} GPUs, {available} are available: {split}; ask for fewer processes, or put a "
+            "service on the CPU with --SERVICE.with_gpus false"
+        )
+
+
+def _check_sharing(config: RunConfig) -> None:
+    hosts = count_hosts(config)
+    if config.launcher.share_gpus == "yes" and hosts > 1:
+        raise UserError(
+            f"--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has {hosts} hosts: leave "
+            "it out"
+        )
 
 
 def _check_places(config: RunConfig) -> None:
@@ -233,11 +266,27 @@ def _check_places(config: RunConfig) -> None:
         )
 
 
+def _check_metrics(config: RunConfig) -> None:
+    metrics = config.metrics
+    if metrics.wandb != "off" and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            f"--metrics.wandb is {metrics.wandb} and wandb is not installed: it comes with the extra of that name, or "
+            "by pip install 'wandb>=0.22'"
+        )
+    if metrics.wandb == "online" and not os.environ.get("WANDB_API_KEY"):
+        raise UserError(
+            "--metrics.wandb is online and WANDB_API_KEY is not set: set it to your key, or use --metrics.wandb offline"
+        )
+    for target in metrics.sinks:
+        load_sink(target)
+
+
 CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     check_numbers,
     give_dataset,
     _check_environment,
     _check_own_parts,
+    _check_metrics,
     _check_pace,
     _check_deterministic,
     _check_schedule,
@@ -248,6 +297,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     _check_parallelism,
     _check_heads,
     check_hosts,
+    _check_sharing,
     _check_gpus,
     _check_places,
 )

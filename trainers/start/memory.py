@@ -112,15 +112,12 @@ def activation_bytes(shape: ModelShape, tokens: int, *, compute: int, checkpoint
     return float(compute * tokens * (shape.num_hidden_layers * kept + again))
 
 
-def generator_memory(shape: ModelShape, *, tensor: int, compute: int, tokens: int, reserved: float = 0.0) -> Memory:
-    """One rank of the engine: its share of the weights, and of the key-value cache.
+def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: float) -> Memory:
+    """One rank of the engine: its share of the weights, and the `cache` bytes of keys and values.
 
-    A token's cache is 2 x layers x key_value_size numbers, in the compute dtype. vLLM takes the cache as one block at
-    its start, as much as it is allowed, and queues requests for which there is no room; what is counted here is
-    `tokens`, those of all episodes in flight, or the `reserved` bytes of an engine on CPU.
+    vLLM takes the cache as one block at its start, and queues requests for which there is no room.
     """
-    cache = 2 * shape.num_hidden_layers * shape.key_value_size * compute * tokens / tensor
-    return Memory(held={"weights": compute * shape.parameters / tensor, "cache": reserved or cache})
+    return Memory(held={"weights": compute * shape.parameters / tensor, "cache": cache})
 
 
 def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:

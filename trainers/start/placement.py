@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from trainers.config import RunConfig, ServiceConfig
 from trainers.own_parts import names_reference
 from trainers.start.hosts import count_hosts
+
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What the driver of a GPU makes: NVIDIA's, AMD's, and that of Windows' Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,8 @@ def find_places(config: RunConfig) -> dict[str, list[Place]]:
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
     generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
-    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them.
+    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. Where GPUs are shared,
+    each of the three begins at the first.
     """
     hosts, services = count_hosts(config), config.services
     per_host = gpus_per_host(config) if hosts > 1 else 0
@@ -72,13 +77,15 @@ def find_places(config: RunConfig) -> dict[str, list[Place]]:
     generators = [least(services.generator) for _ in range(services.generator.num_replicas)]
     references = services.ref_model.num_replicas if needs_reference(config) else 0
     reference_hosts = [least(services.ref_model) for _ in range(references)]
-    next_gpu: Counter[int] = Counter()
+    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, where they are shared, by service
+    shared = shares_gpus(config)
 
     def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> Place:
         each = -(-service.procs // num_hosts) if service.with_gpus else 0
-        first = next_gpu[host]
+        whose = id(service) if shared else None
+        first = next_gpu[host, whose]
         for index in range(host, host + num_hosts):
-            next_gpu[index] += each
+            next_gpu[index, whose] += each
         return Place(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + each)))
 
     trainer_first = place(services.trainer, 0, spread) if spread > 1 else None
@@ -158,6 +165,22 @@ def gpus_wanted(config: RunConfig) -> dict[str, int]:
     }
 
 
+def gpus_needed(config: RunConfig) -> int:
+    """GPUs that all services need together."""
+    wanted = gpus_wanted(config).values()
+    return max(wanted, default=0) if shares_gpus(config) else sum(wanted)
+
+
+def shares_gpus(config: RunConfig) -> bool:
+    """Whether generator, trainer and reference model have the same GPUs, see `LauncherConfig.share_gpus`."""
+    wanted = gpus_wanted(config)
+    if config.launcher.share_gpus == "no" or len(wanted) < 2:
+        return False
+    if config.launcher.share_gpus == "yes":
+        return True
+    return count_hosts(config) == 1 and max(wanted.values()) <= gpus_per_host(config) < sum(wanted.values())
+
+
 def needs_reference(config: RunConfig) -> bool:
     """Whether a reference model of its own is started: there is one to start, and something that asks for it.
 
@@ -174,6 +197,8 @@ def gpus_per_host(config: RunConfig) -> int:
 
 def gpus_available() -> int:
     """GPUs of this machine; counts them without touching one."""
+    if not any(map(os.path.exists, DRIVERS)):
+        return 0  # known without torch, which takes seconds to import
     import torch
 
     return torch.cuda.device_count()

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.vllm_engine import EngineSettings
 from forge_env.config import leaves
 from forge_env.errors import UserError
 from forge_env.runtime.weights import KEEP, CudaIpcStore, WeightStore
 from trainers.config import RunConfig
+from trainers.engine import engine_settings
 from trainers.objective import Objective
 from trainers.own_parts import names_reference, resolve
 from trainers.start.checks import CHECKS
@@ -33,7 +33,7 @@ from trainers.start.memory import (
 )
 from trainers.start.model_shape import FoundModel, ModelShape, find_shape
 from trainers.start.packages import check_ours, check_packages, missing_packages
-from trainers.start.placement import Process, gpus_per_host, gpus_wanted, needs_reference, processes
+from trainers.start.placement import Process, gpus_needed, gpus_per_host, needs_reference, processes
 from trainers.start.read_config import data_file
 from trainers.weight_store import find_store
 
@@ -190,7 +190,8 @@ def _about_env(config: RunConfig) -> str:
     env, data = config.env, config.dataset
     tasks = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
     limits = f"{_count(env.max_turns, 'turn')}, {env.max_turn_tokens:,} tokens a turn, {env.max_tokens:,} in all"
-    return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out; an episode has at most {limits}"
+    every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
+    return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
 
 
 def _about_steps(config: RunConfig) -> list[tuple[str, str]]:
@@ -267,13 +268,8 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
-        return generator_memory(
-            shape,
-            tensor=config.services.generator.procs,
-            compute=compute,
-            tokens=_tokens_in_flight(config),
-            reserved=EngineSettings().kv_cache_gib * GIB if process.gpu is None else 0.0,
-        )
+        cache = engine_settings(config, shape).kv_cache_gib * GIB
+        return generator_memory(shape, tensor=config.services.generator.procs, compute=compute, cache=cache)
     if process.service == "ref_model":
         return reference_memory(shape, tokens=tokens, compute=compute)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
@@ -289,13 +285,6 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
     )
 
 
-def _tokens_in_flight(config: RunConfig) -> int:
-    """Of all episodes that may be open at once, or that the engine takes at once, each at its longest."""
-    size = config.algorithm.n_samples if config.algorithm else 1
-    episodes = config.groups_per_step * (config.training.staleness + 1) * size
-    return min(episodes, EngineSettings().max_requests) * config.env.max_tokens
-
-
 # ---- what is missing ----
 
 
@@ -308,7 +297,7 @@ def _missing(config: RunConfig, model: FoundModel) -> list[str]:
     if data.path and data_file(data.path, data.split) is None and not Path(data.path).exists():
         found.append(f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache")
     try:
-        needed = sum(gpus_wanted(config).values())
+        needed = gpus_needed(config)
     except UserError:
         needed = 0
     available = count_hosts(config) * gpus_per_host(config) if needed else 0

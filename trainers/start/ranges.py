@@ -39,6 +39,7 @@ AT_LEAST: dict[str, float] = {
     "services.generator.procs": 1,
     "services.generator.threads": 1,
     "services.generator.num_replicas": 1,
+    "services.generator.kv_cache_gib": 0,
     "services.envs.procs": 1,
     "services.envs.threads": 1,
     "services.envs.num_replicas": 1,
@@ -58,9 +59,12 @@ AT_LEAST: dict[str, float] = {
     "parallelism.pipeline_parallel_degree": 1,
     "parallelism.context_parallel_degree": 1,
     "parallelism.expert_parallel_degree": 1,
+    "evaluation.interval": 0,
+    "evaluation.n": 1,
     "checkpoint.interval": 0,
     "checkpoint.keep_last": 1,
     "checkpoint.step": 0,
+    "metrics.system_seconds": 0,
 }
 ABOVE: dict[str, float] = {
     "env.step_seconds": 0,

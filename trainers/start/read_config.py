@@ -12,6 +12,7 @@ from forge_env.errors import UserError
 from forge_env.registry import env_class
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
+from trainers.start.placement import gpus_available
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -42,7 +43,18 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         config.env.name = ENV_OF_A_FILE
     if config.training.seq_len > 0:
         _cap_episodes(config, given)
+    _take_gpus(config, given)
     return config
+
+
+def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
+    """Put trainer, generator and reference model on GPUs where there are some, unless a setting says otherwise."""
+    if config.training.deterministic or not gpus_available():
+        return
+    for name in ("generator", "trainer", "ref_model"):
+        service = getattr(config.services, name)
+        if f"services.{name}.with_gpus" not in given and service.procs:
+            service.with_gpus = True
 
 
 def _cap_episodes(config: RunConfig, given: frozenset[str]) -> None:

@@ -110,12 +110,22 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
         (("--resume",), ["--resume needs --output"]),
         (
+            ("--launcher.share_gpus=yes", "--launcher.kind=processes", "--launcher.hosts=2"),
+            ["share_gpus is yes", "one machine", "2 hosts"],
+        ),
+        (
             ("--training.lr_schedule", "cosine", "--training.warmup_steps", "5", "--steps", "5"),
             ["lr_schedule is cosine", "warmup_steps, 5", "none of the 5 steps"],
         ),
         (("--model", "/no/such"), ["no model folder /no/such"]),
         (("--model", "a/b/c"), ["no model folder a/b/c"]),
         (("--dataset.streaming",), ["--dataset.path is empty"]),
+        (("--env", "external"), ["external needs the option command"]),
+        (("--env", "external", "--command", "true"), ["has no expert", "there is no --model", "--warmup.steps 0"]),
+        (
+            ("--env", "external", "--command", "true", "--model", "m", "--warmup.steps", "5"),
+            ["has no expert", "--warmup.steps is 5"],
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(arguments: tuple[str, ...], words: list[str]) -> None:
@@ -160,8 +170,10 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
 def test_gpus_are_counted_by_service() -> None:
     services = ("--generator.procs", "2", "--trainer.procs", "64", "--ref_model.procs", "1", "--ref_model.with_gpus")
     needed = f"the run needs {{}} GPUs, {gpus_available()} are available: generator 2, trainer 64{{}}"
-    assert refusal(*GPUS, *services) == needed.format(66, "")  # nothing asks for the reference model
-    assert refusal(*GPUS, *services, "--grpo.beta", "0.1") == needed.format(67, ", ref_model 1")
+    without, with_reference = refusal(*GPUS, *services), refusal(*GPUS, *services, "--grpo.beta", "0.1")
+    assert without.startswith(needed.format(66, "; "))  # nothing asks for the reference model
+    assert with_reference.startswith(needed.format(67, ", ref_model 1; "))
+    assert "--SERVICE.with_gpus false" in without
 
 
 # ---- numbers ----

@@ -10,7 +10,7 @@ from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.start.entry import main
-from trainers.start.placement import gpus_available, processes
+from trainers.start.placement import gpus_available, gpus_needed, processes, shares_gpus
 from trainers.start.plan import Plan, make_plan
 from trainers.start.read_config import read_config
 
@@ -61,6 +61,21 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
         ("trainer", 3, 5, "FSDP 1, TP 1"),
         ("ref_model", 0, 6, "frozen reference"),
     ]
+
+
+def test_shared_gpus_are_handed_out_once_to_each() -> None:
+    arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
+    config = read_config(Config, [*arguments, "--launcher.share_gpus=yes"])
+    placed = [(each.service, each.replica, each.rank, each.gpu) for each in processes(config) if each.gpu is not None]
+    assert placed == [("generator", 0, 0, 0), ("generator", 1, 0, 1), ("trainer", 0, 0, 0), ("trainer", 0, 1, 1)]
+    assert gpus_needed(config) == 2
+    assert gpus_needed(read_config(Config, [*arguments, "--launcher.share_gpus=no"])) == 4
+
+
+@pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
+def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
+    arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
+    assert shares_gpus(read_config(Config, arguments)) is shared
 
 
 def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:
@@ -173,5 +188,6 @@ def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixt
 def test_fewer_gpus_than_needed_are_missing() -> None:
     plan = plan_of("--trainer.procs=64", "--trainer.with_gpus")
     available = gpus_available()
-    assert plan.problems == [f"the run needs 64 GPUs, {available} are available: trainer 64"]
+    (problem,) = plan.problems
+    assert problem.startswith(f"the run needs 64 GPUs, {available} are available: trainer 64; ")
     assert f"{64 - available} of 64 GPUs" in plan.missing

@@ -208,7 +208,8 @@ def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_traine
         results.append((metrics, weights(trainer)))
     for metrics, state in results[1:]:
         for ours, expected in zip(metrics, results[0][0], strict=True):
-            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5)
+            # Sums in float32, in another order: their last digits depend on the processor.
+            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
         for name, value in state.items():
             torch.testing.assert_close(value, results[0][1][name], atol=1e-6, rtol=0)
 
@@ -792,7 +793,7 @@ def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
     for rank in (0, 1):
         together = json.loads((out / f"{rank}.json").read_text())
         for ours, expected in zip(together["metrics"], alone["metrics"], strict=True):
-            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5)
+            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
         for ours, expected in zip(together["logprobs"], alone["logprobs"], strict=True):
             assert ours == pytest.approx(expected, abs=1e-4)
     # What two ranks wrote, one process reads.
@@ -802,7 +803,7 @@ def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
     trainer = make_trainer(kind)
     assert trainer.load(out / "checkpoint") == {"n": 2}
     resumed = trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
-    assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5)
+    assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -1,0 +1,141 @@
+"""Evaluations in the course of a run: which steps, with which weights, what is written down, and which was the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.config import parse
+from forge_env.episode import Episode, Group, Turn, read_jsonl
+from forge_env.errors import InvariantError, UserError
+from forge_env.types import Outcome, Task
+from trainers import grpo, sft
+from trainers.checkpoints import MAY_CHANGE
+from trainers.config import SHORT_OPTIONS
+from trainers.report import Report
+from trainers.run import Run
+from trainers.start.checks import check_config
+
+OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
+
+
+class Measured(Run):
+    """A run whose policy is a function: of the tasks it solves those before `solves`."""
+
+    solves = 1
+    sampled_by = 0
+
+    async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **options: Any) -> Group:
+        assert (phase, agent) == ("evaluation", "policy")
+        turn = Turn(
+            kind="sampled",
+            observation=(),
+            message={"role": "assistant", "content": ""},
+            token_ids=(1,),
+            logprobs=(-1.0,),
+            versions=((self.sampled_by, 1),),
+            starts_row=True,
+        )
+        members = tuple(
+            Episode(task=task, turns=(turn,), reward=float(index < self.solves), id=f"{phase}/{index}/{i}")
+            for i in range(count)
+        )
+        return Group(task=task, episodes=members, id=f"{phase}/{index}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Measured]:
+    config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--evaluation.n", "2"], SHORT_OPTIONS)
+    with Report(tmp_path, asdict(config)) as report:
+        found = Measured("grpo", config, report)
+        found.engines_version = 0
+        yield found
+
+
+def test_the_first_and_the_last_weights_are_no_interval(run: Measured) -> None:
+    assert [step for step in range(10) if run.is_evaluated(step)] == [2, 4]
+    run.config.evaluation.interval = 0
+    assert not any(map(run.is_evaluated, range(10)))
+
+
+async def test_figures_are_metrics_and_episodes_are_kept(run: Measured, tmp_path: Path) -> None:
+    await run.evaluate("before", step=0)
+    run.solves, run.sampled_by, run.engines_version = 2, 7, 7
+    await run.evaluate_step(2)
+    await run.evaluate_step(2)  # a step that is written down is not measured again
+    await run.evaluate("tool_off", use_tools=False)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["phase"], line["step"], line["version"]) for line in lines] == [
+        ("evaluation", 0, 0),
+        ("evaluation", 2, 7),
+    ]
+    assert lines[1]["success"] == lines[1]["reward"] == pytest.approx(2 / 3)
+    assert lines[1]["success_low"] < 2 / 3 < lines[1]["success_high"]
+    assert (lines[1]["episodes"], lines[1]["faults"]) == (6, 0)
+    assert lines[1]["pass_at_2"] == lines[1]["pass_hat_2"] == pytest.approx(2 / 3)
+    assert lines[1]["seconds/evaluation"] >= 0
+    episodes = list(read_jsonl(tmp_path / "episodes/evaluation_000002.jsonl"))
+    assert len(episodes) == 6 and [e.id for e in episodes] == [
+        e.id for e in read_jsonl(tmp_path / "episodes/before.jsonl")
+    ]
+
+
+async def test_other_weights_than_those_of_the_step_are_a_bug(run: Measured) -> None:
+    run.sampled_by = 1
+    with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
+        await run.evaluate_step(2)
+
+
+async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(run: Measured, tmp_path: Path) -> None:
+    for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
+        run.solves = solved
+        await run.evaluate(f"evaluation_{step:06d}", step=step)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "syst')  # another thread may be writing
+    run.summarise({})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["best_step"], summary["best_success"]) == (2, 1.0)
+
+
+def test_a_run_without_evaluations_has_no_best_step(run: Measured, tmp_path: Path) -> None:
+    run.report.metrics("evaluation", 0, {"faults": 3.0, "episodes": 0.0})  # nothing could be measured
+    run.summarise({})
+    assert json.loads((tmp_path / "summary.json").read_text())["best_step"] is None
+
+
+def test_nothing_that_was_measured_is_no_figure(run: Measured) -> None:
+    from forge_env.evaluate import Evaluation
+
+    fault = Episode(task=Task(prompt=()), outcome=Outcome.ENV_FAULT, reward=None, id="e/0")
+    assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "faults": 1.0}
+
+
+# ---- settings ----
+
+
+def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
+    pace = ("--training.sync_interval", "2", "--training.staleness", "1")
+    check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS))
+    with pytest.raises(UserError, match=r"--evaluation.interval is 3 and .* so evaluate at a multiple of 2"):
+        check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "math"], "--evaluation.interval need --sft.data"),
+        (["--sft.data", "chats.jsonl"], "--evaluation.interval needs an environment to measure success in"),
+    ],
+)
+async def test_supervised_training_says_what_it_lacks(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        await sft.train(parse(sft.Config, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS))
+
+
+def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:
+    assert MAY_CHANGE.fullmatch("evaluation.interval") and not MAY_CHANGE.fullmatch("evaluation.n")
