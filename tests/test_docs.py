@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SLOW = {"own_loop"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "@end of block@"
 
@@ -76,9 +77,13 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         assert same(shown, printed[number]), f"{page.name} shows\n{shown}\nand this was printed:\n{printed[number]}"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each.stem in SLOW)) for each in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
-    said = {"own_loop": "8 episodes, "}.get(example.stem, "reward 1.0")
+    said = {"own_loop": "8 episodes, ", "external_agent": "--env external"}.get(example.stem, "reward 1.0")
     assert said in run([sys.executable, str(example)], tmp_path)
 
 

@@ -207,6 +207,10 @@ class Launcher:
     def __getitem__(self, name: str) -> Spawned:
         return self._spawned[name]
 
+    def pids(self) -> dict[str, list[int]]:
+        """The processes of each actor on this machine."""
+        return {name: sorted(each.pids) for name, each in self._spawned.items()}
+
     def actors(self) -> list[Any]:
         """Handles of all actors whose processes live."""
         return [each.actor for each in self._spawned.values() if not each.dead.done()]
@@ -293,9 +297,10 @@ class Launcher:
         spawned.pids.add(pid)
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
-        pids = {name: sorted(each.pids) for name, each in self._spawned.items()}
         with suppress(OSError):
-            (self.log_dir / "pids.json").write_text(json.dumps(pids))  # for a debugger, or a person with a question
+            (self.log_dir / "pids.json").write_text(
+                json.dumps(self.pids())
+            )  # for a debugger, or a person with a question
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
