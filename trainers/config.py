@@ -127,6 +127,8 @@ class TrainingConfig:
     """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """What is computed again in the backward pass instead of being kept: memory for time."""
+    keep_logits_gib: float = 10.0
+    """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
     compile: bool = False
     """Compile each transformer block: minutes at the start, and faster steps on a GPU."""
     seq_len: int = 0

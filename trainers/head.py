@@ -4,6 +4,7 @@ At a vocabulary of 151,936 the logits are the largest tensor of a training step 
 float32, and a plain log-softmax with its gradient holds several of them. Here the head's matrix product and the
 softmax go together through the vocabulary a chunk of columns at a time, and backward computes each chunk of logits
 again instead of keeping it: four matrix products where the plain way has three, and never more than a few chunks.
+Where there is memory for all logits in the dtype of the model, they are one chunk that is kept: three products.
 
 Chunks of columns, not of rows: the gradient of the weight is then written once, chunk by chunk, each number by one
 product over all tokens, where chunks of rows would add to all of it again and again and need it in float32. And with
@@ -35,6 +36,7 @@ def head_logprobs(
     group: dist.ProcessGroup | None = None,
     start: int = 0,
     columns: int | None = None,
+    kept_bytes: float = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """Logprob of each target, and the entropy, under softmax(hidden @ weight.T / temperature).
 
@@ -51,14 +53,17 @@ def head_logprobs(
             is of the whole vocabulary; the gradient of `hidden` is this rank's part of a sum over the ranks.
         start: the vocabulary entry of this rank's first row.
         columns: vocabulary entries of a chunk; None fits them to N and V.
+        kept_bytes: logits of this size or less are all kept for backward, which overwrites them with their gradient.
 
     Returns:
         Logprobs (N,), and entropies (N,) in nats or None.
     """
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    keeps = learns and len(hidden) * len(weight) * hidden.element_size() <= kept_bytes
     # A GPU pays for every chunk with launches: there they are as large as an eighth of float32 logits in all allows.
-    parts = 6 * hidden.element_size() if hidden.is_cuda else 32
-    columns = columns or _columns(len(hidden), len(weight), parts)
-    return _HeadLogprobs.apply(hidden, weight, targets - start, temperature, with_entropy, group, columns)
+    parts, most = (6 * hidden.element_size(), 1 << 28) if hidden.is_cuda else (32, 1 << 26)
+    columns = len(weight) if keeps else columns or _columns(len(hidden), len(weight), parts, most=most)
+    return _HeadLogprobs.apply(hidden, weight, targets - start, temperature, with_entropy, group, columns, keeps)
 
 
 def check_temperature(temperature: float) -> None:
@@ -68,7 +73,8 @@ def check_temperature(temperature: float) -> None:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Saves its inputs and a few numbers per token; `targets` count from this rank's first vocabulary entry.
+    """Saves its inputs and a few numbers per token, and the logits where they are kept; `targets` count from this
+    rank's first vocabulary entry.
 
     With z = logits / temperature, p = softmax(z), H the entropy, and w and u the gradients of logprob and entropy,
     the gradient of z is w (onehot - p) - u p (log p + H).
@@ -84,7 +90,9 @@ class _HeadLogprobs(torch.autograd.Function):
         with_entropy: bool,
         group: dist.ProcessGroup | None,
         columns: int,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor | None]:
+        ctx.kept = None
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # z of the targets
         parts = []
@@ -95,7 +103,9 @@ class _HeadLogprobs(torch.autograd.Function):
             if logits.is_cuda:
                 parts.append(_compiled(fused_sums)(logits, temperature, dtype, with_entropy))
             else:
-                parts.append(_sums(logits, temperature, dtype, with_entropy))
+                parts.append(_sums(logits.clone() if keeps else logits, temperature, dtype, with_entropy))
+            if keeps:
+                ctx.kept = logits
             del logits  # before the next chunk is made
         lse, entropy = _combined(*map(torch.stack, zip(*parts, strict=True)))
         if group is not None:
@@ -110,12 +120,14 @@ class _HeadLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, None  # overwritten below: a second backward pass would have to compute them again
         w = torch.zeros_like(lse) if of_logprobs is None else of_logprobs / ctx.temperature
         u = None if of_entropy is None else of_entropy / ctx.temperature
         of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(weight), ctx.columns):
-            logits = F.linear(hidden, weight[chunk])
+            logits = F.linear(hidden, weight[chunk]) if kept is None else kept
+            kept = None
             if logits.is_cuda:
                 fused = _compiled(fused_gradient)
                 gradient = fused(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
@@ -128,7 +140,7 @@ class _HeadLogprobs(torch.autograd.Function):
             if of_hidden is not None:
                 _add_product(of_hidden, gradient, weight[chunk])
             del gradient
-        return (None if of_hidden is None else of_hidden.to(hidden.dtype)), of_weight, *(None,) * 5
+        return (None if of_hidden is None else of_hidden.to(hidden.dtype)), of_weight, *(None,) * 6
 
 
 def _of_scaled(
@@ -194,14 +206,14 @@ def fused_sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entr
 def fused_gradient(
     logits: Tensor, targets: Tensor, lse: Tensor, entropy: Tensor, w: Tensor, u: Tensor | None, temperature: float
 ) -> Tensor:
-    """`_of_scaled` in the dtype of the logits; `targets` (N,) count from the chunk's first column."""
+    """`_of_scaled` in the dtype of the logits, which it overwrites; `targets` (N,) count from the first column."""
     logp = logits.to(lse.dtype) / temperature - lse[:, None]
     p = logp.exp()
     hit = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = torch.where(hit, w[:, None], 0.0) - w[:, None] * p
     if u is not None:
         gradient = gradient - u[:, None] * torch.where(p > 0, p * (logp + entropy[:, None]), 0.0)
-    return gradient.to(logits.dtype)
+    return logits.copy_(gradient)
 
 
 def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:

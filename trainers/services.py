@@ -196,6 +196,7 @@ def _trainer(config: RunConfig) -> dict[str, Any]:
         "dtype": "" if training.dtype == "auto" else training.dtype,
         "compile": training.compile,
         "activation_checkpoint": training.activation_checkpoint,
+        "keep_logits_gib": training.keep_logits_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
         "threads": config.services.trainer.threads,

@@ -4,9 +4,10 @@
 
 Plain: the model's own output layer, all logits, TorchTitan's cross entropy, backward, clipping, fused AdamW.
 RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Rows are
-packed, of 512 to 2,048 tokens, an eighth of each a prompt. Both are compiled block by block, in bfloat16 over float32
-weights. MFU counts 6 x parameters + 6 x layers x query_size x length FLOPs a token (causal attention, half of the
-square), against 989 TFLOP/s.
+packed, of 512 to 2,048 tokens, an eighth of each a prompt; as in a run they share one sequence of all tokens, or, with
+--rectangle, sequences of --length as the plain step has them, which costs what does not fit. Both are compiled block by
+block, in bfloat16 over float32 weights. MFU counts 6 x parameters + 6 x layers x query_size x length FLOPs a token
+(causal attention, half of the square), against 989 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         attention=given.attention,
         activation_checkpoint=given.checkpoint,
         max_tokens_per_micro_batch=size,
-        pack_length=given.length,
+        pack_length=given.length if given.rectangle else size,
     )
     trainer = TitanTrainer(str(folder), settings)
     try:
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
     parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
+    parser.add_argument("--rectangle", action="store_true", help="pack into sequences of --length")
     parser.add_argument("--only", default="", choices=["", "rl", "plain"])
     parser.add_argument("--profile", action="store_true", help="print what two further steps are made of")
     parser.add_argument("--model", type=Path, help="the tokenizer of this folder; a tiny one is made by default")

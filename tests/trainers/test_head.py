@@ -45,10 +45,13 @@ def gradients(values: tuple[Tensor, ...], upstream: Tensor, inputs: tuple[Tensor
     columns=st.integers(1, 45),
     temperature=st.floats(0.2, 3.0),
     seed=st.integers(0, 99),
+    kept_bytes=st.sampled_from([0, 500, math.inf]),
 )
-def test_values_and_gradients_are_those_of_plain_torch(n, vocabulary, columns, temperature, seed):
+def test_values_and_gradients_are_those_of_plain_torch(n, vocabulary, columns, temperature, seed, kept_bytes):
     hidden, weight, targets, upstream = make_inputs(n, 5, vocabulary, seed=seed)
-    ours = head_logprobs(hidden, weight, targets, temperature, with_entropy=True, columns=columns)
+    ours = head_logprobs(
+        hidden, weight, targets, temperature, with_entropy=True, columns=columns, kept_bytes=kept_bytes
+    )
     expected = plain(hidden, weight, targets, temperature)
     torch.testing.assert_close(ours, expected, atol=1e-10, rtol=1e-10)
     both = gradients(ours, upstream, (hidden, weight))
@@ -146,6 +149,44 @@ def test_hidden_states_that_are_not_finite_and_foreign_targets_are_seen():
 def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature):
     with pytest.raises(UserError, match="temperature"):
         check_temperature(temperature)
+
+
+# -- kept logits -------------------------------------------------------------------------------------------------
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name.removeprefix("aten::") in ("mm", "addmm", "addmm_")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kept_bytes, products", [(6 * 17 * 8, 3), (6 * 17 * 8 - 1, 4)])
+def test_logits_that_are_kept_are_computed_once(kept_bytes, products):
+    hidden, weight, targets, upstream = make_inputs(6, 5, 17)
+    with Products() as counted:
+        values = head_logprobs(hidden, weight, targets, with_entropy=True, kept_bytes=kept_bytes)
+        gradients(values, upstream, (hidden, weight))
+    assert counted.count == products
+
+
+def test_kept_logits_serve_one_backward_pass_and_are_computed_again_for_the_next():
+    hidden, weight, targets, upstream = make_inputs(6, 5, 17)
+    values = head_logprobs(hidden, weight, targets, with_entropy=True, kept_bytes=math.inf)
+    first, second = (torch.autograd.grad(values, (hidden, weight), list(upstream), retain_graph=True) for _ in range(2))
+    torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
+def test_nothing_is_kept_where_nothing_learns():
+    hidden, weight, targets, _ = make_inputs(64, 8, 65536, torch.float32)
+    with torch.no_grad(), LiveBytes() as live:
+        head_logprobs(hidden, weight, targets, kept_bytes=math.inf)
+    assert live.peak - hidden.nbytes - weight.nbytes < 64 * 65536 * 4 / 8
 
 
 # -- memory ------------------------------------------------------------------------------------------------------

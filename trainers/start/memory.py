@@ -50,7 +50,7 @@ def trainer_memory(
     tokens: int,
     compute: int,
     checkpointing: str,
-    entropy_gradient: bool,
+    kept_logits: float = 0,
     versions: int = 0,
 ) -> Memory:
     """One rank of the trainer.
@@ -60,8 +60,8 @@ def trainer_memory(
       work and the next), cut by tensor parallelism: (embedding + 2 layer) x bytes / tensor. Nothing where one process
       computes in float32; a second copy in bfloat16 otherwise.
     - activations: see `activation_bytes`.
-    - logits: the output layer works on an eighth of a micro-batch at a time: tokens / 8 x V x 4 bytes / tensor; all of
-      it where the entropy bonus has a gradient.
+    - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
+      on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
     - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
       they are gathered before they are copied.
     - versions: of the full weights in float32, kept for the engines where these read them from this GPU; the copy above
@@ -74,7 +74,7 @@ def trainer_memory(
         tokens: of one micro-batch.
         compute: bytes of a number in the forward pass, 2 or 4.
         checkpointing: "none", "selective" or "full".
-        entropy_gradient: whether training.entropy_coef is not 0.
+        kept_logits: bytes of logits up to which they are kept for the backward pass.
         versions: that this rank keeps.
     """
     ranks = shard * tensor
@@ -83,7 +83,9 @@ def trainer_memory(
         gathered = shape.embedding_parameters + 2 * shape.layer_parameters
         step["gathered"] = compute * min(gathered, shape.parameters) / tensor
     step["activations"] = activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing) / tensor
-    step["logits"] = tokens * shape.vocab_size * FLOAT32 / tensor / (1 if entropy_gradient else 8)
+    logits = tokens * shape.vocab_size / tensor
+    kept = compute * logits <= kept_logits
+    step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
     whole = float(FLOAT32) * shape.parameters
     held = {"state": 16.0 * shape.parameters / ranks}
     if versions:

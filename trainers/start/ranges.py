@@ -35,6 +35,7 @@ AT_LEAST: dict[str, float] = {
     "training.seq_len": 0,
     "training.staleness": 0,
     "training.mismatch_alarm": 0,
+    "training.keep_logits_gib": 0,
     "training.max_tokens_per_micro_batch": 1,
     "services.generator.procs": 1,
     "services.generator.threads": 1,

@@ -19,10 +19,15 @@ class Head:
     """Stands in for the forward of `lm_head`, a linear layer without bias that is already parallelized.
 
     Each pass of the model follows a call of `ask_logits` or `ask_logprobs`, and returns what that promises.
+
+    Args:
+        lm_head: the layer.
+        kept_bytes: see `head_logprobs`.
     """
 
-    def __init__(self, lm_head: nn.Linear) -> None:
+    def __init__(self, lm_head: nn.Linear, kept_bytes: float = 0) -> None:
         self._lm_head = lm_head
+        self._kept_bytes = kept_bytes
         self._linear: Callable[[Tensor], Tensor] = lm_head.forward
         self._answer: Callable[[Tensor], Any] = self._linear
         lm_head.forward = self.__call__  # type: ignore[method-assign, assignment]  # as TorchTitan's own parallelize does
@@ -55,7 +60,14 @@ class Head:
                 hidden, weight = hidden.to_local(grad_placements=[Partial()]), weight.to_local()
             chosen = hidden.flatten(0, 1)[selected]  # (N, D)
             return head_logprobs(
-                chosen, weight, targets, temperature, with_entropy=with_entropy, group=group, start=start
+                chosen,
+                weight,
+                targets,
+                temperature,
+                with_entropy=with_entropy,
+                group=group,
+                start=start,
+                kept_bytes=self._kept_bytes,
             )
 
         self._answer = answer

@@ -44,6 +44,7 @@ class TitanModel:
         compile: compile each transformer block.
         activation_checkpoint: a key of `ACTIVATION_CHECKPOINTS`: "none" keeps all activations for the backward pass,
             "selective" computes the cheap ones and every second matrix product again, "full" each block whole.
+        keep_logits_gib: as `TitanSettings.keep_logits_gib`.
 
     Raises:
         UserError: the folder lacks a file, is not of a family that can be trained, or cannot be cut as `parallel` says.
@@ -58,6 +59,7 @@ class TitanModel:
         attention: str,
         compile: bool = False,
         activation_checkpoint: str = "none",
+        keep_logits_gib: float = 0.0,
     ) -> None:
         self.folder = folder
         self.hf_config = read_config(folder)
@@ -69,7 +71,8 @@ class TitanModel:
         self.adapter = self.family.adapter(self.config, None)
         _check_degrees(self.hf_config, parallel)
         self.module = self._build(dtype, compile, activation_checkpoint)
-        self._head = Head(self.module.get_submodule("lm_head"))
+        kept = keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
+        self._head = Head(self.module.get_submodule("lm_head"), kept)
         self.load_hf(read_weights(folder))
 
     @property

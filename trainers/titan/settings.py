@@ -47,6 +47,8 @@ class TitanSettings:
     """Compile each transformer block; costs minutes at the start, pays on a GPU."""
     activation_checkpoint: str = "none"
     """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
+    keep_logits_gib: float = 10.0
+    """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
     attention: str = ""
     """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
 

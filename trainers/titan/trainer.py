@@ -27,7 +27,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class TitanTrainer:
                 attention=attention,
                 compile=settings.compile,
                 activation_checkpoint=settings.activation_checkpoint,
+                keep_logits_gib=settings.keep_logits_gib,
             )
         except BaseException:
             self._destroy_group()
@@ -154,12 +155,13 @@ class TitanTrainer:
         total_loss = torch.zeros((), device=self.device)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         try:
-            for batch in _same_rounds(batches, rounds if tokens else 0, self._multiple):
-                total_loss += self._backward(batch, call, normalizer, temperature, metrics)
-            total = self._sum_over_ranks(total_loss).item()
+            for batch, own in self._rounds(batches, rounds if tokens else 0):
+                total_loss += self._backward(batch, call, call.units(*own), normalizer, temperature, metrics)
+            self._sum_over_ranks(total_loss)
             self._sum_over_ranks(metrics.sums)
             self._max_over_ranks(metrics.largest)
-            grad_norm = self._clip_gradients() if tokens else 0.0
+            norm = self._clip_gradients() if tokens else total_loss.new_zeros(())
+            total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
             healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
             if healthy:
                 self._optimizer.step()
@@ -184,8 +186,7 @@ class TitanTrainer:
         check_temperature(temperature)
         found: dict[int, list[float]] = {}
         batches = self._micro_batches(samples)
-        for batch in _same_rounds(batches, self._count(batches)[2], self._multiple):
-            batch = batch.to(self.device)
+        for batch, _ in self._rounds(batches, self._count(batches)[2]):
             values, _ = self._logprobs(batch, temperature)
             found.update(zip(batch.samples, batch.split(values), strict=False))
         if self._data_group is not None:
@@ -200,11 +201,15 @@ class TitanTrainer:
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
 
     def _backward(
-        self, batch: MicroBatch, call: LossCall, normalizer: Tensor, temperature: float, metrics: LossMetrics
+        self,
+        batch: MicroBatch,
+        call: LossCall,
+        units: int,
+        normalizer: Tensor,
+        temperature: float,
+        metrics: LossMetrics,
     ) -> Tensor:
         """Add one micro-batch's gradients, and what it measures to `metrics`; returns its part of the loss."""
-        units = call.units(*batch.units)
-        batch = batch.to(self.device)
         # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
         of_targets, entropies = self._logprobs(batch, temperature, with_entropy=True)  # (N,)
         logprobs = batch.scatter(of_targets)  # (E, T)
@@ -248,10 +253,22 @@ class TitanTrainer:
     def _count(self, batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
         """Valid tokens and episodes over all ranks, and the most micro-batches that any rank has."""
         units = [batch.units for batch in batches]
-        sums = torch.tensor([sum(t for t, _ in units), sum(e for _, e in units)], device=self.device)
+        sums = torch.tensor([sum(t for t, _ in units), sum(e for _, e in units)])
+        if self._data_group is None:
+            tokens, episodes = sums.tolist()
+            return tokens, episodes, len(batches)
         rounds = self._max_over_ranks(torch.tensor(len(batches), device=self.device))
-        tokens, episodes = self._sum_over_ranks(sums).tolist()
+        tokens, episodes = self._sum_over_ranks(sums.to(self.device)).tolist()
         return tokens, episodes, int(rounds)
+
+    def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[tuple[MicroBatch, tuple[int, int]]]:
+        """`rounds` batches on the device, each with its units, which are counted before it goes there.
+
+        Empty ones come last: every rank has to run the model equally often, or collectives never meet. All go there
+        before the first pass: a later copy would wait for the passes that are queued by then.
+        """
+        padding = [empty_batch(self._multiple)] * (rounds - len(batches))
+        return [(batch.to(self.device), batch.units) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
@@ -263,9 +280,9 @@ class TitanTrainer:
             dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._data_group)
         return values
 
-    def _clip_gradients(self) -> float:
+    def _clip_gradients(self) -> Tensor:
         parameters = list(self.model.module.parameters())
-        return float(titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        return titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
@@ -366,10 +383,3 @@ class TitanTrainer:
     def _hyperparameters(self) -> dict[str, Any]:
         s = self.settings
         return {"lr": s.learning_rate, "betas": s.betas, "eps": s.eps, "weight_decay": s.weight_decay}
-
-
-def _same_rounds(batches: Sequence[MicroBatch], rounds: int, length: int) -> Iterator[MicroBatch]:
-    """`rounds` batches, empty ones last: every rank has to run the model equally often, or collectives never meet."""
-    yield from batches[:rounds]
-    for _ in range(rounds - len(batches)):
-        yield empty_batch(length)

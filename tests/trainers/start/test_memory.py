@@ -36,9 +36,7 @@ def test_the_parameters_worked_by_hand() -> None:
 
 
 def test_a_trainer_alone_in_float32() -> None:
-    memory = trainer_memory(
-        SMALL, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none", entropy_gradient=False
-    )
+    memory = trainer_memory(SMALL, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none")
     step, publish = memory.phases
     assert memory.held == {"state": 16.0 * PARAMETERS}
     # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; logits of 2 tokens at a time
@@ -50,21 +48,19 @@ def test_a_trainer_alone_in_float32() -> None:
 def test_a_rank_of_many_holds_its_part() -> None:
     shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
     memory = trainer_memory(
-        shape, shard=4, tensor=2, tokens=8192, compute=2, checkpointing="full", entropy_gradient=True
+        shape, shard=4, tensor=2, tokens=8192, compute=2, checkpointing="full", kept_logits=8192 * 151936
     )
     step, publish = memory.phases
     assert memory.held["state"] == 2 * shape.parameters
     assert step["gathered"] == shape.embedding_parameters + 2 * shape.layer_parameters
-    assert step["logits"] == 8192 * 151936 * 4 / 2
+    assert step["logits"] == 8192 * 151936 * 2 / 2
     assert publish == {"published": 8.0 * shape.parameters}
     assert memory.total == memory.held["state"] + max(sum(step.values()), sum(publish.values()))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
-    memory = trainer_memory(
-        SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", entropy_gradient=False, versions=2
-    )
+    memory = trainer_memory(SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", versions=2)
     assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 8.0 * PARAMETERS}
     assert list(memory.phases[1:]) == ([{"published": 4.0 * PARAMETERS}] if ranks > 1 else [])
 
