@@ -182,7 +182,8 @@ function start() {
   }
   if (location.search) history.replaceState(null, "", location.pathname + location.hash); // the key is in a cookie by now
   helpDialog();
-  listen(() => ({ route: shown.route, run: shown.run, view: shown.view, theme: nextTheme }));
+  // The address, and not what is drawn: the next key may come before the view of the last one.
+  listen(() => ({ route: readAddress(), run: shown.run, view: shown.view, theme: nextTheme }));
   addEventListener("hashchange", () => show(false));
   show(false).then(() => setTimeout(poll, 300));
 }

@@ -81,6 +81,7 @@ function neighbour(route, key) {
 
 function nextShade(route, shade) {
   const names = Object.keys(SHADES);
+  if (names.includes(route.params.shade)) shade = route.params.shade;
   setParams(route, { shade: names[(names.indexOf(shade) + 1) % names.length] });
   return true;
 }
