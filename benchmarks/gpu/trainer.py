@@ -109,8 +109,8 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         compile=True,
         attention=given.attention,
         activation_checkpoint=given.checkpoint,
-        max_tokens_per_micro_batch=size,
-        pack_length=given.length if given.rectangle else size,
+        max_tokens_per_micro_batch=given.micro_batch or size,
+        pack_length=given.length if given.rectangle else given.micro_batch or size,
     )
     trainer = TitanTrainer(str(folder), settings)
     try:
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
     parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
+    parser.add_argument("--micro-batch", type=int, default=0, help="tokens of one pass of the RL step; 0 is all")
     parser.add_argument("--rectangle", action="store_true", help="pack into sequences of --length")
     parser.add_argument("--only", default="", choices=["", "rl", "plain"])
     parser.add_argument("--profile", action="store_true", help="print what two further steps are made of")

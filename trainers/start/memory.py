@@ -50,6 +50,7 @@ def trainer_memory(
     tokens: int,
     compute: int,
     checkpointing: str,
+    compiled: bool = False,
     kept_logits: float = 0,
     versions: int = 0,
 ) -> Memory:
@@ -74,6 +75,7 @@ def trainer_memory(
         tokens: of one micro-batch.
         compute: bytes of a number in the forward pass, 2 or 4.
         checkpointing: "none", "selective" or "full".
+        compiled: whether the blocks are.
         kept_logits: bytes of logits up to which they are kept for the backward pass.
         versions: that this rank keeps.
     """
@@ -82,7 +84,9 @@ def trainer_memory(
     if shard > 1 or compute != FLOAT32:
         gathered = shape.embedding_parameters + 2 * shape.layer_parameters
         step["gathered"] = compute * min(gathered, shape.parameters) / tensor
-    step["activations"] = activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing) / tensor
+    step["activations"] = (
+        activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled) / tensor
+    )
     logits = tokens * shape.vocab_size / tensor
     kept = compute * logits <= kept_logits
     step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
@@ -94,7 +98,9 @@ def trainer_memory(
     return Memory(held=held, phases=(step, {"published": published}) if published else (step,))
 
 
-def activation_bytes(shape: ModelShape, tokens: int, *, compute: int, checkpointing: str) -> float:
+def activation_bytes(
+    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False
+) -> float:
     """What the backward pass finds kept of one micro-batch, over all layers.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
@@ -104,12 +110,16 @@ def activation_bytes(shape: ModelShape, tokens: int, *, compute: int, checkpoint
 
     - none: 4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output)
       + 4m (gate, up, the activated gate, the product) = 4h + 3q + 3k + 4m
+    - none, compiled: 3h + 3q + 3k + 3m: a norm and the activated gate are made again inside the kernels that read them
     - selective (the outputs of matrix products and of attention): 2h + 2q + 2k + 2m
     - full: h, the block's input; one block at a time is computed again in whole, and counted once.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     everything = 4 * h + 3 * q + 3 * k + 4 * m
-    kept = {"none": everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[checkpointing]
+    fused = 3 * h + 3 * q + 3 * k + 3 * m
+    kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[
+        checkpointing
+    ]
     again = 0 if checkpointing == "none" else everything
     return float(compute * tokens * (shape.num_hidden_layers * kept + again))
 

@@ -280,6 +280,7 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
         tokens=tokens,
         compute=BFLOAT16 if _dtype(config) == "bfloat16" else FLOAT32,
         checkpointing=config.training.activation_checkpoint,
+        compiled=config.training.compile,
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
         versions=KEEP if on_gpu and process.rank == 0 else 0,
     )

@@ -66,11 +66,13 @@ def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
 
 
 def test_checkpointing_keeps_less() -> None:
+    shape = replace(SMALL, num_hidden_layers=20)
     none, selective, full = (
-        activation_bytes(replace(SMALL, num_hidden_layers=20), 16, compute=2, checkpointing=mode)
-        for mode in ("none", "selective", "full")
+        activation_bytes(shape, 16, compute=2, checkpointing=mode) for mode in ("none", "selective", "full")
     )
-    assert full < selective < none
+    compiled = activation_bytes(shape, 16, compute=2, checkpointing="none", compiled=True)
+    assert full < selective < compiled < none
+    assert compiled == 2 * 16 * 20 * 3 * (8 + 8 + 4 + 16)
     assert full == 2 * 16 * (20 * 8 + 132)
 
 
