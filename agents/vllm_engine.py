@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import queue
 import threading
 import time
@@ -17,12 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agents.vllm_worker import end_with, load_weights, pull_weights
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request
 from forge_env.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from forge_env.runtime.weights import WeightStore
 
 logger = logging.getLogger(__name__)
 SHARED_GPU_FRACTION = 0.05
@@ -50,9 +54,22 @@ class EngineSettings:
     """Hold a small batch as long as requests keep coming, each within this time of the last; 0 never holds."""
     gather_most_s: float = 0.3
     """But never for longer than this."""
+    tensor_parallel: int = 1
+    """GPUs that each matrix is cut over; above 1, vLLM has a process of its own for each."""
     threads: int = 0
     """CPU threads of the engine; 0 leaves it to torch."""
     seed: int = 0
+
+
+@dataclass(slots=True)
+class EngineUse:
+    """What an engine has done since it was started."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    """In its steps; the rest of the time it took requests in, or had none."""
+    request_steps: int = 0
+    """Requests in each step, added up: over `steps`, how many it had at once."""
 
 
 @dataclass(slots=True)
@@ -135,6 +152,7 @@ class VLLMEngine:
         self._broken: BaseException | None = None
         self._closed = False
         self.version = 0
+        self.use = EngineUse()
 
     @property
     def broken(self) -> str:
@@ -179,18 +197,32 @@ class VLLMEngine:
         """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
 
         def swap() -> None:
-            # In its own dtype: vLLM would cast as well, with a warning for every tensor.
-            dtype = self._engine.model_config.dtype
-            weights = ((name, tensor.to(dtype)) for name, tensor in state_dict.items())
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-            self._engine.set_weight_version(str(version))
-            # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
-            recompute = self._settings.cache_on_update == "recompute"
-            if recompute or not self._engine.has_unfinished_requests():
-                self._engine.reset_prefix_cache(reset_running_requests=recompute)
-            self.version = version
+            self._engine.collective_rpc(load_weights, args=(state_dict,))
+            self._become(version)
 
         await self._command(swap)
+
+    async def pull_weights(self, version: int, store: WeightStore, *, stored_as: int | None = None) -> dict[str, float]:
+        """Let each process of the engine fetch new weights by itself, between two of its steps.
+
+        Args:
+            version: that they have.
+            store: one that needs no actor, see `WeightStore.actors_only`.
+            stored_as: the version that the store knows them by, if it is another one.
+
+        Returns:
+            Seconds that fetching and swapping took the slowest of them.
+        """
+
+        arguments = pickle.dumps(store), version if stored_as is None else stored_as
+
+        def pull() -> dict[str, float]:
+            pulls = self._engine.collective_rpc(pull_weights, args=arguments)
+            self._become(version)
+            return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
+
+        found: dict[str, float] = await self._command(pull)
+        return found
 
     async def close(self) -> None:
         """Stop the engine and free its memory."""
@@ -230,6 +262,9 @@ class VLLMEngine:
             logger.exception("the engine broke")
             self._broken = error
             self._fail_all(PolicyError(f"the engine broke: {type(error).__name__}: {error}"))
+        finally:
+            if self._settings.tensor_parallel > 1:
+                self._engine.engine_core.shutdown()  # ends its processes
 
     def _drive(self) -> None:
         while True:
@@ -237,7 +272,12 @@ class VLLMEngine:
                 self._fail_all(PolicyError("the engine was closed"))
                 return
             if self._engine.has_unfinished_requests():
-                for output in self._engine.step():
+                started = time.perf_counter()
+                outputs = self._engine.step()
+                self.use.steps += 1
+                self.use.step_seconds += time.perf_counter() - started
+                self.use.request_steps += len(self._pending)
+                for output in outputs:
                     if output.finished:
                         self._finish(output)
 
@@ -271,6 +311,15 @@ class VLLMEngine:
             self._admit(request)
         self._gathering.arrived(len(self._pending))
         self._batch = None
+
+    def _become(self, version: int) -> None:
+        """From here on tokens are sampled from this version of the weights."""
+        self._engine.set_weight_version(str(version))
+        # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
+        recompute = self._settings.cache_on_update == "recompute"
+        if recompute or not self._engine.has_unfinished_requests():
+            self._engine.reset_prefix_cache(reset_running_requests=recompute)
+        self.version = version
 
     def _run(self, command: _Command) -> None:
         try:
@@ -394,11 +443,14 @@ def _load(model: str, settings: EngineSettings) -> Any:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    several = settings.tensor_parallel > 1
+    if several:  # a fork of a process with threads and an open GPU does not run
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     fraction, cache = settings.gpu_memory_fraction, None
     if settings.kv_cache_gib and torch.cuda.is_available():
         # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
-    return LLMEngine.from_engine_args(
+    engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=model,
             dtype=settings.dtype,
@@ -407,6 +459,8 @@ def _load(model: str, settings: EngineSettings) -> Any:
             gpu_memory_utilization=fraction,
             kv_cache_memory_bytes=cache,
             enforce_eager=settings.enforce_eager,
+            tensor_parallel_size=settings.tensor_parallel,
+            distributed_executor_backend="mp" if several else None,
             seed=settings.seed,
             enable_prefix_caching=True,
             # A prompt in pieces breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
@@ -417,3 +471,6 @@ def _load(model: str, settings: EngineSettings) -> Any:
             logprobs_mode="processed_logprobs",
         )
     )
+    if several:
+        engine.collective_rpc(end_with, args=(os.getpid(),))
+    return engine

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.rendering import Renderer
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import EngineSettings, EngineUse, VLLMEngine
 from forge_env.errors import PolicyError, ReplicaBroken, UserError
 from forge_env.lockstep import Request
 from forge_env.protocols import Conversation
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.client import ServiceClient
-from forge_env.runtime.weights import WeightStore
+from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from forge_env.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PolicyActor(ForgeActor):
@@ -27,6 +31,9 @@ class PolicyActor(ForgeActor):
     def __init__(self, *, model: str, settings: EngineSettings, store: WeightStore | None = None, **base: Any) -> None:
         super().__init__(**base)
         self._store = store
+        self._relay: SharedMemoryStore | None = None  # between the store and the engine's own processes
+        self._relayed = 0
+        self._several = settings.tensor_parallel > 1
         self._model = model
         self._renderer: Renderer | None = None  # only those need it who send text
         self._engine = VLLMEngine(model, settings)
@@ -34,12 +41,17 @@ class PolicyActor(ForgeActor):
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
+            if self._several and self._store.actors_only:
+                self._relay = SharedMemoryStore()
+                await self._relay.open()
         await self._engine.start()
         # The first requests are slow; let them be nobody's.
         await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
 
     async def on_finish(self) -> None:
         await self._engine.close()
+        if self._relay is not None:
+            await self._relay.close()
 
     @concurrent_endpoint
     async def generate(
@@ -89,15 +101,31 @@ class PolicyActor(ForgeActor):
             self.on_ping()  # what a broken engine says is no answer: another one is asked
 
     @concurrent_endpoint
+    async def use(self) -> EngineUse:
+        """What the engine has done since its start."""
+        return replace(self._engine.use)
+
+    @concurrent_endpoint
     async def pull(self, version: int) -> dict[str, float]:
         """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
         if self._store is None:
             raise UserError("this policy has no weight store to pull from: give PolicyActor store=")
+        if self._several and self._relay is None:
+            return await self._engine.pull_weights(version, self._store)
         started = time.perf_counter()
         async with self._store.fetch(version) as state_dict:
             fetched = time.perf_counter()
-            await self._engine.update_weights(version, state_dict)
+            if self._relay is None:
+                await self._engine.update_weights(version, state_dict)
+            else:
+                await self._pull_through(self._relay, version, state_dict)
         return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
+
+    async def _pull_through(self, relay: SharedMemoryStore, version: int, state_dict: Mapping[str, Tensor]) -> None:
+        """Hand weights that only this process can fetch on to the engine's own processes."""
+        self._relayed += 1  # a version may be pulled twice, and published only once
+        await relay.commit(await asyncio.to_thread(relay.take, self._relayed, state_dict))
+        await self._engine.pull_weights(version, relay, stored_as=self._relayed)
 
 
 class ActorPolicy:

@@ -28,6 +28,7 @@ def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettin
         max_requests=2 * CONCURRENCY,
         dtype="bfloat16" if on_gpu else "float32",
         kv_cache_gib=generator.kv_cache_gib or (_cache_gib(config, shape) if on_gpu else EngineSettings().kv_cache_gib),
+        tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
         seed=config.training.seed,
         cache_on_update=config.training.cache_on_update,

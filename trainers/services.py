@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.vllm_policy import ActorPolicy, PolicyActor
@@ -100,7 +100,8 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         actor_class=PolicyActor,
         arguments={"model": model, "settings": engine_settings(config, find_shape(model).shape), "store": store},
         name="generator",
-        options=_options(wanted.generator, places["generator"]),
+        # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
+        options=replace(_options(wanted.generator, places["generator"]), procs=1),
         on_ready=catch_up,
         launcher=launcher,
     )

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.vllm_engine import EngineSettings, _load
+from agents.vllm_engine import EngineSettings, EngineUse, _load
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
@@ -85,9 +85,11 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
                 )
 
         await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
+        (before,) = await policy.use.fanout()
         started = time.perf_counter()
         groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
         seconds = time.perf_counter() - started
+        (after,) = await policy.use.fanout()
     episodes = [episode for group in groups for episode in group.episodes]
     assert all(episode.outcome.is_valid for episode in episodes), episodes[0].error
     turns = []
@@ -100,7 +102,15 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
             place += len(turn.token_ids)
         turns.append(of_episode)
     tokens = sum(episode.num_sampled for episode in episodes)
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "engine_ready": ready}, turns
+    found = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "engine_ready": ready}
+    steps = after.steps - before.steps
+    found["engine"] = {
+        "steps": steps,
+        "seconds_per_step": (after.step_seconds - before.step_seconds) / steps,
+        "requests_at_once": (after.request_steps - before.request_steps) / steps,
+        "share_in_steps": (after.step_seconds - before.step_seconds) / seconds,
+    }
+    return found, turns
 
 
 def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
@@ -123,12 +133,19 @@ def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
         )
         engine.add_request(f"{episode}/{turn}", TokensPrompt(prompt_token_ids=prompt), params)
 
+    use = EngineUse()
+
     def play(episodes: range) -> int:
         waiting, tokens = list(reversed(episodes)), 0
         for _ in range(min(at_once, len(waiting))):
             add(waiting.pop(), 0)
         while engine.has_unfinished_requests():
-            for output in engine.step():
+            use.request_steps += engine.get_num_unfinished_requests()
+            began = time.perf_counter()
+            outputs = engine.step()
+            use.steps += 1
+            use.step_seconds += time.perf_counter() - began
+            for output in outputs:
                 if not output.finished:
                     continue
                 tokens += len(output.outputs[0].token_ids)
@@ -141,10 +158,21 @@ def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
 
     play(range(32))
     engine.reset_prefix_cache()
+    use = EngineUse()
     started = time.perf_counter()
     tokens = play(range(len(turns)))
     seconds = time.perf_counter() - started
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "engine": {
+            "steps": use.steps,
+            "seconds_per_step": use.step_seconds / use.steps,
+            "requests_at_once": use.request_steps / use.steps,
+            "share_in_steps": use.step_seconds / seconds,
+        },
+    }
 
 
 def main() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from forge_env.runtime.client import Members, update_client
+from forge_env.runtime.lifetime import die_with
 from forge_env.runtime.ranks import log_of_rank
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class ForgeActor(Actor):
             with contextlib.suppress(OSError):
                 os.chdir(folder)
         # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
-        _die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
+        die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
 
     @concurrent_endpoint
@@ -87,20 +86,6 @@ class ForgeActor(Actor):
 
     async def on_finish(self) -> None:
         """Free what the actor holds."""
-
-
-def _die_with(pid: int) -> None:
-    """End this process when the controller ends, however it ends: a thread waits for the kernel to say so."""
-    try:
-        controller = os.pidfd_open(pid)
-    except ProcessLookupError:
-        os._exit(1)
-
-    def wait() -> None:
-        select.select([controller], [], [])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="die-with-controller", daemon=True).start()
 
 
 def _redirect_output(path: str) -> None:

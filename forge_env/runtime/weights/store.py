@@ -33,6 +33,8 @@ class WeightStore(ABC):
 
     needs_process: ClassVar[bool] = False
     """Whether `open` has to be given a process to live in."""
+    actors_only: ClassVar[bool] = False
+    """Whether only an actor's process can fetch, and no other one that was given the store."""
 
     @abstractmethod
     async def open(self, processes: Any = None) -> None:

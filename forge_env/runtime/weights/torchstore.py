@@ -36,6 +36,7 @@ class TorchStoreWeights(WeightStore):
     """The distributed store. A process has one TorchStore, so the objects of a process are one and the same store."""
 
     needs_process: ClassVar[bool] = True
+    actors_only: ClassVar[bool] = True
     _is_open = False
 
     async def open(self, processes: Any = None) -> None:
