@@ -7,7 +7,10 @@ from trainers.config import RunConfig
 from trainers.start.model_shape import ModelShape
 from trainers.start.placement import shares_gpus
 
-CONCURRENCY = 64  # episodes in flight in an evaluation; the engine takes twice as many requests
+AT_ONCE = {True: 256, False: 64}
+"""Episodes in flight in an evaluation, by whether the engine is on a GPU."""
+REQUESTS = 128  # that an engine on CPU takes at once; further ones wait in its queue
+MOST_REQUESTS = 512  # that one on GPU takes
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 GIB = 2**30
 MOST_CACHE_GIB = {True: 32.0, False: 64.0}
@@ -25,7 +28,7 @@ def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettin
     on_gpu = generator.with_gpus
     return EngineSettings(
         max_model_len=config.env.max_tokens,
-        max_requests=2 * CONCURRENCY,
+        max_requests=_requests(config),
         dtype="bfloat16" if on_gpu else "float32",
         kv_cache_gib=generator.kv_cache_gib or (_cache_gib(config, shape) if on_gpu else EngineSettings().kv_cache_gib),
         tensor_parallel=generator.procs,
@@ -40,13 +43,20 @@ def _cache_gib(config: RunConfig, shape: ModelShape | None) -> float:
     """What all requests need at their longest, an evaluation's among them, in bfloat16."""
     if shape is None:
         return 0.0
-    episodes = max(_episodes_in_flight(config), CONCURRENCY)
     one = 2 * shape.num_hidden_layers * shape.key_value_size * 2 * config.env.max_tokens
-    needed = min(episodes, 2 * CONCURRENCY) * one / config.services.generator.procs / GIB
+    needed = _requests(config) * one / config.services.generator.procs / GIB
     return max(min(1.1 * needed, MOST_CACHE_GIB[shares_gpus(config)]), 0.25)
 
 
-def _episodes_in_flight(config: RunConfig) -> int:
-    """Episodes that may be open at once."""
+def episodes_at_once(config: RunConfig) -> int:
+    """Episodes in flight in an evaluation."""
+    return AT_ONCE[config.services.generator.with_gpus]
+
+
+def _requests(config: RunConfig) -> int:
+    """Requests that the engine takes at once: on GPU those of all episodes that may be open, up to a bound."""
+    if not config.services.generator.with_gpus:
+        return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1
-    return config.groups_per_step * (config.training.staleness + 1) * size
+    training = config.groups_per_step * (config.training.staleness + 1) * size
+    return min(max(training, episodes_at_once(config)), MOST_REQUESTS)

@@ -24,7 +24,7 @@ from forge_env.types import Task
 from trainers.batch import Sample
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
-from trainers.engine import CONCURRENCY
+from trainers.engine import episodes_at_once
 from trainers.facts import versions, write_facts
 from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
@@ -120,12 +120,13 @@ class Run:
         **options: Any,
     ) -> Evaluation:
         """Episodes of the policy, `count` per task, with the seeds of the phase."""
+        at_once = episodes_at_once(self.config)
         if not self.config.training.deterministic:
             run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=count, **options)
-            return await evaluate(run_group, tasks, concurrency=CONCURRENCY, on_done=on_done)
+            return await evaluate(run_group, tasks, concurrency=at_once, on_done=on_done)
         groups: list[Group] = []
-        for first in range(0, len(tasks), CONCURRENCY):
-            wave = [(tasks[i], i) for i in range(first, min(first + CONCURRENCY, len(tasks)))]
+        for first in range(0, len(tasks), at_once):
+            wave = [(tasks[i], i) for i in range(first, min(first + at_once, len(tasks)))]
             groups += await self.run_wave(wave, phase=phase, agent="policy", count=count, **options)
             on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))

@@ -11,7 +11,7 @@ from forge_env.errors import UserError
 from forge_env.evaluate import evaluate, is_success
 from forge_env.runtime.launcher import within
 from trainers.batch import Sample
-from trainers.engine import CONCURRENCY
+from trainers.engine import episodes_at_once
 from trainers.plain_losses import SFTLoss
 from trainers.run import Run
 
@@ -50,7 +50,7 @@ async def _demonstrations(run: Run, count: int) -> list[Episode]:
     result = await evaluate(
         lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
         tasks,
-        concurrency=CONCURRENCY,
+        concurrency=episodes_at_once(run.config),
         on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
     )
     run.report.episodes("demonstrations", result.episodes)

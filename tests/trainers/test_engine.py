@@ -24,9 +24,9 @@ def test_on_cpu_the_cache_has_one_size() -> None:
 
 
 def test_on_gpu_it_holds_what_is_in_flight_up_to_a_bound() -> None:
-    few, more = settings(*GPU, layers=1000), settings(*GPU, "--env.max_tokens", "1024", layers=1000)
-    # 64 episodes of 512 tokens, each with keys and values of 2 x 32 numbers of 2 bytes in 1,000 layers, and a tenth
-    assert few.kv_cache_gib == 1.1 * 64 * 512 * 2 * 64 * 2 * 1000 / 2**30
+    few, more = settings(*GPU, layers=400), settings(*GPU, "--env.max_tokens", "1024", layers=400)
+    # 256 episodes of 512 tokens, each with keys and values of 2 x 32 numbers of 2 bytes in 400 layers, and a tenth
+    assert few.kv_cache_gib == 1.1 * 256 * 512 * 2 * 64 * 2 * 400 / 2**30
     assert more.kv_cache_gib == 2 * few.kv_cache_gib
     assert settings(*GPU, "--env.max_tokens", "1024", layers=10**6).kv_cache_gib == 32.0
     assert not few.enforce_eager and few.dtype == "bfloat16"
@@ -35,3 +35,10 @@ def test_on_gpu_it_holds_what_is_in_flight_up_to_a_bound() -> None:
 def test_a_size_that_is_given_counts() -> None:
     assert settings(*GPU, "--generator.kv_cache_gib", "3.5").kv_cache_gib == 3.5
     assert settings(*GPU, "--generator.cuda_graphs=false").enforce_eager
+
+
+def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:
+    assert settings().max_requests == settings("--training.batch_size", "64").max_requests == 128
+    assert settings(*GPU).max_requests == 256  # an evaluation's
+    assert settings(*GPU, "--training.batch_size", "40").max_requests == 40 * 8
+    assert settings(*GPU, "--training.batch_size", "400").max_requests == 512
