@@ -178,6 +178,7 @@ def check_books(output: Path) -> None:
     assert sorted(trained + ledger["open"]) == list(range(ledger["next"]))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_environments_and_generator_are_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     """With groups under way: they are run again, and training goes on."""
