@@ -8,6 +8,7 @@ two steps.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import pickle
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agents.vllm_cache import same_name
 from agents.vllm_worker import end_with, load_weights, pull_weights
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request
@@ -153,6 +155,8 @@ class VLLMEngine:
         self._closed = False
         self.version = 0
         self.use = EngineUse()
+        self.phases: dict[str, tuple[float | None, float]] = {}
+        """Of its start, as `ForgeActor.phases`: "import", "load", and of that "load: compile", where vLLM compiles."""
 
     @property
     def broken(self) -> str:
@@ -248,7 +252,13 @@ class VLLMEngine:
 
     def _main(self, ready: asyncio.Future[None]) -> None:
         try:
+            began = time.time()
+            _import(self._settings)
+            loading = time.time()
             self._engine = _load(self._model, self._settings)
+            self.phases = {"import": (began, loading - began), "load": (loading, time.time() - loading)}
+            if compiling := self._engine.vllm_config.compilation_config.compilation_time:
+                self.phases["load: compile"] = None, compiling
             self._engine.set_weight_version(str(self.version))
             self._vocabulary: int = self._engine.model_config.get_vocab_size()
         except BaseException as error:
@@ -431,13 +441,19 @@ def _answer(found: Completion | BaseException) -> Completion | Exception:
     raise found
 
 
-def _load(model: str, settings: EngineSettings) -> Any:
+def _import(settings: EngineSettings) -> None:
+    """Import vLLM, with what it reads from the environment."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Binding threads to cores would pin the engine to cores that its neighbours use as well.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    importlib.import_module("vllm.v1.engine.llm_engine")
+
+
+def _load(model: str, settings: EngineSettings) -> Any:
+    _import(settings)
     import torch
     from vllm import EngineArgs, LLMEngine
 
@@ -450,9 +466,11 @@ def _load(model: str, settings: EngineSettings) -> Any:
     if settings.kv_cache_gib and torch.cuda.is_available():
         # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
+    # Only what is compiled asks for a name that stays, and vLLM's own processes would not know it.
+    name = model if settings.enforce_eager or several else same_name(model)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=model,
+            model=name,
             dtype=settings.dtype,
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_requests,

@@ -45,8 +45,10 @@ class PolicyActor(ForgeActor):
                 self._relay = SharedMemoryStore()
                 await self._relay.open()
         await self._engine.start()
+        self.phases |= self._engine.phases
         # The first requests are slow; let them be nobody's.
-        await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
+        with self.phase("first request"):
+            await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
 
     async def on_finish(self) -> None:
         await self._engine.close()

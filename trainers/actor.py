@@ -13,6 +13,7 @@ A run gives whole episodes instead, and wants to know more than the loss: `step`
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,7 +90,10 @@ class TrainerActor(ForgeActor):
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
-        self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
+        with self.phase("import"):
+            await self._in_thread(importlib.import_module, "trainers.titan.trainer")
+        with self.phase("load"):
+            self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
 
     async def on_finish(self) -> None:
         # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.

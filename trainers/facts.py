@@ -48,6 +48,12 @@ def write_facts(folder: Path, algorithm: str, config: RunConfig, results: Mappin
     replace_file(folder / CONFIG, config_text(config))
 
 
+def add_fact(folder: Path, name: str, value: Any) -> None:
+    """Add to run.json what is known only now."""
+    path = folder / "run.json"
+    replace_file(path, json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
+
+
 def config_text(config: RunConfig) -> str:
     """The settings of a run as YAML, those of this start of it (output, resume, dry_run) left out."""
     import yaml

@@ -51,6 +51,8 @@ class Step:
     make: SampleMaker
     number: int = 0
     """Of the last step."""
+    began: float = field(default_factory=time.time)
+    """Since when the first step's groups are sampled."""
     _version: int = -1
     _updates: int = 0
     """Optimizer steps since the trainer's weights were published as `_version`."""
@@ -61,8 +63,10 @@ class Step:
             self._version, self._updates = self.run.version, 0
         episodes = [episode for group in groups for episode in group.valid]
         fresh = is_fresh(episodes, version=self._version, updates=self._updates)
-        samples, seconds = await self.make(groups)
-        metrics = await self.run.train_step(samples, self.objective.loss)
+        self.run.startup.until_now("first rollouts", self.began)
+        async with self.run.first_step():
+            samples, seconds = await self.make(groups)
+            metrics = await self.run.train_step(samples, self.objective.loss)
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         self.run.report.trained(self.number, zip(learned, (s.advantage for s in samples), strict=True))
         self._updates += not metrics["skipped"]
@@ -159,13 +163,18 @@ async def _begin(run: Run) -> _Start:
     """Warm up and measure, then begin to train."""
     config, report = run.config, run.report
     steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
-    run.results["warmup_steps"] = await warm_up(run, steps) if steps else 0
+    run.results["warmup_steps"] = 0
+    if steps:
+        with run.startup.phase("warm-up"):
+            run.results["warmup_steps"] = await warm_up(run, steps)
     await run.sync_weights()
-    before = await run.evaluate("before", step=0)
+    with run.startup.phase("evaluation"):
+        before = await run.evaluate("before", step=0)
     report.say(f"held-out success before {run.algorithm}: {before}")
     tool_off = None
     if _has_tools(run):
-        tool_off = await run.evaluate("tool_off", use_tools=False)
+        with run.startup.phase("evaluation without tools"):
+            tool_off = await run.evaluate("tool_off", use_tools=False)
         report.say(f"held-out success with the tool switched off: {tool_off}")
     await _begin_training(run)
     return _Start(before=before, tool_off=tool_off)
@@ -175,7 +184,8 @@ async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
     """Take everything that came before from a checkpoint."""
     ready = unpack(checkpoint.extra["place"].get("ready", ()), checkpoint.path)
     await _begin_training(run)  # of the present settings; the checkpoint says how far it has come
-    place = await run.restore(checkpoint)
+    with run.startup.phase("checkpoint"):
+        place = await run.restore(checkpoint)
     await run.sync_weights()
     ledger, lengths = Ledger(), Lengths()
     ledger.load_state_dict(place["ledger"])

@@ -25,7 +25,7 @@ from trainers.batch import Sample
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
 from trainers.engine import episodes_at_once
-from trainers.facts import versions, write_facts
+from trainers.facts import add_fact, versions, write_facts
 from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
@@ -33,6 +33,7 @@ from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.services import PULL_S, Services, placement, start_services
 from trainers.start.hosts import make_hosts
 from trainers.start.placement import find_places
+from trainers.startup import Startup
 from trainers.weight_store import find_store
 
 TINY_WARMUP_STEPS = 200
@@ -54,10 +55,18 @@ class OwnData(Protocol):
 class Run:
     """The services and the record of one run. `open_run` makes it."""
 
-    def __init__(self, algorithm: str, config: RunConfig, report: Report, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        algorithm: str,
+        config: RunConfig,
+        report: Report,
+        checkpoint: Checkpoint | None = None,
+        startup: Startup | None = None,
+    ) -> None:
         self.algorithm = algorithm
         self.config = config
         self.report = report
+        self.startup = startup or Startup()
         self.checkpoint = checkpoint
         """Where the run goes on; None for a new one."""
         self.factory: EnvFactory
@@ -189,6 +198,20 @@ class Run:
 
     # ---- training ----
 
+    @asynccontextmanager
+    async def first_step(self) -> AsyncIterator[None]:
+        """Around every optimizer step of the algorithm itself: after the first one the run says how it started."""
+        with self.startup.phase("first optimizer step"):
+            yield
+        if self.startup.first_step is None:
+            self.startup.end()
+            self.startup.add_services(await self.services.started())
+            self.results["startup"] = self.startup.summary()
+            add_fact(self.report.folder, "startup", self.results["startup"])
+            spans = [(name, began, seconds) for name, (began, seconds) in self.startup.phases.items() if began]
+            self.report.timeline.past("start", spans)
+            self.report.say(self.startup.text())
+
     async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
         training = self.config.training
         call = self.services.trainer.step.call_one(samples, loss, self.config.temperature)
@@ -219,7 +242,8 @@ class Run:
     async def publish_weights(self) -> dict[str, float]:
         """Publish the trainer's weights as the next version: steps may go on, and `pull_weights` does the rest."""
         version = self.version + 1
-        with self.report.timeline.span("weights", "publish", version=version):
+        span = self.report.timeline.span("weights", "publish", version=version)
+        with self.startup.phase("weights: publish"), span:
             seconds = await within(300.0, self.services.trainer.take.call_one(version), "publishing the weights")
         self.version = version
         return {"seconds/publish": seconds}
@@ -227,11 +251,13 @@ class Run:
     async def pull_weights(self) -> dict[str, float]:
         """Put the version that was published last into the live engines."""
         version = self.version
-        with self.report.timeline.span("weights", "commit", version=version):
+        span = self.report.timeline.span("weights", "commit", version=version)
+        with self.startup.phase("weights: commit"), span:
             commit = await within(300.0, self.services.trainer.commit.call_one(), "publishing the weights")
         self.services.published = version
-        await self.services.engine_ready
-        with self.report.timeline.span("weights", "pull", version=version):
+        with self.startup.phase("waiting for the engine"):
+            await self.services.engine_ready
+        with self.startup.phase("weights: pull"), self.report.timeline.span("weights", "pull", version=version):
             pulls = await self.services.policy.deadline(PULL_S).pull.fanout(version)
         self.engines_version = version
         slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
@@ -341,6 +367,7 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
     Raises:
         UserError: for everything that a user can mend, before anything is started where possible.
     """
+    startup = Startup()
     subject = config.env.name or "data"
     checkpoint = checkpoint_of(algorithm, config)
     folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(algorithm, config))
@@ -352,18 +379,22 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             report = stack.enter_context(Report(folder, asdict(config)))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
-            run = Run(algorithm, config, report, checkpoint)
+            with startup.phase("tasks"):
+                run = Run(algorithm, config, report, checkpoint, startup)
             where = f"everything is written to {folder}"
             report.say(f"{algorithm} on {subject}, seed {config.training.seed}; {where}")
-            model, parameters = await _prepare_model(run, data)
+            with startup.phase("model"):
+                model, parameters = await _prepare_model(run, data)
             run.results |= {"model": str(model), "model_parameters": parameters}
             write_facts(folder, algorithm, config, run.results)
             if data is not None:
-                await data.prepare(model, report.say)
+                with startup.phase("data"):
+                    await data.prepare(model, report.say)
             store, which = find_store(config, parameters)
             stack.push_async_callback(store.close)
             hosts = make_hosts(config)
-            launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.warn, hosts=hosts))
+            with startup.phase("launcher"):
+                launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.warn, hosts=hosts))
             for sentence in hosts.summary() if hosts else ():
                 report.say(sentence)
             run.pids = launcher.pids

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainers.own_parts import names_reference
 from trainers.reference import ReferenceActor
 from trainers.start.model_shape import find_shape
 from trainers.start.placement import Place, find_places
+from trainers.startup import Span
 
 PULL_S = 300.0  # deadline of an engine's taking new weights over
 
@@ -56,6 +58,18 @@ class Services:
     def replaced(self) -> int:
         """Processes that died or hung, and were replaced."""
         return sum(len(service.deaths) for service in (self.policy, self.envs, self.reference) if service)
+
+    async def started(self) -> dict[str, list[Mapping[str, Span]]]:
+        """What the actors of each service that is up say of their starts, by the names that people know them by."""
+        services = {"environments": self.envs, "reference model": self.reference}
+        if self.engine_ready.done():
+            services["engine"] = self.policy
+        found = {}
+        with suppress(ServiceError):  # who dies meanwhile is noticed elsewhere
+            found["trainer"] = [await within(10.0, self.trainer.started.call_one(), "the trainer")]
+            for name, service in services.items():
+                found[name] = await service.deadline(10.0).started.fanout() if service else []
+        return found
 
     async def _catch_up(self, engine: Spawned) -> None:
         """Give a new engine the weights that the others have. Nothing is awaited after the last look at `published`."""

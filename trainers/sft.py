@@ -89,7 +89,7 @@ async def _train_on_demonstrations(config: Config) -> None:
 
     async def phases(run: Run) -> None:
         started = time.perf_counter()
-        await warm_up(run, config.training.steps)
+        await warm_up(run, config.training.steps, around=run.first_step)
         values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
         values |= await _measure(run)
         await _finish(run, {})
@@ -155,17 +155,21 @@ async def _steps(run: Run, data: SFTData) -> dict[str, Any]:
     await within(60.0, begin, "the trainer")
     place: dict[str, Any]
     if run.checkpoint is None:
-        done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
+        with run.startup.phase("held-out loss"):
+            done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
     else:
-        done, place = run.checkpoint.step, dict(await run.restore(run.checkpoint))
+        with run.startup.phase("checkpoint"):
+            done, place = run.checkpoint.step, dict(await run.restore(run.checkpoint))
         await _evaluate(run, done)  # where it was the last step of a shorter run
     started = time.perf_counter() - place["seconds"]
     run.report.follow("train", title="sft", total=training.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
     for step in range(done + 1, training.steps + 1):
         # In a thread: of a stream the next rows may have to come over the network.
-        batch = await within(training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
-        metrics = await run.train_step(batch, loss)
+        with run.startup.phase("first batch"):
+            batch = await within(training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
+        async with run.first_step():
+            metrics = await run.train_step(batch, loss)
         run.report.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
         place["seconds"] = time.perf_counter() - started
         await _evaluate(run, step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,15 @@ class Timeline:
         finally:
             self._write(track, lane, name, started, time.perf_counter(), details)
             self._lanes[track][lane] = False
+
+    def past(self, track: str, spans: Iterable[tuple[str, float, float]]) -> None:
+        """Record spans that are over: name, `time.time()` when it began, and seconds. The track has no other spans."""
+        ends: list[float] = []  # of the last span of each lane
+        for name, began, seconds in sorted(spans, key=lambda span: span[1]):
+            lane = next((number for number, end in enumerate(ends) if end <= began), len(ends))
+            ends[lane:] = [began + seconds, *ends[lane + 1 :]]
+            started = began - self._origin
+            self._write(track, lane, name, started, started + seconds, {})
 
     def close(self) -> None:
         self._file.close()

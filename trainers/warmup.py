@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from forge_env.episode import Episode
 from forge_env.errors import UserError
@@ -16,13 +17,22 @@ from trainers.plain_losses import SFTLoss
 from trainers.run import Run
 
 
-async def warm_up(run: Run, steps: int) -> int:
+async def warm_up(
+    run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+) -> int:
     """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
 
     Stops early, at a probe that succeeds often enough.
+
+    Args:
+        run: whose model learns.
+        steps: at most.
+        around: entered for every step.
     """
     warmup = run.config.warmup
-    batches = _batches(run, await _demonstrations(run, warmup.demonstrations), warmup.batch_size)
+    with run.startup.phase("demonstrations"):
+        demonstrations = await _demonstrations(run, warmup.demonstrations)
+    batches = _batches(run, demonstrations, warmup.batch_size)
     begin = run.services.trainer.begin.call_one(
         learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
     )
@@ -31,7 +41,8 @@ async def warm_up(run: Run, steps: int) -> int:
     names, now = ("loss", "success"), time.perf_counter()
     run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
-        metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
+        async with around():
+            metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
             success = await _probe(run, step)
             metrics["success"] = success

@@ -87,6 +87,7 @@ def _body(run: RunRecord) -> str:
         ("Warnings", tables.warnings(run)),
         ("Evaluation", tables.evaluations(run)),
         *[(section.title, _charts([chart.html() for chart in section.charts])) for section in sections(run)],
+        ("Start", tables.startup(run)),
         ("Slowest tools", tables.tools(run) and tables.tools(run) + part),
         ("How episodes ended, and faults", tables.faults(run) and tables.faults(run) + part),
         ("Episodes before and after, on the same tasks", samples(run)),

@@ -142,6 +142,30 @@ def _difference(run: RunRecord) -> str:
     return f"<p>{escape(said)}</p>"
 
 
+def startup(run: RunRecord) -> str:
+    """The phases from the command to the first optimizer step, side by side; "" where they are not known."""
+    known = run.known("startup")
+    total = known.get("first_step") if isinstance(known, dict) else None
+    if not isinstance(total, int | float) or not total > 0:
+        return ""
+    rows = []
+    for name, phase in known.items():
+        if name != "first_step":
+            began, seconds = phase
+            bar = "" if began is None else _place(began / total, seconds / total)
+            rows.append([escape(name), bar, "" if began is None else f"{began:.1f} s", f"{seconds:.1f} s"])
+    said = f"<p>The first optimizer step was done {duration(total)} after the command.</p>"
+    return table(["phase", "", "began at", "took"], rows, {2, 3}) + said
+
+
+def _place(first: float, size: float) -> str:
+    """A part of a whole as a small bar in its place."""
+    return (
+        '<svg class="bar" aria-hidden="true"><rect class="track" width="100%" height="8" y="6"/>'
+        f'<rect class="fill" x="{first:.2%}" width="{size:.2%}" height="8" y="6"/></svg>'
+    )
+
+
 def tools(run: RunRecord) -> str:
     """The slowest tools first; "" where none was called."""
     figures = sorted(run.tools().items(), key=lambda item: -item[1].quantile(0.95))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from forge_env.runtime.client import Members, update_client
+from forge_env.runtime.clock import process_began
+from forge_env.runtime.compiled import keep_compiled
 from forge_env.runtime.lifetime import die_with
 from forge_env.runtime.ranks import log_of_rank
 
@@ -53,11 +57,17 @@ class ForgeActor(Actor):
         # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
+        keep_compiled()
+        self.phases: dict[str, tuple[float | None, float]] = {}
+        """Of its start: when each began, in seconds since the epoch, and how many seconds it took. "A: B" may
+        be without a beginning, as a part of A."""
 
     @concurrent_endpoint
     async def start(self) -> None:
         """Make the actor ready for calls."""
+        began, ready = process_began(), time.time()
         await self.on_start()
+        self.phases |= {"process": (began, ready - began), "start": (ready, time.time() - ready)}
 
     @concurrent_endpoint
     async def ping(self) -> None:
@@ -68,6 +78,11 @@ class ForgeActor(Actor):
     async def update_client(self, service: str, members: Members) -> None:
         """Learn which replicas of a service are up, where this process calls it."""
         update_client(service, members)
+
+    @concurrent_endpoint
+    async def started(self) -> dict[str, tuple[float | None, float]]:
+        """The phases of its start: "process" until `start` was called, "start", and what `on_start` says of itself."""
+        return self.phases
 
     @concurrent_endpoint
     async def pid(self) -> int:
@@ -86,6 +101,13 @@ class ForgeActor(Actor):
 
     async def on_finish(self) -> None:
         """Free what the actor holds."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around a part of `on_start`: a phase that `started` tells of."""
+        began = time.time()
+        yield
+        self.phases[name] = began, time.time() - began
 
 
 def _redirect_output(path: str) -> None:

@@ -26,6 +26,7 @@ pytest.importorskip("monarch")
 
 from runtime_actors import Worker
 
+from forge_env.runtime.compiled import VARIABLE
 from forge_env.runtime.launcher import Launcher, within
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,33 @@ async def test_a_call_returns_and_the_actor_is_another_process(launcher: Launche
     worker = await started(launcher)
     assert await within(10.0, worker.add.call_one(2, 3), "the worker") == 5
     assert await within(10.0, worker.pid.call_one(), "the worker") != os.getpid()
+
+
+async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
+    before = time.time()
+    worker = await started(launcher)
+    phases = await within(10.0, worker.started.call_one(), "the worker")
+    after = time.time()
+    (spawned, starting), (ready, seconds) = phases.pop("process"), phases.pop("start")
+    assert phases == {}, "it says nothing else of itself"
+    assert before - 0.05 <= spawned <= ready <= after  # the kernel counts in ticks of 10 ms
+    assert spawned + starting == pytest.approx(ready) and 0 <= seconds <= after - ready
+
+
+async def test_what_is_compiled_outlives_the_actors(launcher: Launcher, tmp_path: Path) -> None:
+    """Their TMPDIR, where torch keeps it by default, goes with them."""
+    home = {"HOME": str(tmp_path)}
+    found = []
+    for name, environ in {
+        "one": home,
+        "another": home,
+        "given": home | {VARIABLE: "/given"},
+        "homeless": {"HOME": "/proc/nowhere"},
+    }.items():
+        worker = await started(launcher, name, environ={"XDG_CACHE_HOME": "", **environ})
+        found.append(await within(10.0, worker.environ.call_one(VARIABLE), name))
+    kept = str(tmp_path / ".cache" / "forge_env" / "torchinductor")
+    assert found == [kept, kept, "/given", ""], "where nothing can be written, torch decides"
 
 
 async def test_everything_that_an_actor_writes_goes_to_its_own_log(launcher: Launcher, tmp_path: Path) -> None:

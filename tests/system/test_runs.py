@@ -118,6 +118,7 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     run.assert_nothing_left()
     for phrase in ("held-out success before", "with the tool switched off", "grpo 2/2", "tokens/s", "s left", "user:"):
         assert phrase in console
+    _check_start(run.output, console, _PHASES | _RL_PHASES)
     summary = json.loads((run.output / "summary.json").read_text())
     assert summary["env"] == "code_exec" and summary["algorithm"] == "grpo" and summary["steps"] == 2
     for name in ("seed", "success_before", "success_after", "setup_seconds", "train_seconds", "tokens_generated"):
@@ -215,6 +216,44 @@ def test_a_program_is_trained_as_it_is(start, tiny_model: Path) -> None:  # type
     assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
 
 
+_PHASES = {"imports and settings", "tasks", "model", "launcher", "processes"}
+_PHASES |= {"trainer: import", "trainer: load", "first optimizer step"}
+_RL_PHASES = {"environments", "engine: import", "engine: load", "engine: first request", "waiting for the engine"}
+_RL_PHASES |= {"demonstrations", "warm-up", "weights: publish", "weights: commit", "weights: pull", "evaluation"}
+_RL_PHASES |= {"evaluation without tools", "first rollouts"}
+
+
+def _check_start(output: Path, console: str, names: set[str]) -> None:
+    """A run says what each phase of its start took, in the order that they need."""
+    summary = json.loads((output / "summary.json").read_text())
+    phases = dict(summary["startup"])
+    first_step = phases.pop("first_step")
+    assert set(phases) == names
+    assert f"first optimizer step {first_step:.1f} s after the command" in console
+    assert 0 < first_step < summary["total_seconds"] + phases["imports and settings"][1]
+    ends = {}
+    for name, (began, seconds) in phases.items():
+        assert began >= 0 and seconds >= 0 and began + seconds <= first_step + 0.01, name
+        assert f" s  {name}\n" in console
+        ends[name] = began + seconds
+    for earlier, later in (
+        ("imports and settings", "model"), ("model", "launcher"), ("launcher", "processes"),
+        ("trainer: import", "trainer: load"), ("trainer: load", "first optimizer step"),
+        ("environments", "demonstrations"),
+        ("engine: import", "engine: load"), ("engine: load", "engine: first request"),
+        ("engine: first request", "weights: pull"), ("weights: pull", "evaluation"), ("evaluation", "first rollouts"),
+        ("first rollouts", "first optimizer step"),
+    ):  # fmt: skip
+        if {earlier, later} <= names:
+            assert ends[earlier] <= phases[later][0] + 0.05, (earlier, later)  # of the clocks of two processes
+    assert phases["imports and settings"][0] == 0.0 and ends["first optimizer step"] == pytest.approx(
+        first_step, abs=0.1
+    )
+    assert json.loads((output / "run.json").read_text())["startup"] == summary["startup"]
+    trace = (output / "trace.json").read_text()
+    assert all(f'"name": "{name}"' in trace for name in names)
+
+
 def _check_episodes(output: Path) -> None:
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))  # construction checks every invariant again
     assert len(train) == 2 * 8 * 8
@@ -230,7 +269,16 @@ def _check_episodes(output: Path) -> None:
 def _check_page(output: Path, summary: dict[str, Any]) -> None:
     """report.html has every part of which the run has something, and its figures."""
     page = (output / "report.html").read_text(encoding="utf-8")
-    for heading in ("Evaluation", "Learning", "Warm-up", "Speed", "Machine", "Slowest tools", "Episodes before and"):
+    for heading in (
+        "Evaluation",
+        "Learning",
+        "Warm-up",
+        "Speed",
+        "Start",
+        "Machine",
+        "Slowest tools",
+        "Episodes before and",
+    ):
         assert f"<h2>{heading}" in page, heading
     for text in ("grpo on code_exec", ">complete<", "before training", "after training", "tools switched off"):
         assert text in page, text
@@ -367,6 +415,7 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     assert "sft on data" in page and "Held-out loss" in page and "Loss" in page
     assert not (run.output / "logs" / "generator.log").exists()
     _check_export(run.output / "model")
+    _check_start(run.output, console, _PHASES | {"data", "held-out loss", "first batch"})
     run.assert_nothing_left()
 
     # From the checkpoint before the last one, the same steps once more.
@@ -376,6 +425,7 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     again = start("trainers.sft", "--output", str(run.output), "--resume")
     console = again.end()
     assert again.process.returncode == 0 and "sft goes on after step" in console, console
+    _check_start(run.output, console, _PHASES | {"data", "checkpoint", "first batch"})  # of the newest start
     repeated = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
     repeated = [step for step in repeated if step["phase"] == "train"]
     assert [(step["step"], step["loss"]) for step in repeated] == [(step["step"], step["loss"]) for step in steps]

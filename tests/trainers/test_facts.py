@@ -10,7 +10,7 @@ import yaml
 
 from forge_env.config import parse
 from trainers.config import SHORT_OPTIONS
-from trainers.facts import HIDDEN, config_text, write_facts
+from trainers.facts import HIDDEN, add_fact, config_text, write_facts
 from trainers.grpo import Config
 
 
@@ -45,3 +45,11 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     assert facts["started"].startswith("2001") and facts["steps"] == 99
     assert (facts["algorithm"], facts["env"], facts["seed"], facts["model"]) == ("grpo", "code_exec", 7, "m")
     assert facts["machine"]["cores"] >= 1 and facts["versions"]["python"]
+
+
+def test_a_fact_that_is_known_later(tmp_path: Path) -> None:
+    write_facts(tmp_path, "grpo", parse(Config, [], SHORT_OPTIONS), {"model": "m"})
+    for seconds in (3.0, 2.0):
+        add_fact(tmp_path, "startup", {"first_step": seconds})
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["startup"] == {"first_step": 2.0} and facts["model"] == "m"

@@ -62,3 +62,21 @@ def test_a_block_that_raises_is_recorded_and_a_resumed_run_appends(tmp_path: Pat
         with path.open("a") as file:
             file.write("")
     assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["before", "after"]
+
+
+def test_spans_of_the_past_lie_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    timeline = Timeline(path)
+    timeline.past(
+        "start", [("engine", 1002.0, 6.0), ("model", 1000.0, 2.0), ("trainer", 1003.0, 1.0), ("envs", 1004.0, 1.0)]
+    )
+    timeline.close()
+    names = {event["tid"]: event["args"]["name"] for event in events(path) if event["name"] == "thread_name"}
+    found = {event["name"]: event for event in events(path) if event["ph"] == "X"}
+    assert {name: names[span["tid"]] for name, span in found.items()} == {
+        "model": "start",
+        "engine": "start",
+        "trainer": "start 2",
+        "envs": "start 2",
+    }
+    assert found["engine"]["ts"] == 1_002_000_000 and found["engine"]["dur"] == 6_000_000

@@ -93,6 +93,23 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert "incomplete" not in text
 
 
+def test_how_a_run_started(tmp_path: Path) -> None:
+    startup = {
+        "first_step": 80.0,
+        "model": [2.0, 4.0],
+        "engine: load": [20.0, 40.0],
+        "engine: load: compile": [None, 9.0],
+    }
+    folder = write_run(tmp_path / "run", facts=FACTS | {"startup": startup})  # it may still be running
+    page = make_page(read_run(folder))
+    assert "The first optimizer step was done 1 min 20 s after the command." in read(folder).text
+    assert page.count('class="fill"') == 2, "a part of another phase has no place of its own"
+    assert 'class="fill" x="25.00%" width="50.00%"' in page and ">9.0 s<" in page
+    for unknown in (None, {}, {"first_step": None, "model": [0.0, 1.0]}, "damaged"):
+        (folder / "run.json").write_text(json.dumps(FACTS | {"startup": unknown}))
+        assert "<h2>Start" not in make_page(read_run(folder))
+
+
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", facts=FACTS)
     text = read(folder).text

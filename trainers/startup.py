@@ -1,0 +1,115 @@
+"""How a run starts: which phases it goes through from the command to its first optimizer step, and what each one takes.
+
+Phases of different processes go on side by side; each one is known by when it began and how long it took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from forge_env.runtime.clock import process_began
+
+Span = tuple[float | None, float]
+"""When it began, in seconds since the epoch, and how many seconds it took. Only a part of another, "A: B", has none."""
+PROCESSES = "processes"
+
+
+class Startup:
+    """The phases of one start, by their names: of several with one name the first counts, and none after the end.
+
+    Begins with this process, whose interpreter, imports and settings are the first phase: it ends here.
+
+    Args:
+        command: when the process was started, in seconds since the epoch; 0 is asked of the system.
+    """
+
+    def __init__(self, command: float = 0.0) -> None:
+        self.command = command or process_began()
+        self.phases: dict[str, Span] = {}
+        self.first_step: float | None = None
+        """Seconds from the command to the end of the first optimizer step; None before it."""
+        self.until_now("imports and settings", self.command)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around a phase; one that raises is none."""
+        began = time.time()
+        yield
+        self.until_now(name, began)
+
+    def until_now(self, name: str, began: float) -> None:
+        """Add a phase that ends now."""
+        if self.first_step is None:
+            self.phases.setdefault(name, (began, time.time() - began))
+
+    def end(self) -> None:
+        """The first optimizer step is done."""
+        self.first_step = time.time() - self.command
+
+    def add_services(self, services: Mapping[str, Sequence[Mapping[str, Span]]]) -> None:
+        """Add what actors say of their starts (`ForgeActor.started`), for each service what each of its replicas says.
+
+        A phase of several replicas lasts from the first one's beginning to the last one's end. "process" is one phase
+        of all services, and "start" is left out where a service knows the parts of it.
+        """
+        spans: dict[str, list[Span]] = defaultdict(list)
+        for service, replicas in services.items():
+            for phases in replicas:
+                parts = phases.keys() - {"process", "start"}
+                for name, span in phases.items():
+                    if name == "process":
+                        spans[PROCESSES].append(span)
+                    elif name != "start":
+                        spans[f"{service}: {name}"].append(span)
+                    elif not parts:
+                        spans[service].append(span)
+        self.phases |= {name: _around(each) for name, each in spans.items()}
+
+    @property
+    def in_order(self) -> list[tuple[str, float | None, float]]:
+        """Name, seconds from the command to its beginning, and seconds that it took, as they began.
+
+        A phase without a beginning comes after the one that it is inside of, whose name its own begins with.
+        """
+
+        def begins(name: str) -> float:
+            began = self.phases.get(name, (0.0, 0.0))[0]
+            return begins(name.rpartition(": ")[0]) if began is None else began - self.command
+
+        return [
+            (name, None if self.phases[name][0] is None else begins(name), self.phases[name][1])
+            for name in sorted(self.phases, key=begins)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: "first_step", and of each phase [when it began, seconds], all from the command on.
+
+        {"first_step": 61.2, "imports and settings": [0.0, 4.1], "engine: load": [9.3, 38.0], ...}
+        """
+        phases = {
+            name: [None if began is None else round(began, 3), round(seconds, 3)]
+            for name, began, seconds in self.in_order
+        }
+        return {"first_step": None if self.first_step is None else round(self.first_step, 3), **phases}
+
+    def text(self) -> str:
+        """For people: a line for each phase, when it began and what it took."""
+        lines = [
+            f"    {'' if began is None else f'{began:.1f} s':>9} {seconds:9.1f} s  {name}"
+            for name, began, seconds in self.in_order
+        ]
+        head = f"first optimizer step {self.first_step or 0.0:.1f} s after the command; each phase, when it began and"
+        return "\n".join([f"{head} what it took:", *lines])
+
+
+def _around(spans: Sequence[Span]) -> Span:
+    """From the beginning of the first one to the end of the last; of those without a beginning, the longest."""
+    begun = [(began, seconds) for began, seconds in spans if began is not None]
+    if not begun:
+        return None, max(seconds for _, seconds in spans)
+    first = min(began for began, _ in begun)
+    return first, max(began + seconds for began, seconds in begun) - first
