@@ -382,6 +382,8 @@ def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: py
     assert run.process.returncode == 0, console
     summary = json.loads((run.output / "summary.json").read_text())
     assert summary["algorithm"] == "sft" and summary["evaluation_episodes"] == 16
+    startup = summary["startup"]  # which ends with the first supervised step: the engine may still be starting then
+    assert sum(startup["demonstrations"]) <= startup["first optimizer step"][0] <= startup["first_step"]
     demonstrations = list(read_jsonl(run.output / "episodes" / "demonstrations.jsonl"))
     assert {use.name for e in demonstrations for turn in e.turns for use in turn.tool_uses} == {"add"}
     run.assert_nothing_left()
