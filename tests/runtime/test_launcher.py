@@ -73,7 +73,7 @@ async def test_a_call_returns_and_the_actor_is_another_process(launcher: Launche
 async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
     before = time.time()
     worker = await started(launcher)
-    phases = await within(10.0, worker.started.call_one(), "the worker")
+    phases = await within(DEADLINE_S, worker.started.call_one(), "the worker")
     after = time.time()
     (spawned, starting), (ready, seconds) = phases.pop("process"), phases.pop("start")
     assert phases == {}, "it says nothing else of itself"
@@ -92,7 +92,7 @@ async def test_what_is_compiled_outlives_the_actors(launcher: Launcher, tmp_path
         "homeless": {"HOME": "/proc/nowhere"},
     }.items():
         worker = await started(launcher, name, environ={"XDG_CACHE_HOME": "", **environ})
-        found.append(await within(10.0, worker.environ.call_one(VARIABLE), name))
+        found.append(await within(DEADLINE_S, worker.environ.call_one(VARIABLE), name))
     kept = str(tmp_path / ".cache" / "forge_env" / "torchinductor")
     assert found == [kept, kept, "/given", ""], "where nothing can be written, torch decides"
 
