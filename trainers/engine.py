@@ -59,4 +59,5 @@ def _requests(config: RunConfig) -> int:
         return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1
     training = config.groups_per_step * (config.training.staleness + 1) * size
-    return min(max(training, episodes_at_once(config)), MOST_REQUESTS)
+    # In few sizes: vLLM compiles for each of them anew.
+    return min(-(-max(training, episodes_at_once(config)) // REQUESTS) * REQUESTS, MOST_REQUESTS)

@@ -40,5 +40,5 @@ def test_a_size_that_is_given_counts() -> None:
 def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:
     assert settings().max_requests == settings("--training.batch_size", "64").max_requests == 128
     assert settings(*GPU).max_requests == 256  # an evaluation's
-    assert settings(*GPU, "--training.batch_size", "40").max_requests == 40 * 8
+    assert settings(*GPU, "--training.batch_size", "40").max_requests == 384  # for 320 episodes
     assert settings(*GPU, "--training.batch_size", "400").max_requests == 512
