@@ -34,7 +34,9 @@ SHORT_OPTIONS = {
 @dataclass(kw_only=True)
 class ModelConfig:
     path: str = ""
-    """A Hugging Face folder or hub id; empty makes a tiny Qwen3 on the spot."""
+    """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
+    size: Literal["tiny", "100m"] = "tiny"
+    """Of the model that is made on the spot: half a million parameters, or a hundred million."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +93,7 @@ class WarmupConfig:
     """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
 
     steps: int = -1
-    """Optimizer steps at most; -1 is 200 for the tiny model, and none for a model that was given."""
+    """Optimizer steps at most; -1 is 200 for a model made on the spot, and none for a model that was given."""
     until_success: float = 0.15
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
     probe_every: int = 4

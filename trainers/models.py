@@ -1,4 +1,4 @@
-"""Finds the model of a run: a local folder, a hub id, or a tiny one made on the spot."""
+"""Finds the model of a run: a local folder, a hub id, or a small one made on the spot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from forge_env.evaluate import evaluate
 from forge_env.factory import EnvFactory
 from forge_env.rollout import run_group
 from forge_env.types import EpisodeLimits, Message
+from trainers.model_sizes import MODEL_SIZES
 
-CORPUS_TASKS = 192  # demonstrations whose text trains the tiny model's tokenizer
+CORPUS_TASKS = 192  # demonstrations whose text trains the tokenizer of a model made on the spot
 
 
 def count_parameters(model: Path) -> int:
@@ -25,18 +26,25 @@ def count_parameters(model: Path) -> int:
     return total
 
 
-async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> int:
-    """Make a tiny model whose tokenizer knows the environment's text; returns its number of parameters.
+async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
+    """Make a model whose tokenizer knows the environment's text; returns its number of parameters.
+
+    Args:
+        folder: of the model, in Hugging Face's format.
+        factory: of the environment.
+        seed: of the weights and of the tasks whose text is read.
+        limits: of an episode.
+        size: of `MODEL_SIZES`.
 
     Raises:
         UserError: when the environment has no expert to learn the text from.
     """
-    from trainers.tiny_model import TinyModel, make_tiny_model
+    from trainers.tiny_model import make_tiny_model
 
     async with factory:
         conversations = await _expert_conversations(factory, seed=seed, limits=limits)
         tools = factory.make().tools
-    return make_tiny_model(folder, conversations, tools, seed=seed, size=TinyModel())
+    return make_tiny_model(folder, conversations, tools, seed=seed, size=MODEL_SIZES[size])
 
 
 async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:

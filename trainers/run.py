@@ -32,6 +32,7 @@ from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.services import PULL_S, Services, placement, start_services
 from trainers.start.hosts import make_hosts
+from trainers.start.model_shape import made_model
 from trainers.start.placement import find_places
 from trainers.startup import Startup
 from trainers.weight_store import find_store
@@ -44,7 +45,7 @@ class OwnData(Protocol):
     """What a run trains on instead of an environment's tasks; it then does without an environment, if none is named."""
 
     def make_model(self, folder: Path) -> int:
-        """Make a tiny model for it; returns its number of parameters."""
+        """Make a model of `model.size` for it; returns its number of parameters."""
         ...
 
     async def prepare(self, model: Path, say: Callable[[str], None]) -> None:
@@ -433,6 +434,8 @@ async def _prepare_model(run: Run, data: OwnData | None) -> tuple[Path, int]:
     if data is not None:
         parameters = data.make_model(model)
     else:
-        parameters = await make_model(model, run.factory, seed=config.training.seed, limits=config.env.limits())
-    report.say(f"made a tiny Qwen3 with {parameters:,} parameters")
+        parameters = await make_model(
+            model, run.factory, seed=config.training.seed, limits=config.env.limits(), size=config.model.size
+        )
+    report.say(f"made {made_model(config.model.size)} with {parameters:,} parameters")
     return model, parameters

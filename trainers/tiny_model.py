@@ -1,7 +1,7 @@
-"""Makes a tiny Qwen3 in seconds, so that everything runs where nothing can be downloaded.
+"""Makes a small Qwen3 in seconds, so that everything runs where nothing can be downloaded.
 
 The tokenizer is a BPE trained on the environment's own text, with Qwen3's special tokens and chat template. Every digit
-is a token of its own: copying numbers is what so small a model learns last. The folder is in Hugging Face format, and
+is a token of its own: copying numbers is what a tiny model learns last. The folder is in Hugging Face format, and
 vLLM, TorchTitan and transformers load it as they load Qwen3-1.7B.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agents.rendering import Renderer
 from forge_env.types import Message, ToolSpec
+from trainers.model_sizes import ModelSize
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -34,24 +35,8 @@ SPECIAL_TOKENS = (
 _TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinyModel:
-    """Sizes of the model, in Hugging Face's names."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 32
-    max_position_embeddings: int = 1024
-    rope_theta: float = 10_000.0
-    vocab_size: int = 640
-    """Upper bound; the tokenizer may need fewer entries."""
-
-
 def make_tiny_model(
-    folder: Path, conversations: Iterable[Sequence[Message]], tools: Sequence[ToolSpec], *, seed: int, size: TinyModel
+    folder: Path, conversations: Iterable[Sequence[Message]], tools: Sequence[ToolSpec], *, seed: int, size: ModelSize
 ) -> int:
     """Write a Hugging Face folder with a fresh model for these conversations; returns its number of parameters."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +94,7 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path, config: dict[str, object
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2))
 
 
-def _config(size: TinyModel, *, vocab_size: int) -> dict[str, object]:
+def _config(size: ModelSize, *, vocab_size: int) -> dict[str, object]:
     return {
         **asdict(size),
         "architectures": ["Qwen3ForCausalLM"],

@@ -186,10 +186,11 @@ def main() -> None:
 def make_tokenizer(folder: Path) -> Path:
     """A tiny model's folder, for its tokenizer."""
     from forge_env.factory import make
-    from trainers.tiny_model import TinyModel, make_tiny_model
+    from trainers.model_sizes import ModelSize
+    from trainers.tiny_model import make_tiny_model
 
     env = make("math").make()
-    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=TinyModel())
+    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=ModelSize())
     return folder
 
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from envs.math import Math
 from forge_env.types import Message
-from trainers.tiny_model import SPECIAL_TOKENS, TinyModel, make_tiny_model
+from trainers.model_sizes import ModelSize
+from trainers.tiny_model import SPECIAL_TOKENS, make_tiny_model
 
-SIZE = TinyModel(num_hidden_layers=1, hidden_size=32, intermediate_size=48, head_dim=8)
+SIZE = ModelSize(num_hidden_layers=1, hidden_size=32, intermediate_size=48, head_dim=8)
 
 
 def conversations() -> list[list[Message]]:

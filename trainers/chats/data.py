@@ -15,6 +15,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,12 @@ from trainers.batch import Sample
 from trainers.chats.rows import RowMaker, count_tokens, shuffled, token_batches
 from trainers.chats.shapes import BadChat
 from trainers.chats.source import Example, Source, open_source
+from trainers.model_sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from trainers.sft import Config
 
-CORPUS = 1000  # conversations whose text trains the tiny model's tokenizer
+CORPUS = 1000  # conversations whose text trains the tokenizer of a model made on the spot
 SHUFFLED = 2048  # conversations that a stream is shuffled among
 HELD_OUT_MOST = 128  # conversations of the held-out loss: more would not change its first digits
 
@@ -79,20 +81,21 @@ class SFTData:
     # ---- before the run ----
 
     def make_model(self, folder: Path) -> int:
-        """Make a tiny model whose tokenizer knows the data's text; returns its number of parameters."""
-        from trainers.tiny_model import TinyModel, make_tiny_model
+        """Make a model whose tokenizer knows the data's text; returns its number of parameters."""
+        from trainers.tiny_model import make_tiny_model
 
         examples = list(itertools.islice((e for _, e in self._source if isinstance(e, Example)), CORPUS))
         if not examples:
             raise UserError(self._nothing_left())
         tools = {tool["function"]["name"]: tool for example in examples for tool in example.tools}
-        length = max(1024, self._config.training.seq_len)
+        size = MODEL_SIZES[self._config.model.size]
+        length = max(size.max_position_embeddings, self._config.training.seq_len)
         return make_tiny_model(
             folder,
             [_plain(example.messages) for example in examples],
             list(tools.values()),
             seed=self._config.training.seed,
-            size=TinyModel(max_position_embeddings=length),
+            size=replace(size, max_position_embeddings=length),
         )
 
     async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> None:

@@ -116,11 +116,16 @@ def _check_resume(config: RunConfig) -> None:
 
 def _check_model(config: RunConfig) -> None:
     """The folder of a local model is whole, and the model reads as many tokens as an episode may have."""
+    if config.model.path and config.model.size != "tiny":
+        raise UserError(
+            f"--model.size is {config.model.size}, which is for a model made on the spot, and --model is "
+            f"{config.model.path}: leave one of them out"
+        )
     if config.model.path and Path(config.model.path).expanduser().exists():
         from agents.model_folder import find_model  # not above: check_packages comes first, and says whose agents it is
 
         find_model(config.model.path)
-    shape = find_shape(config.model.path).shape
+    shape = find_shape(config.model.path, config.model.size).shape
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
         return
     name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
@@ -164,7 +169,7 @@ def _check_services(config: RunConfig) -> None:
 def _check_weights(config: RunConfig) -> None:
     """The weight store can carry the weights, as far as their size is known yet."""
     try:
-        shape = find_shape(config.model.path).shape
+        shape = find_shape(config.model.path, config.model.size).shape
     except UserError:
         return  # said by the check of the model
     find_store(config, shape.parameters if shape else 0)
@@ -198,7 +203,7 @@ def _check_parallelism(config: RunConfig) -> None:
 
 def _check_heads(config: RunConfig) -> None:
     try:
-        shape = find_shape(config.model.path).shape
+        shape = find_shape(config.model.path, config.model.size).shape
     except UserError:
         return  # said by the check of the model
     if shape is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import UserError
+from trainers.model_sizes import MODEL_SIZES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +97,14 @@ class FoundModel:
     """What the start will have to download, if anything."""
 
 
-def find_shape(path: str) -> FoundModel:
-    """Find the sizes of `model.path`: of a local folder, of the hub's cache, of a known name, or of the tiny model.
+def find_shape(path: str, size: str = "tiny") -> FoundModel:
+    """Find the sizes of `model.path`: of a local folder, of the hub's cache or of a known name; of `size` without one.
 
     Raises:
         UserError: when there is neither such a folder nor such a name, or config.json cannot be used.
     """
     if not path:
-        return FoundModel(shape=tiny_shape(), where="a tiny Qwen3, made at the start")
+        return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start")
     folder = Path(path).expanduser()
     if folder.exists():
         if not (folder / "config.json").is_file():
@@ -121,20 +122,23 @@ def find_shape(path: str) -> FoundModel:
     )
 
 
-def tiny_shape() -> ModelShape:
-    """The sizes of the model that is made on the spot; its vocabulary may turn out smaller."""
-    from trainers.tiny_model import TinyModel
+def made_model(size: str) -> str:
+    """What a model made on the spot is called, for a person."""
+    return "a tiny Qwen3" if size == "tiny" else f"a Qwen3 of size {size}"
 
-    tiny = TinyModel()
+
+def made_shape(size: str) -> ModelShape:
+    """The sizes of a model that is made on the spot; its vocabulary may turn out smaller."""
+    made = MODEL_SIZES[size]
     return ModelShape(
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_hidden_layers=tiny.num_hidden_layers,
-        num_attention_heads=tiny.num_attention_heads,
-        num_key_value_heads=tiny.num_key_value_heads,
-        head_dim=tiny.head_dim,
-        vocab_size=tiny.vocab_size,
-        max_position_embeddings=tiny.max_position_embeddings,
+        hidden_size=made.hidden_size,
+        intermediate_size=made.intermediate_size,
+        num_hidden_layers=made.num_hidden_layers,
+        num_attention_heads=made.num_attention_heads,
+        num_key_value_heads=made.num_key_value_heads,
+        head_dim=made.head_dim,
+        vocab_size=made.vocab_size,
+        max_position_embeddings=made.max_position_embeddings,
         qk_norm=True,
     )
 

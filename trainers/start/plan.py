@@ -119,7 +119,7 @@ def _get(config: Any, name: str) -> Any:
 
 def _model(config: RunConfig) -> FoundModel:
     try:
-        return find_shape(config.model.path)
+        return find_shape(config.model.path, config.model.size)
     except UserError:
         return FoundModel(shape=None, where=f"not found: {config.model.path}")
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_env.errors import UserError
-from trainers.start.model_shape import KNOWN_SHAPES, find_shape, read_shape, tiny_shape
+from trainers.start.model_shape import KNOWN_SHAPES, find_shape, made_shape, read_shape
 
 SIZES = {
     "hidden_size": 64,
@@ -46,7 +46,7 @@ def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str,
 
 def test_no_model_is_the_tiny_one() -> None:
     found = find_shape("")
-    assert found.shape == tiny_shape() and "tiny" in found.where and not found.missing
+    assert found.shape == made_shape("tiny") and "tiny" in found.where and not found.missing
 
 
 def test_a_hub_id_that_is_not_here_has_no_sizes_but_a_known_one_has() -> None:

@@ -1,0 +1,37 @@
+"""The sizes of the models that can be made on the spot, which `model.size` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Sizes of a Qwen3, in Hugging Face's names; the defaults are the tiny model's, of half a million parameters."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    max_position_embeddings: int = 1024
+    rope_theta: float = 10_000.0
+    vocab_size: int = 640
+    """Upper bound; the tokenizer may need fewer entries."""
+
+
+MODEL_SIZES: Mapping[str, ModelSize] = {
+    "tiny": ModelSize(),
+    "100m": ModelSize(
+        hidden_size=768,
+        intermediate_size=2816,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=4096,
+    ),
+}
+"""By the name of the setting `model.size`."""
