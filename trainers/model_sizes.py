@@ -32,6 +32,7 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
         num_key_value_heads=4,
         head_dim=64,
         max_position_embeddings=4096,
+        vocab_size=1024,
     ),
 }
 """By the name of the setting `model.size`."""
