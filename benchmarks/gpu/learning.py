@@ -105,6 +105,13 @@ def measured(run: Path) -> dict[str, Any]:
     return {"complete": bool(whole), **figures, "curve": curve}
 
 
+def graphics() -> dict[str, str]:
+    """The name of the GPU, where there is one."""
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+
+
 def draw(result: dict[str, Any], title: str, path: Path) -> None:
     """The success on training tasks, and on held-out ones; the warm-up is left of 0."""
     import matplotlib
@@ -155,7 +162,7 @@ def main() -> int:
         kept["seconds"].append(time.perf_counter() - started)
         record.write_text(json.dumps(kept, indent=2) + "\n")
     result = {
-        "machine": describe(),
+        "machine": describe() | graphics(),
         "settings": {**asked, "minutes": given.minutes},
         "seconds_of_calls": kept["seconds"],
         "seconds": sum(kept["seconds"]),
