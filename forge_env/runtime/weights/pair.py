@@ -190,9 +190,13 @@ class _InThread(Generic[T]):
         return self._done.is_set()
 
     def wait(self, timeout: timedelta) -> T:
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._result)
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return cast(T, self._result)
+        finally:
+            del error  # it would hold itself by its traceback, and all that is in there
 
     def _run(self) -> None:
         try:

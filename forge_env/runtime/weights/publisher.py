@@ -114,7 +114,7 @@ class Publisher:
         room = KEEP - len(self._flats) - 1
         self._flats += [flat for flat in free if flat is not found and flat.numel() >= size][: max(0, room)]
         if found is None:
-            del free
+            del free  # all of it is too small, and its room is needed
             try:
                 found = torch.empty(size, dtype=torch.uint8, device=self.device)
             except torch.OutOfMemoryError:
@@ -162,20 +162,19 @@ class Publisher:
         with listener:
             while True:
                 try:
-                    connection, _ = listener.accept()
+                    line = Line(listener.accept()[0], self._seconds)
                 except OSError:
                     if self._is_closed:
                         return
                     time.sleep(_RETRY_S)  # the puller was gone again, or there are too many files open just now
                     continue
-                line = Line(connection, self._seconds)
                 thread = threading.Thread(target=self._serve, args=(line,), name="weights-pair", daemon=True)
                 with self._lock:
                     if self._is_closed:
                         line.close()
                         return
                     self._serving[line] = thread
-                thread.start()
+                    thread.start()
 
     def _serve(self, line: Line) -> None:
         """Answer one puller until it is gone; what it may do wrong is its own loss."""
@@ -203,10 +202,13 @@ class Publisher:
         if snapshot is None:
             line.say(refused=no_version(version, present))
             return
-        line.say(layout=snapshot.layout.to_json())
-        line.hear()  # it has the memory
-        pair.move(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
-        line.say(sent=version)
+        try:
+            line.say(layout=snapshot.layout.to_json())
+            line.hear()  # it has the memory
+            pair.move(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
+            line.say(sent=version)
+        finally:
+            del snapshot  # now, and not when somebody is done with the error that has this frame in its traceback
 
 
 def no_version(version: int, present: list[int]) -> str:
