@@ -130,7 +130,7 @@ def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: flo
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
 
     Args:
-        receives: whether this rank keeps memory into which the full weights come, in float32.
+        receives: whether it keeps memory into which the full weights come, in float32.
     """
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
     return Memory(held=held | _received(shape, receives))

@@ -263,7 +263,7 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
         return None
     found = _store(config, shape)
     on_gpu = found is not None and isinstance(found[0], CudaIpcStore | NcclStore)
-    receives = found is not None and isinstance(found[0], NcclStore) and process.rank == 0
+    receives = found is not None and isinstance(found[0], NcclStore)
     if process.service == "store":
         return Memory() if on_gpu else store_memory(shape)
     compute = FLOAT32 if process.gpu is None else BFLOAT16
