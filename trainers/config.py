@@ -273,7 +273,7 @@ class ParallelismConfig:
 
 @dataclass(kw_only=True)
 class WeightsConfig:
-    store: Literal["auto", "shared_memory", "cuda_ipc", "torchstore"] = "auto"
+    store: Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"] = "auto"
     """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""
 
 

@@ -17,6 +17,7 @@ from forge_env.registry import env_class
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.launcher import Launcher, Spawned
+from forge_env.runtime.ranks import LOOPBACK
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.actor import spawn_trainer
@@ -94,7 +95,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         config: of the run.
         launcher: that ends everything.
         model: a Hugging Face folder.
-        store: opened here; who made it closes it, after the launcher.
+        store: prepared and opened here; who made it closes it, after the launcher.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
@@ -103,6 +104,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
     if not config.env.name:
         return await _start_trainer(config, launcher, model)
     wanted, places = config.services, find_places(config)
+    store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
     async def catch_up(engine: Spawned) -> None:
         await services._catch_up(engine)

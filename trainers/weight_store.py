@@ -5,6 +5,7 @@ from __future__ import annotations
 from forge_env.runtime.weights import WeightStore, choose_store
 from trainers.config import RunConfig
 from trainers.start.hosts import count_hosts
+from trainers.start.placement import shares_gpus
 
 _BYTES = 4  # of a weight: the trainer publishes float32
 
@@ -21,5 +22,9 @@ def find_store(config: RunConfig, parameters: int) -> tuple[WeightStore, str]:
         holders.append(services.ref_model)
     all_on_gpus = all(service.with_gpus for service in holders)
     return choose_store(
-        config.weights.store, size=_BYTES * parameters, all_on_gpus=all_on_gpus, hosts=count_hosts(config)
+        config.weights.store,
+        size=_BYTES * parameters,
+        all_on_gpus=all_on_gpus,
+        hosts=count_hosts(config),
+        shared_gpus=all_on_gpus and shares_gpus(config),
     )

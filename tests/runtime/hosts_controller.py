@@ -61,6 +61,27 @@ async def team(launcher: Launcher) -> None:
     tell(sums=sums, places=places)
 
 
+async def weights(launcher: Launcher) -> None:
+    """Weights from one host to the other, neither of which knows the other's address before."""
+    from runtime_actors import Holder  # which imports torch
+    from state_dicts import fingerprints, make_state_dict
+
+    from forge_env.runtime.weights import NcclStore
+
+    assert launcher.hosts is not None
+    store = NcclStore()
+    store.prepare(launcher.hosts.address)
+    trainer, engine = (
+        launcher.spawn(name, Holder, store=store, host=i) for i, name in enumerate(("trainer", "engine"))
+    )
+    await asyncio.gather(store.open(), *(launcher.start(name) for name in ("trainer", "engine")))
+    for version in range(3):
+        await within(60.0, trainer.publish_then_change.call_one(version, version), "publishing")
+        found = await within(60.0, engine.fetch.call_one(version), "fetching")
+        tell(version=version, same=found == fingerprints(make_state_dict(version)))
+    await store.close()
+
+
 async def lose(launcher: Launcher) -> None:
     """Tell of every death on the second host."""
     launcher.spawn("zero", Adder, host=0)
@@ -94,6 +115,9 @@ async def wait(launcher: Launcher) -> None:
         tell(error=str(error))
 
 
+ENDINGS = {"work": work, "team": team, "weights": weights, "lose": lose, "wait": wait}
+
+
 async def main(ending: str, logs: Path, kind: str, workers: str) -> None:
     settings = HostSettings(
         kind=cast(Literal["processes", "workers"], kind),
@@ -104,7 +128,7 @@ async def main(ending: str, logs: Path, kind: str, workers: str) -> None:
         lease_s=LEASE_S if ending == "wait" else 60.0,
     )
     async with Launcher(logs, hosts=Hosts(settings)) as launcher:
-        await {"work": work, "team": team, "lose": lose, "wait": wait}[ending](launcher)
+        await ENDINGS[ending](launcher)
     tell(closed=True)
 
 

@@ -136,6 +136,14 @@ def test_ranks_on_two_hosts_add_numbers_up(cluster: Cluster, controllers: Start)
     controller.ends()
 
 
+@pytest.mark.slow  # torch is imported in three processes
+def test_weights_go_from_one_host_to_the_other(cluster: Cluster, controllers: Start) -> None:
+    controller = controllers("weights", cluster)
+    told = read_to(controller, "closed")
+    assert told[:-1] == [{"version": version, "same": True} for version in range(3)]
+    controller.ends()
+
+
 def test_a_death_on_another_host_is_told_and_the_end_of_the_host_is_one_of_everything_on_it(
     cluster: Cluster, controllers: Start
 ) -> None:

@@ -1,4 +1,4 @@
-"""Weights in shared memory between actors."""
+"""Weights between actors, through the stores that need no process of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.weights import SharedMemoryStore
+from forge_env.runtime.ranks import LOOPBACK
+from forge_env.runtime.weights import NcclStore, SharedMemoryStore, WeightStore
 
 DEADLINE_S = 60.0
 
 
-async def test_one_actor_publishes_and_another_fetches(tmp_path: Path) -> None:
-    store = SharedMemoryStore()
+@pytest.mark.parametrize("kind", [SharedMemoryStore, NcclStore])
+async def test_one_actor_publishes_and_another_fetches(kind: type[WeightStore], tmp_path: Path) -> None:
+    store = kind()
+    store.prepare(LOOPBACK)
     async with Launcher(tmp_path / "logs") as launcher:
         trainer, engine = (launcher.spawn(name, Holder, store=store) for name in ("trainer", "engine"))
         await asyncio.gather(store.open(), *(launcher.start(name) for name in ("trainer", "engine")))
@@ -28,4 +31,4 @@ async def test_one_actor_publishes_and_another_fetches(tmp_path: Path) -> None:
             found = await within(DEADLINE_S, engine.fetch.call_one(version), "fetching")
             assert found == fingerprints(make_state_dict(version))
     await store.close()
-    assert not store.folder.exists()
+    assert not isinstance(store, SharedMemoryStore) or not store.folder.exists()

@@ -65,7 +65,7 @@ def trainer_memory(
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
     - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
       they are gathered before they are copied.
-    - versions: of the full weights in float32, kept for the engines where these read them from this GPU; the copy above
+    - versions: of the full weights in float32, kept for the engines where these have them from this GPU; the copy above
       is then one of them.
 
     Args:
@@ -124,19 +124,32 @@ def activation_bytes(
     return float(compute * tokens * (shape.num_hidden_layers * kept + again))
 
 
-def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: float) -> Memory:
+def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: float, receives: bool = False) -> Memory:
     """One rank of the engine: its share of the weights, and the `cache` bytes of keys and values.
 
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
+
+    Args:
+        receives: whether it keeps memory into which the full weights come, in float32.
     """
-    return Memory(held={"weights": compute * shape.parameters / tensor, "cache": cache})
+    held = {"weights": compute * shape.parameters / tensor, "cache": cache}
+    return Memory(held=held | _received(shape, receives))
 
 
-def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:
-    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch."""
+def reference_memory(shape: ModelShape, *, tokens: int, compute: int, receives: bool = False) -> Memory:
+    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch.
+
+    Args:
+        receives: as that of `generator_memory`.
+    """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
-    return Memory(held={"weights": float(compute * shape.parameters), "forward": forward})
+    held = {"weights": float(compute * shape.parameters), "forward": forward}
+    return Memory(held=held | _received(shape, receives))
+
+
+def _received(shape: ModelShape, receives: bool) -> dict[str, float]:
+    return {"received": float(FLOAT32) * shape.parameters} if receives else {}
 
 
 def store_memory(shape: ModelShape) -> Memory:

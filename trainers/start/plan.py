@@ -14,7 +14,7 @@ from typing import Any
 
 from forge_env.config import leaves
 from forge_env.errors import UserError
-from forge_env.runtime.weights import KEEP, CudaIpcStore, WeightStore
+from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig
 from trainers.engine import engine_settings
 from trainers.objective import Objective
@@ -262,16 +262,19 @@ def _memory(config: RunConfig, process: Process, shape: ModelShape | None) -> Me
     if shape is None:
         return None
     found = _store(config, shape)
-    on_gpu = found is not None and isinstance(found[0], CudaIpcStore)
+    on_gpu = found is not None and isinstance(found[0], CudaIpcStore | NcclStore)
+    receives = found is not None and isinstance(found[0], NcclStore)
     if process.service == "store":
         return Memory() if on_gpu else store_memory(shape)
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
         cache = engine_settings(config, shape).kv_cache_gib * GIB
-        return generator_memory(shape, tensor=config.services.generator.procs, compute=compute, cache=cache)
+        return generator_memory(
+            shape, tensor=config.services.generator.procs, compute=compute, cache=cache, receives=receives
+        )
     if process.service == "ref_model":
-        return reference_memory(shape, tokens=tokens, compute=compute)
+        return reference_memory(shape, tokens=tokens, compute=compute, receives=receives)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
     return trainer_memory(
         shape,

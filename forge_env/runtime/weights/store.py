@@ -36,6 +36,13 @@ class WeightStore(ABC):
     actors_only: ClassVar[bool] = False
     """Whether only an actor's process can fetch, and no other one that was given the store."""
 
+    def prepare(self, address: str) -> None:  # noqa: B027 some have nothing to do
+        """Make what has to be there before the store travels. Called by the controller, before it spawns the actors.
+
+        Args:
+            address: of this machine, as the processes of the run reach it.
+        """
+
     @abstractmethod
     async def open(self, processes: Any = None) -> None:
         """Make the store ready. Called once in a run, by the controller.

@@ -108,6 +108,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         ),
         (("--training.sync_interval", "4"), ["sync_interval is 4", "staleness is 0", "--training.staleness 3"]),
         (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
+        (("--weights.store", "nccl"), ["--weights.store is nccl", "with_gpus", "take shared_memory"]),
         (("--resume",), ["--resume needs --output"]),
         (
             ("--launcher.share_gpus=yes", "--launcher.kind=processes", "--launcher.hosts=2"),

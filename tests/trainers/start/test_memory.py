@@ -81,6 +81,15 @@ def test_an_engine_holds_weights_and_cache() -> None:
     assert generator_memory(SMALL, tensor=2, compute=4, cache=7.0).held == {"weights": 2 * PARAMETERS, "cache": 7.0}
 
 
+def test_who_receives_the_weights_has_memory_for_them() -> None:
+    for ranks in (1, 2):
+        engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, receives=True)
+        assert engine.held["received"] == 4.0 * PARAMETERS
+    alone = reference_memory(SMALL, tokens=8, compute=2)
+    receives = reference_memory(SMALL, tokens=8, compute=2, receives=True)
+    assert receives.total == alone.total + 4.0 * PARAMETERS
+
+
 def test_the_reference_and_the_store() -> None:
     assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
     assert store_memory(SMALL).total == 8 * PARAMETERS

@@ -72,6 +72,20 @@ def test_shared_gpus_are_handed_out_once_to_each() -> None:
     assert gpus_needed(read_config(Config, [*arguments, "--launcher.share_gpus=no"])) == 4
 
 
+def test_the_memory_of_weights_that_go_by_nccl() -> None:
+    services = ["--trainer", "--generator", "--ref_model"]
+    arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]
+    arguments += ["--generator.procs=2", "--launcher.share_gpus=no", "--weights.store=nccl"]
+    plan = plan_of(*arguments)
+    held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
+    size = held["generator", 0]["received"]
+    assert held["ref_model", 0]["received"] == held["generator", 1]["received"] == size > 0
+    assert "received" not in held["trainer", 0]
+    assert held["trainer", 0]["versions"] == 2 * size
+    assert not held["store", 0]
+    assert ("", "weights go through NCCL: as --weights.store says") in plan.meaning
+
+
 @pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
 def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
