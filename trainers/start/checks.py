@@ -236,8 +236,8 @@ def _check_gpus(config: RunConfig) -> None:
     if needed > available:
         split = ", ".join(f"{name} {count}" for name, count in gpus_wanted(config).items())
         raise UserError(
-            f"the run needs {needed} GPUs, {available} are available: {split}; ask for fewer processes, or put a "
-            "service on the CPU with --SERVICE.with_gpus false"
+            f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {split}; "
+            "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
         )
 
 

@@ -40,12 +40,23 @@ def _print(console: Console, plan: Plan) -> None:
     console.print(meaning)
     _title(console, "Processes, and estimates of their memory in GiB")
     console.print(_processes(plan))
+    for where, total in shared_gpus(plan).items():
+        console.print(Text(f"{where}, which several share: {gib(total)} together"))
     _title(console, "Missing on this machine")
     for text in plan.missing or ["nothing"]:
         console.print(Text(f"  - {text}"))
     _title(console, "Whether it starts")
     for text in [f"no: {problem}" for problem in plan.problems] or ["yes; this was a dry run, and nothing was started"]:
         console.print(Text(f"  - {text}"))
+
+
+def shared_gpus(plan: Plan) -> dict[str, float]:
+    """Bytes of all processes on each GPU that has several, each at its worst moment; unknown ones are left out."""
+    found: dict[str, list[float]] = {}
+    for process, memory in plan.processes:
+        if process.gpu is not None and memory is not None:
+            found.setdefault(process.where, []).append(memory.total)
+    return {where: sum(totals) for where, totals in found.items() if len(totals) > 1}
 
 
 def _title(console: Console, text: str) -> None:

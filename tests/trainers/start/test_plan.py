@@ -9,6 +9,7 @@ import pytest
 from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
+from trainers.start.dry_run import shared_gpus
 from trainers.start.entry import main
 from trainers.start.placement import gpus_available, gpus_needed, processes, shares_gpus
 from trainers.start.plan import Plan, make_plan
@@ -90,6 +91,15 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
 def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
     assert shares_gpus(read_config(Config, arguments)) is shared
+
+
+def test_what_several_have_on_one_gpu_is_added_up() -> None:
+    arguments = ["--trainer.with_gpus", "--generator.with_gpus"]
+    plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
+    parts = [memory.total for process, memory in plan.processes if memory and process.gpu is not None]
+    assert len(parts) == 2 and all(parts)
+    assert shared_gpus(plan) == {"GPU 0": sum(parts)}
+    assert shared_gpus(plan_of(*arguments, "--launcher.gpus_per_host=2")) == {}
 
 
 def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:
