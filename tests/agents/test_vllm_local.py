@@ -67,6 +67,7 @@ async def test_greedy_and_hot_contradict_each_other() -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_an_engine_that_does_not_start_is_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
     """A folder whose weights are none."""
     for file in tiny_model.iterdir():

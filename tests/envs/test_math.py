@@ -260,6 +260,7 @@ async def test_no_cheat_scores_where_the_answer_is_a_number(level: int) -> None:
         assert env.correct(task.target) == 1.0
 
 
+@pytest.mark.slow
 async def test_no_cheat_scores_in_algebra() -> None:
     by_kind = {task.metadata["operation"]: task for task in Math.tasks(count=60, level=4)}
     for kind in ("line", "quadratic", "between"):

@@ -81,8 +81,12 @@ async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
     assert spawned + starting == pytest.approx(ready) and 0 <= seconds <= after - ready
 
 
-async def test_what_is_compiled_outlives_the_actors(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_what_is_compiled_outlives_the_actors(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their TMPDIR, where torch keeps it by default, goes with them."""
+    monkeypatch.delenv(VARIABLE, raising=False)  # torch sets it itself where it compiles, as in this process perhaps
     home = {"HOME": str(tmp_path)}
     found = []
     for name, environ in {
@@ -337,6 +341,7 @@ def test_a_temporary_folder_may_have_a_long_name(tmp_path: Path) -> None:
         controller.close()
 
 
+@pytest.mark.slow
 def test_launchers_in_a_row_do_not_add_up(control: Control) -> None:
     controller = control("again")
     controller.ready()
@@ -361,6 +366,7 @@ def test_a_signal_ends_the_run_in_order(control: Control, number: signal.Signals
     assert controller.errors().strip() == "stopping: ending every process of this run"
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller = control("early")
     controller.ready()
@@ -370,6 +376,7 @@ def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_break_off_the_cleaning(control: Control) -> None:
     controller = control("slow")
     controller.ready()

@@ -281,6 +281,7 @@ async def test_a_killed_puller_holds_nothing_and_nobody(run: Run) -> None:
     assert (await replaced.ask("fetch 2"))["fingerprints"] == told(2, LARGE)
 
 
+@pytest.mark.slow
 async def test_a_puller_that_stops_in_the_middle_is_given_up_and_nobody_waits_for_it() -> None:
     async with Run(seconds=3.0) as run:
         trainer, stopping, other = run.copy(), run.process(), run.process()
@@ -323,6 +324,7 @@ async def test_a_publisher_that_is_killed_while_it_sends() -> None:
         assert engine._puller is not None and not engine._puller._busy
 
 
+@pytest.mark.slow
 async def test_a_publisher_that_does_not_answer_is_waited_for_until_the_deadline() -> None:
     async with Run(seconds=2.0) as run:
         engine, late, trainer = run.copy(), run.copy(), run.process()
@@ -454,6 +456,7 @@ async def test_a_store_travels_once_it_is_prepared_and_is_small(run: Run) -> Non
     assert await fetched(pickle.loads(pickle.dumps(trainer)), 0) == told(0, 1)
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_behind() -> None:
     """The first round is not counted: torch keeps a thread. Nor are those that the loop keeps for blocking calls."""
     await until(lambda: not threads_of_ours(), "those of the tests before end")

@@ -53,6 +53,14 @@ async def fetched(store: SharedMemoryStore, version: int) -> dict[str, str]:
         return fingerprints(state_dict)
 
 
+async def publish(store: SharedMemoryStore, version: int, state_dict: dict[str, torch.Tensor]) -> None:
+    """Publish, and wait for the thread of the checksum: while it reads a segment, no new snapshot can have it."""
+    await store.publish(version, state_dict)
+    for thread in threading.enumerate():
+        if thread.name == "checksum":
+            await asyncio.to_thread(thread.join, 60.0)
+
+
 def segments(store: SharedMemoryStore) -> set[str]:
     return {path.name for path in store.folder.glob("*.segment")}
 
@@ -118,7 +126,7 @@ async def test_a_published_version_never_changes(store: SharedMemoryStore) -> No
 
 async def test_only_the_last_two_versions_stay_in_two_segments(store: SharedMemoryStore) -> None:
     for version in (7, 8, 100, 101):  # a run that goes on from a checkpoint begins at a later one
-        await store.publish(version, make_state_dict(version))
+        await publish(store, version, make_state_dict(version))
         assert await fetched(store, version) == fingerprints(make_state_dict(version))
     assert len(segments(store)) == 2
     for version in (7, 8):
@@ -131,7 +139,7 @@ async def test_larger_weights_take_the_place_of_smaller_ones(store: SharedMemory
     """A reader keeps what it has mapped, but not of a segment that is gone."""
     reader = reader_of(store)
     for version, size in enumerate((10, 10, 10_000, 10_000, 10, 10_000)):
-        await store.publish(version, {"weight": torch.full((size,), float(version))})
+        await publish(store, version, {"weight": torch.full((size,), float(version))})
         for _ in range(2):
             async with reader.fetch(version) as found:
                 assert torch.equal(found["weight"], torch.full((size,), float(version)))
@@ -143,17 +151,17 @@ async def test_larger_weights_take_the_place_of_smaller_ones(store: SharedMemory
 
 
 async def test_a_slow_reader_keeps_its_version_while_others_come_and_go(store: SharedMemoryStore) -> None:
-    await store.publish(0, make_state_dict(0))
+    await publish(store, 0, make_state_dict(0))
     async with reader_of(store).fetch(0) as found:
         for version in range(1, 6):
-            await store.publish(version, make_state_dict(version))
+            await publish(store, version, make_state_dict(version))
         assert fingerprints(found) == fingerprints(make_state_dict(0))
         assert len(segments(store)) == 3  # two versions, and the one that is read
         with pytest.raises(ServiceError, match="^the weight store has no version 0; it has 4, 5$"):
             await fetched(store, 0)
     before = segments(store)
     for version in range(6, 9):
-        await store.publish(version, make_state_dict(version))
+        await publish(store, version, make_state_dict(version))
     assert segments(store) == before  # the reader's was used again
     assert await fetched(store, 8) == fingerprints(make_state_dict(8))
 

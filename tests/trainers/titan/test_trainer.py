@@ -586,6 +586,7 @@ def is_half_written(folder: Path) -> bool:
     return any(folder.glob(".*.partial/state/*/*"))
 
 
+@pytest.mark.slow
 def test_a_kill_while_writing_leaves_the_checkpoints_before(model, make_trainer, tmp_path):
     """A real SIGKILL, at a moment when a checkpoint is surely half-written: the process is held still to look."""
     code = (
