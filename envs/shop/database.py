@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.shop.data import REFUND_DAYS, Shop
+from forge_env.transaction import transaction
 
 SCHEMA = """
 CREATE TABLE shop (id INTEGER PRIMARY KEY, today TEXT NOT NULL, refund_days INTEGER NOT NULL);
@@ -84,18 +85,6 @@ def open_database(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA synchronous = OFF")
     db.execute("PRAGMA journal_mode = MEMORY")
     return db
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All that the block does to the database, or nothing when it raises."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
 
 
 def read_state(db: sqlite3.Connection) -> State:

@@ -21,7 +21,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from envs.shop import operations
-from envs.shop.database import open_database, session_path, transaction
+from envs.shop.database import open_database, session_path
 from envs.shop.models import (
     Address,
     Customer,
@@ -35,6 +35,7 @@ from envs.shop.models import (
     ShopInfo,
 )
 from envs.shop.operations import ShopError
+from forge_env.transaction import transaction
 
 # The endpoints are coroutines although SQLite is not: an operation takes less time than a switch of threads.
 router = APIRouter(responses={status: {"model": Problem} for status in (401, 422)})

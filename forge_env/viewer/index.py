@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from forge_env.transaction import transaction
 from forge_env.viewer.folder import Run, RunFile
 from forge_env.viewer.row import COLUMNS
 from forge_env.viewer.scan import Scanned, scan
@@ -133,7 +134,7 @@ class Index:
 
     def _begin(self, db: sqlite3.Connection, file: RunFile, status: os.stat_result) -> tuple[int, int, bool]:
         """Number of a file, where to read on, and whether its old rows had to go."""
-        with _writing(db):
+        with transaction(db):
             known = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
             if known is None:
                 values = (str(file.path), file.phase, file.kind, status.st_ino)
@@ -153,7 +154,7 @@ class Index:
 
     def _add(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, found: Scanned) -> bool:
         tail = _tail(file.path, found.end)
-        with _writing(db):
+        with transaction(db):
             known = db.execute("SELECT done, bad FROM files WHERE file = ?", (number,)).fetchone()
             if known is None or known["done"] != start:
                 return False
@@ -175,14 +176,14 @@ class Index:
         there = {str(file.path) for file in self.run.files()}
         gone = [row for row in db.execute("SELECT file, path, kind FROM files") if row["path"] not in there]
         for row in gone:
-            with _writing(db):
+            with transaction(db):
                 _forget(db, row["file"], row["kind"])
                 db.execute("DELETE FROM files WHERE file = ?", (row["file"],))
         return bool(gone)
 
     def _join_steps(self, db: sqlite3.Connection) -> None:
         """The step that trained on an episode, where trained.jsonl says so."""
-        with _writing(db):
+        with transaction(db):
             db.execute(
                 "UPDATE episodes SET step = (SELECT step FROM trained WHERE trained.id = episodes.id) "
                 "WHERE step IS NULL AND id IN (SELECT id FROM trained) "
@@ -215,14 +216,3 @@ def _usable(place: Path) -> bool:
             return bool(db.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION))
     except sqlite3.DatabaseError:
         return False
-
-
-@contextmanager
-def _writing(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
