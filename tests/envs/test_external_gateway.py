@@ -317,10 +317,8 @@ async def test_a_token_opens_its_own_session_and_nothing_else(
         assert [e.reward for e in (ended, await second.end())] == [1.0, 1.0]
 
 
-async def test_a_client_that_leaves_and_comes_back_is_given_the_same_answer(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
-    """A time-out of the client, and its own second try: one turn, not two."""
+def says_later(tiny_model: Path) -> tuple[Any, asyncio.Event]:
+    """An agent that says "late", then "more", and nothing before the event is set."""
     slow = asyncio.Event()
     agent = says(tiny_model, "late", "more")
     generate = agent._policy.generate
@@ -331,6 +329,14 @@ async def test_a_client_that_leaves_and_comes_back_is_given_the_same_answer(
             return await generate(*args, **kwargs)
 
     agent._policy = Slow()
+    return agent, slow
+
+
+async def test_a_client_that_leaves_and_comes_back_is_given_the_same_answer(
+    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A time-out of the client, and its own second try: one turn, not two."""
+    agent, slow = says_later(tiny_model)
     async with playing(factory, agent, tmp_path) as program:
         with pytest.raises(openai.APITimeoutError):
             await program.chat("hi", timeout=0.3)
@@ -343,16 +349,7 @@ async def test_a_client_that_leaves_and_comes_back_is_given_the_same_answer(
 
 
 async def test_an_answer_that_nobody_took_is_a_fault(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    slow = asyncio.Event()
-    agent = says(tiny_model, "late", "more")
-    generate = agent._policy.generate
-
-    class Slow:
-        async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            await slow.wait()
-            return await generate(*args, **kwargs)
-
-    agent._policy = Slow()
+    agent, slow = says_later(tiny_model)
     async with playing(factory, agent, tmp_path) as program:
         with pytest.raises(openai.APITimeoutError):
             await program.chat("hi", timeout=0.3)
