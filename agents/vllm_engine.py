@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SHARED_GPU_FRACTION = 0.05
+PULL_S = 300.0  # deadline of an engine's taking new weights over
 _STOP = object()
 
 
@@ -221,7 +222,7 @@ class VLLMEngine:
         arguments = pickle.dumps(store), version if stored_as is None else stored_as
 
         def pull() -> dict[str, float]:
-            pulls = self._engine.collective_rpc(pull_weights, args=arguments)
+            pulls = self._engine.collective_rpc(pull_weights, timeout=PULL_S, args=arguments)
             self._become(version)
             return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import find_model
+from agents.vllm_engine import PULL_S
 from forge_env.disks import full_disk
 from forge_env.episode import Group
 from forge_env.errors import InvariantError, ServiceError, UserError, first_error
@@ -30,7 +31,7 @@ from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
 from trainers.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.services import PULL_S, Services, placement, start_services
+from trainers.services import Services, placement, start_services
 from trainers.start.hosts import make_hosts
 from trainers.start.model_shape import made_model
 from trainers.start.placement import find_places

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.vllm_engine import PULL_S
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.errors import ServiceError
@@ -28,8 +29,6 @@ from trainers.reference import ReferenceActor
 from trainers.start.model_shape import find_shape
 from trainers.start.placement import Place, find_places
 from trainers.startup import Span
-
-PULL_S = 300.0  # deadline of an engine's taking new weights over
 
 
 @dataclass(slots=True, kw_only=True)
