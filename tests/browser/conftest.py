@@ -60,7 +60,7 @@ class Watched:
     def go(self, place: str, wait: str = "#main h1") -> Any:
         """Open a place of the page, and wait until it is drawn."""
         self.page.evaluate(GO, place)
-        until(self.page, "document.getElementById('main').dataset.place === location.hash")
+        drawn(self.page)
         self.page.wait_for_selector(wait, state="attached")
         return self.page
 
@@ -71,6 +71,11 @@ def until(page: Any, condition: str, argument: Any = None) -> None:
     while not page.evaluate(condition, argument):
         assert time.monotonic() < deadline, f"{condition} is not true: {page.locator('#main').inner_text()[:500]}"
         page.wait_for_timeout(20)
+
+
+def drawn(page: Any) -> None:
+    """Wait until the page shows what its address says: what is there before may be gone in a moment."""
+    until(page, "document.getElementById('main').dataset.place === location.hash")
 
 
 Open = Callable[..., Watched]
@@ -106,6 +111,7 @@ def watch(browser: Any) -> Iterator[Callable[..., Watched]]:
         pages.append(watched)
         watched.page.goto(url)
         watched.page.wait_for_selector("#main h1", state="attached")
+        drawn(watched.page)
         return watched
 
     yield open_page

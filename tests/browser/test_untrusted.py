@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from tests.browser.conftest import Open, Watched
+from tests.browser.conftest import Open, Watched, drawn
 from tests.forge_env.viewer.runs import make_episode
 
 FOREIGN = "http://127.0.0.1:9"
@@ -197,7 +197,8 @@ def test_an_address_from_elsewhere_cannot_run_either(run: Path, view: Open) -> N
         page.evaluate(
             "(text) => { location.hash = '#/' + encodeURIComponent(text) + '/' + encodeURIComponent(text); }", payload
         )
-        page.wait_for_selector(".empty")
+        drawn(page)
+        assert page.locator(".empty").count() == (payload != NAME), payload  # one is what this run is called
     check(watched, "hostile addresses")
     name = page.evaluate("encodeURIComponent", NAME)
     text = "\n".join(PAYLOADS[:-1])
@@ -206,7 +207,8 @@ def test_an_address_from_elsewhere_cannot_run_either(run: Path, view: Open) -> N
     )
     for place in ("episodes", "groups", "episode"):
         page.evaluate("(hash) => { location.hash = hash; }", f"#/{name}/{place}?{query}")
-        page.wait_for_selector(".empty")
+        drawn(page)
+        assert page.locator(".empty").count() == 1
     watched.wrong = [each for each in watched.wrong if "400" not in each]  # the server says that they make no sense
     check(watched, "hostile parameters")
 

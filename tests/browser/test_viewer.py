@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from tests.browser.conftest import Open, Watched, until
+from tests.browser.conftest import Open, Watched, drawn, until
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
 
 EPISODE = "#/run/episode?key=train%2F0"
@@ -33,8 +33,11 @@ def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view:
     assert texts(page, ".chart-title") == ["reward", "success", "loss"]
     page.select_option("select[aria-label='Along']", "time")
     until(page, "location.hash.includes('axis=time')")
+    drawn(page)
     page.hover(".chart svg")
     assert "reward" in page.locator(".reading").first.inner_text()
+    page.select_option("select[aria-label='Along']", "step")
+    until(page, "document.querySelector('.reading').textContent.includes('step')")  # drawn anew beneath the pointer
 
 
 def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view: Open) -> None:
@@ -60,6 +63,7 @@ def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Ope
     assert "200 ms" in page.locator(".message.tool .who").inner_text()
     page.get_by_role("tab", name="JSON").click()
     page.wait_for_selector("pre.code")
+    drawn(page)
     assert '"schema_version": 2' in page.locator("#main").inner_text()
 
 
@@ -110,6 +114,7 @@ def test_the_timeline_can_be_zoomed(run: Path, view: Open) -> None:
     page.keyboard.press("+")
     until(page, "location.hash.includes('from=')")
     until(page, "document.querySelectorAll('.board .span').length < 15")
+    drawn(page)
     box = page.locator(".board").bounding_box()
     page.mouse.move(box["x"] + 10, box["y"] + 20)
     page.mouse.down()
@@ -140,7 +145,7 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     page.wait_for_selector(".tr.row")
     page.select_option("select[aria-label='Phase']", "train")
     until(page, "document.querySelectorAll('.tr.row').length === 13")
-    page.keyboard.press("Escape")
+    drawn(page)
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("k")
@@ -151,12 +156,13 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     first = page.url
     page.keyboard.press("n")
     until(page, "(before) => location.href !== before", first)
-    page.wait_for_selector(".talk")
+    drawn(page)
     for shade in ("advantage", "mask", "version", "off"):
         page.keyboard.press("s")
         until(page, "(name) => location.hash.includes('shade=' + name)", shade)
     page.keyboard.press("t")
     page.wait_for_selector(".token-row")
+    drawn(page)
     page.locator(".tokens").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".told").inner_text().startswith("token 1")
@@ -169,6 +175,7 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     page.wait_for_selector(".board")
     page.keyboard.press("/")
     page.wait_for_selector("#search")
+    drawn(page)
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "search"
     page.keyboard.press("Escape")

@@ -20,6 +20,7 @@ const main = document.getElementById("main");
 const shown = { runs: [], run: null, route: readAddress(), view: {}, state: null, stamp: null, choices: null, drawn: "" };
 let stopping = new AbortController();
 let again = 0;
+let pressed = false;
 
 async function show(quiet) {
   stopping.abort();
@@ -134,11 +135,11 @@ async function poll() {
       const changed = JSON.stringify([state.stamp, state.step, state.indexed]);
       const before = shown.stamp;
       shown.state = state;
-      shown.stamp = changed;
       drawTop();
-      if (before !== null && before !== changed) {
-        shown.choices = null;
-        if (!shown.view.fixed && !busy()) await show(true);
+      if (before === null || before === changed || shown.view.fixed) shown.stamp = changed;
+      else if (!busy()) {
+        Object.assign(shown, { stamp: changed, choices: null });
+        await show(true);
       }
     } catch (error) {
       shown.state = { ...(shown.state || {}), lost: true };
@@ -151,10 +152,10 @@ async function poll() {
   setTimeout(poll, shown.state && !shown.state.indexed ? 400 : POLL);
 }
 
-// Nothing is drawn anew under the hands of somebody who chooses or types.
+// Nothing is drawn anew under the hands of somebody who chooses, types or drags.
 function busy() {
   const active = document.activeElement;
-  return Boolean(active && active.matches && active.matches("#main select, #main input[type=text]")) || Boolean(getSelection && String(getSelection()));
+  return pressed || Boolean(active && active.matches && active.matches("#main select, #main input[type=text]")) || Boolean(getSelection && String(getSelection()));
 }
 
 function nextTheme() {
@@ -185,6 +186,7 @@ function start() {
   // The address, and not what is drawn: the next key may come before the view of the last one.
   listen(() => ({ route: readAddress(), run: shown.run, view: shown.view, theme: nextTheme }));
   addEventListener("hashchange", () => show(false));
+  for (const name of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) addEventListener(name, (event) => { pressed = event.buttons > 0; });
   show(false).then(() => setTimeout(poll, 300));
 }
 

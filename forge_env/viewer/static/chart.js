@@ -133,15 +133,17 @@ function legendOf(lines, points) {
   return h("ul", { class: "legend" }, [...seen].map(([name, swatch]) => h("li", null, swatch, name)));
 }
 
+let pointer = null; // where it rests on a chart: one that is drawn anew beneath it reads on
+
 function watch(drawing, cross, read, { lines, points, px, x0, x1, axis }) {
   const leave = () => {
+    pointer = null;
     cross.setAttribute("visibility", "hidden");
     fill(read);
   };
-  drawing.addEventListener("pointerleave", leave);
-  drawing.addEventListener("pointermove", (event) => {
+  const tell = (clientX) => {
     const box = drawing.getBoundingClientRect();
-    const place = ((event.clientX - box.left) / box.width) * WIDTH;
+    const place = ((clientX - box.left) / box.width) * WIDTH;
     const x = x0 + ((place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right)) * (x1 - x0);
     const found = lines.map((line) => ({ line, i: nearest(line.x, x) })).filter((each) => each.i >= 0);
     if (!found.length) return leave();
@@ -155,6 +157,14 @@ function watch(drawing, cross, read, { lines, points, px, x0, x1, axis }) {
       found.map(({ line, i }) => h("span", null, h("i", { class: "swatch", css: { "--swatch": colour(line.n) } }),
         `${line.name} ${number((line.raw || line.y)[i], 4)}`)),
       near.map((point) => h("span", null, `${point.name} ${number(point.y)} ${interval(point.interval)}`)));
+  };
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("pointermove", (event) => {
+    pointer = { x: event.clientX, y: event.clientY };
+    tell(event.clientX);
+  });
+  requestAnimationFrame(() => {
+    if (pointer && drawing.contains(document.elementFromPoint(pointer.x, pointer.y))) tell(pointer.x);
   });
 }
 
