@@ -68,6 +68,8 @@ class MicroBatch:
     """(E, T) float32, or None unless every sample given to `pack` has them."""
     advantages: Tensor
     """(E, 1) float32; (E, T) where a sample of the batch has one for each of its targets."""
+    units: tuple[int, int]
+    """Valid tokens, and episodes that have any: what losses are divided by."""
 
     def to_loss(self, values: Tensor) -> Tensor:
         """Bring values of every model token, (B, L), into the loss layout, (E, T); zero where there is no target."""
@@ -83,11 +85,6 @@ class MicroBatch:
         """Cut values of the sampled targets, (N,), into one list per episode of the batch."""
         sizes = torch.bincount(self.slots // self.source.shape[1], minlength=len(self.samples))
         return [part.tolist() for part in values.split(sizes.tolist())]
-
-    @property
-    def units(self) -> tuple[int, int]:
-        """Valid tokens, and episodes that have any: what losses are divided by."""
-        return int(self.padding_mask.sum()), int(self.padding_mask.any(-1).sum())
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
@@ -182,6 +179,7 @@ def empty_batch(length: int) -> MicroBatch:
         ref_logprobs=None,
         old_logprobs=None,
         advantages=zero,
+        units=(0, 0),
     )
 
 
@@ -267,6 +265,7 @@ def _to_tensors(
         padding_mask=torch.from_numpy(mask),
         generator_logprobs=torch.from_numpy(np.where(mask, generator, np.float32(0))),
         advantages=_advantages([samples[index].advantage for index in order], sampled),
+        units=(int(np.count_nonzero(mask)), int(np.count_nonzero(mask.any(-1)))),
         ref_logprobs=None,
         old_logprobs=None,
     )

@@ -13,9 +13,9 @@ tensor parallelism a rank's shard of the vocabulary is just one more chunk.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -100,8 +100,8 @@ class _HeadLogprobs(torch.autograd.Function):
             logits = F.linear(hidden, weight[chunk])
             column, inside = _within(targets, chunk)
             chosen = torch.where(inside, logits.gather(-1, column)[:, 0].to(dtype) / temperature, chosen)
-            if logits.is_cuda:
-                parts.append(_compiled(fused_sums)(logits, temperature, dtype, with_entropy))
+            if _has_kernels(logits):
+                parts.append(_kernels().sums(logits, temperature, with_entropy))
             else:
                 parts.append(_sums(logits.clone() if keeps else logits, temperature, dtype, with_entropy))
             if keeps:
@@ -128,9 +128,8 @@ class _HeadLogprobs(torch.autograd.Function):
         for chunk in _chunks(len(weight), ctx.columns):
             logits = F.linear(hidden, weight[chunk]) if kept is None else kept
             kept = None
-            if logits.is_cuda:
-                fused = _compiled(fused_gradient)
-                gradient = fused(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
+            if _has_kernels(logits):
+                gradient = _kernels().gradient_(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
             else:
                 gradient = _of_scaled(logits, *_within(targets, chunk), lse, entropy, w, u, ctx.temperature)
             del logits  # each of these is a chunk: none may live on into the next round
@@ -180,40 +179,19 @@ def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: 
     return largest + total.log(), torch.special.entr(powers, out=powers).sum(-1) / total + total.log()
 
 
-# On a GPU the passes over a chunk cost more than its matrix products, so there each of the two is one fused kernel.
-# On a CPU, and as the measure of these, stand the same formulas above, pass by pass and in place.
+# On a GPU the passes over a chunk cost more than its matrix products, so there each of the two is one kernel. On a CPU,
+# and as the measure of these, stand the same formulas above, pass by pass and in place.
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.is_cuda and logits.dtype != torch.float64
 
 
-def fused_sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    """`_sums`, out of place."""
-    z = logits.to(dtype) / temperature
-    largest = z.amax(-1)
-    centred = z - largest[:, None]
-    powers = centred.exp()
-    total = powers.sum(-1)
-    lse = largest + total.log()
-    if not with_entropy:
-        return lse, torch.zeros_like(lse)
-    weighted = torch.where(powers > 0, powers * centred, 0.0)
-    return lse, total.log() - weighted.sum(-1) / total
+def _kernels() -> ModuleType:
+    """Imported where there is a GPU: Triton comes with the torch of a GPU only."""
+    from trainers import head_kernels
 
-
-def fused_gradient(
-    logits: Tensor, targets: Tensor, lse: Tensor, entropy: Tensor, w: Tensor, u: Tensor | None, temperature: float
-) -> Tensor:
-    """`_of_scaled` in the dtype of the logits, which it overwrites; `targets` (N,) count from the first column."""
-    logp = logits.to(lse.dtype) / temperature - lse[:, None]
-    p = logp.exp()
-    hit = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    gradient = torch.where(hit, w[:, None], 0.0) - w[:, None] * p
-    if u is not None:
-        gradient = gradient - u[:, None] * torch.where(p > 0, p * (logp + entropy[:, None]), 0.0)
-    return logits.copy_(gradient)
+    return head_kernels
 
 
 def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,8 @@ class TitanTrainer:
         total_loss = torch.zeros((), device=self.device)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         try:
-            for batch, own in self._rounds(batches, rounds if tokens else 0):
-                total_loss += self._backward(batch, call, call.units(*own), normalizer, temperature, metrics)
+            for batch in self._rounds(batches, rounds if tokens else 0):
+                total_loss += self._backward(batch, call, normalizer, temperature, metrics)
             self._sum_over_ranks(total_loss)
             self._sum_over_ranks(metrics.sums)
             self._max_over_ranks(metrics.largest)
@@ -186,7 +186,7 @@ class TitanTrainer:
         check_temperature(temperature)
         found: dict[int, list[float]] = {}
         batches = self._micro_batches(samples)
-        for batch, _ in self._rounds(batches, self._count(batches)[2]):
+        for batch in self._rounds(batches, self._count(batches)[2]):
             values, _ = self._logprobs(batch, temperature)
             found.update(zip(batch.samples, batch.split(values), strict=False))
         if self._data_group is not None:
@@ -204,7 +204,6 @@ class TitanTrainer:
         self,
         batch: MicroBatch,
         call: LossCall,
-        units: int,
         normalizer: Tensor,
         temperature: float,
         metrics: LossMetrics,
@@ -214,7 +213,7 @@ class TitanTrainer:
         of_targets, entropies = self._logprobs(batch, temperature, with_entropy=True)  # (N,)
         logprobs = batch.scatter(of_targets)  # (E, T)
         entropy = None if entropies is None else batch.scatter(entropies)
-        if units:
+        if units := call.units(*batch.units):
             value = call(batch, logprobs, entropy, units=units, normalizer=normalizer)
         else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
             value = logprobs.nan_to_num().sum() * 0
@@ -261,14 +260,14 @@ class TitanTrainer:
         tokens, episodes = self._sum_over_ranks(sums.to(self.device)).tolist()
         return tokens, episodes, int(rounds)
 
-    def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[tuple[MicroBatch, tuple[int, int]]]:
-        """`rounds` batches on the device, each with its units, which are counted before it goes there.
+    def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+        """`rounds` batches on the device.
 
         Empty ones come last: every rank has to run the model equally often, or collectives never meet. All go there
         before the first pass: a later copy would wait for the passes that are queued by then.
         """
         padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [(batch.to(self.device), batch.units) for batch in (*batches[:rounds], *padding)]
+        return [batch.to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
