@@ -202,6 +202,7 @@ class VLLMEngine:
         """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
 
         def swap() -> None:
+            self._settle()
             self._engine.collective_rpc(load_weights, args=(state_dict,))
             self._become(version)
 
@@ -222,6 +223,7 @@ class VLLMEngine:
         arguments = pickle.dumps(store), version if stored_as is None else stored_as
 
         def pull() -> dict[str, float]:
+            self._settle()
             pulls = self._engine.collective_rpc(pull_weights, timeout=PULL_S, args=arguments)
             self._become(version)
             return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
@@ -284,13 +286,30 @@ class VLLMEngine:
                 return
             if self._engine.has_unfinished_requests():
                 started = time.perf_counter()
-                outputs = self._engine.step()
+                self.use.request_steps += len(self._pending)
+                self._step()
                 self.use.steps += 1
                 self.use.step_seconds += time.perf_counter() - started
-                self.use.request_steps += len(self._pending)
-                for output in outputs:
-                    if output.finished:
-                        self._finish(output)
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished:
+                self._finish(output)
+
+    def _settle(self) -> None:
+        """Let the passes end that a GPU computes while the next ones are planned: vLLM names the version of a token
+        when it reads the token, which would be after the swap."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                self._step()
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _take_in(self) -> bool:
         """Handle everything in the inbox, and wait for more where that pays; returns False when told to stop."""

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 512] [--at-once 256] [--envs 4] [--json FILE]
 
-Episodes of four turns, 128 sampled tokens each, in an environment that answers at once. What they sampled is then asked
-of a bare `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens, the turns of an
+Episodes of four turns in an environment that answers at once. A turn is of 32 to 224 sampled tokens, 128 on average:
+turns differ in every run, and equal ones would all end in one step, and begin in one. What was sampled is then asked of
+a bare `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens, the turns of an
 episode one after the other, as many episodes at once. Tokens are sampled tokens; the engine's start is not timed.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -27,11 +29,12 @@ from benchmarks.machine import describe
 from envs.actor import EnvActor
 from forge_env.env import Env
 from forge_env.faults import SHRINK
+from forge_env.protocols import NextTurn
 from forge_env.runtime.launcher import Launcher
 from forge_env.types import Action, EpisodeLimits, Task
 
-TURNS, TURN_TOKENS, CONTEXT = 4, 128, 2048
-LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=CONTEXT)
+TURNS, LEAST, MOST, CONTEXT = 4, 32, 224, 2048
+LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)
 SIBLINGS = 8
 
 
@@ -40,7 +43,8 @@ class Chatter(Env):
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
-        return [{"role": "user", "content": options["task"].prompt[0]["content"]}], {}
+        self.random = random.Random(seed)
+        return [{"role": "user", "content": options["task"].prompt[0]["content"]}], self._asked()
 
     async def step(self, action: Action) -> Any:
         self.turn += 1
@@ -49,8 +53,11 @@ class Chatter(Env):
             0.0,
             self.turn == TURNS,
             False,
-            {},
+            self._asked(),
         )
+
+    def _asked(self) -> dict[str, Any]:
+        return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
 
 
 def settings(at_once: int) -> EngineSettings:

@@ -37,19 +37,8 @@ async def engine(qwen3: Path) -> AsyncIterator[VLLMEngine]:
 
 async def test_logprobs_agree_in_bfloat16(engine: VLLMEngine, qwen3: Path) -> None:
     """Over 4,096 sampled tokens: mean |difference| below 0.02 nats, mean K3 below 1e-3."""
-    from trainers.batch import Sample
-    from trainers.titan.trainer import TitanSettings, TitanTrainer
-
     completions = await _sample(engine, count=64, tokens=64)
-    trainer = TitanTrainer(str(qwen3), TitanSettings())
-    try:
-        recomputed = trainer.logprobs([Sample(rows=(_row(c),), advantage=0.0) for c in completions], 1.0)
-    finally:
-        trainer.close()
-        torch.cuda.empty_cache()
-    ours = torch.tensor([value for values in recomputed for value in values])
-    theirs = torch.tensor([value for completion in completions for value in completion.logprobs])
-    gap = ours - theirs
+    gap = torch.cat(_gaps(qwen3, completions))
     k3 = (torch.exp(gap) - 1 - gap).mean().item()
     print(f"mean |difference| {gap.abs().mean():.5f}, largest {gap.abs().max():.4f}, K3 {k3:.2e}")
     assert len(gap) == 64 * 64
@@ -71,9 +60,17 @@ async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, 
     started = asyncio.get_running_loop().time()
     await engine.update_weights(version + 1, new)
     print(f"swap of 0.6B float32 into the live engine: {asyncio.get_running_loop().time() - started:.3f} s")
-    for completion in await asyncio.gather(*running):
+    carried = await asyncio.gather(*running)
+    for completion in carried:
         assert [span for span, _ in completion.versions] == [version, version + 1]
         assert len(completion.token_ids) == 400
+    # The last token that is said to be of the old weights is, and the next one is not.
+    ends = [completion.versions[0][1] for completion in carried]
+    gaps = [gap.abs() for gap in _gaps(qwen3, carried)]
+    last = torch.stack([gap[end - 1] for gap, end in zip(gaps, ends, strict=True)]).mean()
+    first = torch.stack([gap[end] for gap, end in zip(gaps, ends, strict=True)]).mean()
+    print(f"|logprob - that of the old weights|: {last:.4f} before the swap, {first:.4f} after it")
+    assert last < 0.03 and first > 2 * last
     found = await engine._command(lambda: engine._engine.collective_rpc(_weights_of_worker))
     arrived = found[0]
     for name, value in _as_in_vllm(new).items():
@@ -82,6 +79,20 @@ async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, 
     assert swapped != before
     await engine.update_weights(version + 2, {name: value.cuda() for name, value in old.items()})
     assert await _greedy(engine) == before, "the same weights, through the same graphs, say the same"
+
+
+def _gaps(model: Path, completions: list[Completion]) -> list[torch.Tensor]:
+    """The trainer's logprobs minus the engine's, of each sampled token."""
+    from trainers.batch import Sample
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+    trainer = TitanTrainer(str(model), TitanSettings())
+    try:
+        recomputed = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions], 1.0)
+    finally:
+        trainer.close()
+        torch.cuda.empty_cache()
+    return [torch.tensor(ours) - torch.tensor(c.logprobs) for ours, c in zip(recomputed, completions, strict=True)]
 
 
 def _weights_of_worker(worker: Any) -> dict[str, Any]:

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.grpo import Config
+from trainers.start.plan import make_plan
+from trainers.start.read_config import read_config
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")]
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +33,31 @@ def test_a_run_in_the_shape_of_qwen3(qwen3: Path, tmp_path: Path) -> None:
     said = run(tmp_path / "run", *options, "--dataset.held_out", "32", "--training.learning_rate", "1e-6")
     assert "weights go through GPU memory (CUDA IPC)" in said
     check(tmp_path / "run", steps=3)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("where", ["GPU", "CPU"])
+def test_a_run_with_a_reference_model(where: str, tmp_path: Path) -> None:
+    options = ["--env", "math", "--steps", "3", "--warmup.steps", "40", "--generator.cuda_graphs=false"]
+    options += ["--ref_model.procs", "1", "--grpo.beta", "0.01", f"--ref_model.with_gpus={where == 'GPU'}"]
+    assert f"the reference model, on {where} and frozen" in run(tmp_path / "run", *options)
+    check(tmp_path / "run", steps=3)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -> None:
+    """To 15%, of all that is on the GPU."""
+    options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--dataset.held_out", "8", "--tasks", "64"]
+    options += ["--env.max_turn_tokens", "128", "--training.learning_rate", "1e-6", f"--training.packing={packed}"]
+    options += ["--training.max_tokens_per_micro_batch", "32768", "--training.batch_size", "16"]
+    plan = make_plan(read_config(Config, options))
+    on_gpu = [memory.total for process, memory in plan.processes if process.gpu is not None and memory is not None]
+    run(tmp_path / "run", *options)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    used = max(line.get("gpu/0/memory_used_bytes", 0.0) for line in lines)
+    print(f"estimated {sum(on_gpu) / 2**30:.1f} GiB, measured {used / 2**30:.1f} GiB")
+    assert used == pytest.approx(sum(on_gpu), rel=0.15)
 
 
 def run(folder: Path, *options: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from trainers.start.memory import (
 )
 from trainers.start.model_shape import KNOWN_SHAPES, ModelShape
 
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ModelShape(
     hidden_size=8,
     intermediate_size=16,
@@ -43,6 +46,16 @@ def test_a_trainer_alone_in_float32() -> None:
     assert step == {"activations": 4.0 * 16 * 2 * 132, "logits": 16 * 10 * 4 / 8}
     assert publish == {"published": 4.0 * PARAMETERS}
     assert memory.total == 16 * PARAMETERS + sum(step.values())
+
+
+@pytest.mark.parametrize("result, tokens", [("gpu_trainer", 32768), ("gpu_trainer_16", 16384)])
+def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
+    measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
+    memory = trainer_memory(
+        KNOWN_SHAPES["Qwen/Qwen3-0.6B"], shard=1, tensor=1, tokens=tokens, compute=2, checkpointing="none",
+        compiled=True, kept_logits=10 * GIB, versions=1,
+    )  # fmt: skip
+    assert memory.total - memory.held["versions"] == pytest.approx(measured, rel=0.15)
 
 
 def test_a_rank_of_many_holds_its_part() -> None:

@@ -1,0 +1,37 @@
+"""Whole runs on two GPUs: one each, weights and optimizer over both, matrices over both, an engine over both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.test_runs_gpu import check, run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")]
+FSDP = ("--trainer.procs", "2")
+TP = (*FSDP, "--parallelism.tensor_parallel_degree", "2")
+ENGINE = ("--generator.procs", "2")
+SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.cuda_graphs=false")
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    "options, store",
+    [
+        ((), "CUDA IPC"),
+        (("--weights.store", "nccl"), "NCCL"),
+        (("--weights.store", "shared_memory"), "shared memory"),
+        (("--weights.store", "torchstore"), "TorchStore"),
+        (FSDP, "CUDA IPC"),
+        (TP, "CUDA IPC"),
+        (ENGINE, "CUDA IPC"),
+    ],
+    ids=["one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "engine-tp"],
+)
+def test_a_run_of_the_tiny_model(options: tuple[str, ...], store: str, tmp_path: Path) -> None:
+    said = run(tmp_path / "run", *SHORT, *options)
+    (line,) = [line for line in said.splitlines() if "weights go through" in line]
+    assert store in line
+    check(tmp_path / "run", steps=4)
