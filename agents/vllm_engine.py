@@ -59,9 +59,19 @@ class EngineSettings:
     """But never for longer than this."""
     tensor_parallel: int = 1
     """GPUs that each matrix is cut over; above 1, vLLM has a process of its own for each."""
+    worker_process: bool = False
+    """Whether it has one for a single GPU too: what prepares and launches a step then has an interpreter of its own."""
+    admit_every: int = 1
+    """Steps from one taking in of requests to the next, while others run. A step that begins requests is slower than
+    one that only goes on with some; above 1 there are fewer of them, and requests wait."""
     threads: int = 0
     """CPU threads of the engine; 0 leaves it to torch."""
     seed: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the workers are in processes of their own, where each fetches new weights by itself."""
+        return self.worker_process or self.tensor_parallel > 1
 
 
 @dataclass(slots=True)
@@ -73,6 +83,8 @@ class EngineUse:
     """In its steps; the rest of the time it took requests in, or had none."""
     request_steps: int = 0
     """Requests in each step, added up: over `steps`, how many it had at once."""
+    admissions: int = 0
+    """Steps before which it took requests in."""
 
 
 @dataclass(slots=True)
@@ -151,6 +163,8 @@ class VLLMEngine:
         self._pending: dict[str, _Pending] = {}
         self._gathering = _Gathering(settings.gather_s, settings.gather_most_s)
         self._batch: _Batch | None = None  # waits until the engine is idle
+        self._waiting: list[_Request] = []  # for the step before which requests are taken in
+        self._due = 0  # the first step that may be
         self._engine: Any = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -276,7 +290,7 @@ class VLLMEngine:
             self._broken = error
             self._fail_all(PolicyError(f"the engine broke: {type(error).__name__}: {error}"))
         finally:
-            if self._settings.tensor_parallel > 1:
+            if self._settings.apart:
                 self._engine.engine_core.shutdown()  # ends its processes
 
     def _drive(self) -> None:
@@ -318,11 +332,12 @@ class VLLMEngine:
                 if self._engine.has_unfinished_requests():
                     return True
                 self._begin(self._batch)
-            patience = self._gathering.patience(len(self._pending))
+            patience = self._gathering.patience(len(self._pending) + len(self._waiting))
             try:
                 item = self._inbox.get(block=patience != 0, timeout=patience or None)
             except queue.Empty:
                 if patience == 0:
+                    self._admit_waiting()
                     return True
                 continue
             if item is _STOP:
@@ -332,8 +347,18 @@ class VLLMEngine:
             elif isinstance(item, _Batch):
                 self._batch = item
             elif not item.future.cancelled():
-                self._admit(item)
-                self._gathering.arrived(len(self._pending))
+                self._waiting.append(item)
+                self._gathering.arrived(len(self._pending) + len(self._waiting))
+
+    def _admit_waiting(self) -> None:
+        if not self._waiting or (self._pending and self.use.steps < self._due):
+            return
+        requests, self._waiting = self._waiting, []
+        for request in requests:
+            if not request.future.cancelled():
+                self._admit(request)
+        self.use.admissions += 1
+        self._due = self.use.steps + self._settings.admit_every
 
     def _begin(self, batch: _Batch) -> None:
         self._engine.reset_prefix_cache()
@@ -433,9 +458,10 @@ class VLLMEngine:
         )
 
     def _fail_all(self, error: Exception) -> None:
-        pending, self._pending = self._pending, {}
-        for waiting in pending.values():
-            self._tell(waiting.future, error=error)
+        futures = [each.future for each in self._pending.values()] + [each.future for each in self._waiting]
+        self._pending, self._waiting = {}, []
+        for future in futures:
+            self._tell(future, error=error)
         if self._batch is not None:
             self._inbox.put(self._batch)
             self._batch = None
@@ -479,15 +505,14 @@ def _load(model: str, settings: EngineSettings) -> Any:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    several = settings.tensor_parallel > 1
-    if several:  # a fork of a process with threads and an open GPU does not run
+    if settings.apart:  # a fork of a process with threads and an open GPU does not run
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     fraction, cache = settings.gpu_memory_fraction, None
     if settings.kv_cache_gib and torch.cuda.is_available():
         # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
     # Only what is compiled asks for a name that stays, and vLLM's own processes would not know it.
-    name = model if settings.enforce_eager or several else same_name(model)
+    name = model if settings.enforce_eager or settings.apart else same_name(model)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=name,
@@ -498,7 +523,7 @@ def _load(model: str, settings: EngineSettings) -> Any:
             kv_cache_memory_bytes=cache,
             enforce_eager=settings.enforce_eager,
             tensor_parallel_size=settings.tensor_parallel,
-            distributed_executor_backend="mp" if several else None,
+            distributed_executor_backend="mp" if settings.apart else None,
             seed=settings.seed,
             enable_prefix_caching=True,
             # A prompt in pieces breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
@@ -509,6 +534,6 @@ def _load(model: str, settings: EngineSettings) -> Any:
             logprobs_mode="processed_logprobs",
         )
     )
-    if several:
+    if settings.apart:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     return engine

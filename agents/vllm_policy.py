@@ -33,7 +33,7 @@ class PolicyActor(ForgeActor):
         self._store = store
         self._relay: SharedMemoryStore | None = None  # between the store and the engine's own processes
         self._relayed = 0
-        self._several = settings.tensor_parallel > 1
+        self._apart = settings.apart
         self._model = model
         self._renderer: Renderer | None = None  # only those need it who send text
         self._engine = VLLMEngine(model, settings)
@@ -41,7 +41,7 @@ class PolicyActor(ForgeActor):
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
-            if self._several and self._store.actors_only:
+            if self._apart and self._store.actors_only:
                 self._relay = SharedMemoryStore()
                 await self._relay.open()
         await self._engine.start()
@@ -112,7 +112,7 @@ class PolicyActor(ForgeActor):
         """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
         if self._store is None:
             raise UserError("this policy has no weight store to pull from: give PolicyActor store=")
-        if self._several and self._relay is None:
+        if self._apart and self._relay is None:
             return await self._engine.pull_weights(version, self._store)
         started = time.perf_counter()
         async with self._store.fetch(version) as state_dict:

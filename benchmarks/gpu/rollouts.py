@@ -60,9 +60,15 @@ class Chatter(Env):
         return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
 
 
-def settings(at_once: int) -> EngineSettings:
+def settings(given: argparse.Namespace) -> EngineSettings:
     return EngineSettings(
-        max_model_len=CONTEXT, max_requests=at_once, dtype="bfloat16", kv_cache_gib=32.0, enforce_eager=False
+        max_model_len=CONTEXT,
+        max_requests=given.at_once,
+        dtype="bfloat16",
+        kv_cache_gib=32.0,
+        enforce_eager=False,
+        worker_process=given.worker_process,
+        admit_every=given.admit_every,
     )
 
 
@@ -71,7 +77,7 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
     async with Launcher():
         started = time.perf_counter()
         policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
-            model=str(model), settings=settings(given.at_once)
+            model=str(model), settings=settings(given)
         )
         ready = time.perf_counter() - started
         agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
@@ -115,18 +121,19 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
         "steps": steps,
         "seconds_per_step": (after.step_seconds - before.step_seconds) / steps,
         "requests_at_once": (after.request_steps - before.request_steps) / steps,
+        "admissions": after.admissions - before.admissions,
         "share_in_steps": (after.step_seconds - before.step_seconds) / seconds,
     }
     return found, turns
 
 
-def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
+def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[str, Any]:
     """The same requests from a plain loop around the engine."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    engine = _load(model, settings(at_once))
+    engine = _load(model, settings(given))
 
     def add(episode: int, turn: int) -> None:
         prompt, count = turns[episode][turn]
@@ -144,7 +151,7 @@ def bare(model: str, turns: list[list[Any]], at_once: int) -> dict[str, Any]:
 
     def play(episodes: range) -> int:
         waiting, tokens = list(reversed(episodes)), 0
-        for _ in range(min(at_once, len(waiting))):
+        for _ in range(min(given.at_once, len(waiting))):
             add(waiting.pop(), 0)
         while engine.has_unfinished_requests():
             use.request_steps += engine.get_num_unfinished_requests()
@@ -188,12 +195,14 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--envs", type=int, default=4)
+    parser.add_argument("--worker-process", action="store_true", help="of both engines, see EngineSettings")
+    parser.add_argument("--admit-every", type=int, default=1, help="of ours, likewise")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bare:
         asked = json.loads(given.bare.read_text())
-        print(json.dumps(bare(asked["model"], asked["turns"], given.at_once)))
+        print(json.dumps(bare(asked["model"], asked["turns"], given)))
         return
     with tempfile.TemporaryDirectory() as temp:
         model = Path(temp) / "model"
@@ -202,20 +211,13 @@ def main() -> None:
         print("through actors", json.dumps(ours), flush=True)
         asked = Path(temp) / "turns.json"
         asked.write_text(json.dumps({"model": str(model), "turns": turns}))
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.gpu.rollouts",
-            "--bare",
-            str(asked),
-            "--at-once",
-            str(given.at_once),
-        ]
+        command = [sys.executable, "-m", "benchmarks.gpu.rollouts", "--bare", str(asked)]
+        command += ["--at-once", str(given.at_once)] + ["--worker-process"] * given.worker_process
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
         theirs = json.loads(done.stdout.splitlines()[-1])
     result = {
         "machine": describe(),
-        "settings": {"shape": given.shape, "episodes": given.episodes, "at_once": given.at_once, "envs": given.envs},
+        "settings": {name: value for name, value in vars(given).items() if name not in ("json", "bare")},
         "through_actors": ours,
         "bare": theirs,
         "ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -55,8 +56,9 @@ async def store(tiny_model: Path) -> AsyncIterator[SharedMemoryStore]:
     await store.close()
 
 
-async def test_two_processes_say_what_one_says_with_the_weights_of_any_version(
-    tiny_model: Path, store: SharedMemoryStore
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, tensor_parallel=1, worker_process=True)], ids=[2, 1])
+async def test_processes_of_their_own_say_what_one_says_with_the_weights_of_any_version(
+    tiny_model: Path, store: SharedMemoryStore, settings: EngineSettings
 ) -> None:
     one = VLLMEngine(str(tiny_model), EngineSettings(max_model_len=256, max_requests=16))
     await one.start()
@@ -65,9 +67,9 @@ async def test_two_processes_say_what_one_says_with_the_weights_of_any_version(
         await one.update_weights(7, weights)
     expected.append(await ask(one))
     await one.close()
-    two = VLLMEngine(str(tiny_model), SETTINGS)
+    two = VLLMEngine(str(tiny_model), settings)
     await two.start()
-    workers = workers_of(psutil.Process())
+    workers = workers_of(psutil.Process(), settings.tensor_parallel)
     found = [await ask(two)]
     seconds = await two.pull_weights(7, store)
     found.append(await ask(two))
@@ -87,10 +89,10 @@ async def ask(engine: VLLMEngine) -> list[Completion]:
     return list(await asyncio.gather(*calls))
 
 
-def workers_of(engine: psutil.Process) -> list[psutil.Process]:
-    """The two processes of vLLM's own, by the name that they give themselves."""
+def workers_of(engine: psutil.Process, count: int = 2) -> list[psutil.Process]:
+    """The processes of vLLM's own, by the name that they give themselves."""
     found = [child for child in engine.children(recursive=True) if "VLLM" in "".join(child.cmdline())]
-    assert len(found) == 2
+    assert len(found) == count
     return found
 
 
