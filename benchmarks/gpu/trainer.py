@@ -3,11 +3,12 @@
     python -m benchmarks.gpu.trainer [--shape 0.6B] [--sequences 8] [--attention flex] [--json FILE]
 
 Plain: the model's own output layer, all logits, TorchTitan's cross entropy, backward, clipping, fused AdamW.
-RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Rows are
-packed, of 512 to 2,048 tokens, an eighth of each a prompt; as in a run they share one sequence of all tokens, or, with
---rectangle, sequences of --length as the plain step has them, which costs what does not fit. Both are compiled block by
-block, in bfloat16 over float32 weights. MFU counts 6 x parameters + 6 x layers x query_size x length FLOPs a token
-(causal attention, half of the square), against 989 TFLOP/s.
+RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Both
+have the same rows, of 512 to 2,048 tokens, an eighth of each a prompt, and each attends to itself only. The plain
+step has them in sequences of --length; the RL step as a run packs them, into one sequence of all tokens, or with
+--rectangle into such of --length, which costs what does not fit. Both are compiled block by block, in bfloat16 over
+float32 weights. MFU counts 6 x parameters + 6 x layers x query_size x row length FLOPs a token (causal attention,
+half of the square), against 989 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ def make_samples(sequences: int, length: int, vocabulary: int) -> list[Sample]:
             reference = tuple(-rng.random() for _ in range(size - prompt))
             samples.append(Sample(rows=(row,), advantage=rng.gauss(0, 1), ref_logprobs=reference))
     return samples
+
+
+def rows_of(given: argparse.Namespace, vocabulary: int) -> list[Row]:
+    return [row for sample in make_samples(given.sequences, given.length, vocabulary) for row in sample.rows]
 
 
 def plain_step(trainer: TitanTrainer, loss_of: Callable[..., Tensor], tokens: Tensor, positions: Tensor) -> None:
@@ -121,7 +126,8 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         hf = trainer.model.hf_config
         parameters = sum(value.numel() for value in trainer.model.module.parameters())
         attended = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
-        flops = (6 * parameters + 6 * attended * 1024) * size
+        squares = sum(len(row.token_ids) ** 2 for row in rows_of(given, hf["vocab_size"]))
+        flops = 6 * parameters * size + 6 * attended * squares
         return found | {
             "tokens_per_second": size / found["seconds"],
             "mfu": flops / found["seconds"] / PEAK_FLOPS,
@@ -141,8 +147,9 @@ def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> C
         return lambda: trainer.train_step(samples, loss)
     lm_head = trainer.model.module.get_submodule("lm_head")
     lm_head.forward = trainer.model._head._linear  # type: ignore[method-assign]
-    tokens = torch.randint(vocabulary, (given.sequences, given.length), device="cuda")
-    positions = torch.arange(given.length, device="cuda").expand_as(tokens).contiguous() % 1024
+    rows, shape = rows_of(given, vocabulary), (given.sequences, given.length)
+    tokens = torch.tensor([token for row in rows for token in row.token_ids], device="cuda").view(shape)
+    positions = torch.cat([torch.arange(len(row.token_ids), device="cuda") for row in rows]).view(shape)
     loss_of = torch.compile(cross_entropy_loss)
     return lambda: plain_step(trainer, loss_of, tokens, positions)
 
