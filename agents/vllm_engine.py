@@ -8,9 +8,7 @@ two steps.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import os
 import pickle
 import queue
 import threading
@@ -19,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agents.vllm_cache import same_name
-from agents.vllm_worker import end_with, load_weights, pull_weights
+from agents.vllm_gathering import Gathering
+from agents.vllm_start import EngineSettings, import_vllm, load_engine
+from agents.vllm_worker import load_weights, pull_weights
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request
 from forge_env.types import Completion, Sampling
@@ -31,47 +30,8 @@ if TYPE_CHECKING:
     from forge_env.runtime.weights import WeightStore
 
 logger = logging.getLogger(__name__)
-SHARED_GPU_FRACTION = 0.05
 PULL_S = 300.0  # deadline of an engine's taking new weights over
 _STOP = object()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How the engine is started."""
-
-    max_model_len: int = 1024
-    """Tokens of prompt and answer together."""
-    max_requests: int = 128
-    """Requests in flight in the engine; further ones wait in its queue."""
-    dtype: str = "float32"
-    kv_cache_gib: float = 1.0
-    """For keys and values, on each of its processes. On GPU, 0 is what gpu_memory_fraction leaves."""
-    gpu_memory_fraction: float = 0.9
-    """Of a GPU that the engine has for itself; where kv_cache_gib says it, this says nothing."""
-    cache_on_update: str = "keep"
-    """What becomes of the keys and values of requests that run when new weights come: "keep" goes on with them, and
-    "recompute" computes them again with the new weights."""
-    enforce_eager: bool = True
-    gather_s: float = 0.0
-    """Hold a small batch as long as requests keep coming, each within this time of the last; 0 never holds."""
-    gather_most_s: float = 0.3
-    """But never for longer than this."""
-    tensor_parallel: int = 1
-    """GPUs that each matrix is cut over; above 1, vLLM has a process of its own for each."""
-    worker_process: bool = False
-    """Whether it has one for a single GPU too: what prepares and launches a step then has an interpreter of its own."""
-    admit_every: int = 1
-    """Steps from one taking in of requests to the next, while others run. A step that begins requests is slower than
-    one that only goes on with some; above 1 there are fewer of them, and requests wait."""
-    threads: int = 0
-    """CPU threads of the engine; 0 leaves it to torch."""
-    seed: int = 0
-
-    @property
-    def apart(self) -> bool:
-        """Whether the workers are in processes of their own, where each fetches new weights by itself."""
-        return self.worker_process or self.tensor_parallel > 1
 
 
 @dataclass(slots=True)
@@ -114,41 +74,6 @@ class _Batch:
     requests: list[_Request]
 
 
-class _Gathering:
-    """When to wait for more requests before the next step.
-
-    On a CPU a step costs nearly the same for one request as for many, and the tools that the others wait for need the
-    core. So while requests keep coming and fewer than half of the recent peak are there, the engine holds.
-    """
-
-    def __init__(self, gather_s: float, most_s: float) -> None:
-        self._gather_s = gather_s
-        self._most_s = most_s
-        self._peaks = (0, 0)  # of this busy period and of the one before
-        self._last_arrival = 0.0
-        self._holding_since: float | None = None
-
-    def arrived(self, running: int) -> None:
-        self._last_arrival = time.monotonic()
-        self._peaks = (max(running, self._peaks[0]), self._peaks[1])
-
-    def patience(self, running: int) -> float | None:
-        """Seconds to wait for the next request: None without end, 0 not at all."""
-        if running == 0:
-            if self._peaks[0]:
-                self._peaks = (0, self._peaks[0])
-            self._holding_since = None
-            return None
-        if 2 * running >= max(self._peaks):
-            self._holding_since = None
-            return 0
-        now = time.monotonic()
-        if self._holding_since is None:
-            self._holding_since = now
-        left = min(self._last_arrival + self._gather_s, self._holding_since + self._most_s) - now
-        return max(left, 0)
-
-
 class VLLMEngine:
     """Drives one `LLMEngine`. Made, used and closed on one event loop.
 
@@ -161,7 +86,7 @@ class VLLMEngine:
         self._settings = settings
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: dict[str, _Pending] = {}
-        self._gathering = _Gathering(settings.gather_s, settings.gather_most_s)
+        self._gathering = Gathering(settings.gather_s, settings.gather_most_s)
         self._batch: _Batch | None = None  # waits until the engine is idle
         self._waiting: list[_Request] = []  # for the step before which requests are taken in
         self._due = 0  # the first step that may be
@@ -270,9 +195,9 @@ class VLLMEngine:
     def _main(self, ready: asyncio.Future[None]) -> None:
         try:
             began = time.time()
-            _import(self._settings)
+            import_vllm(self._settings)
             loading = time.time()
-            self._engine = _load(self._model, self._settings)
+            self._engine = load_engine(self._model, self._settings)
             self.phases = {"import": (began, loading - began), "load": (loading, time.time() - loading)}
             if compiling := self._engine.vllm_config.compilation_config.compilation_time:
                 self.phases["load: compile"] = None, compiling
@@ -485,55 +410,3 @@ def _answer(found: Completion | BaseException) -> Completion | Exception:
     if isinstance(found, Completion | Exception):
         return found
     raise found
-
-
-def _import(settings: EngineSettings) -> None:
-    """Import vLLM, with what it reads from the environment."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Binding threads to cores would pin the engine to cores that its neighbours use as well.
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    importlib.import_module("vllm.v1.engine.llm_engine")
-
-
-def _load(model: str, settings: EngineSettings) -> Any:
-    _import(settings)
-    import torch
-    from vllm import EngineArgs, LLMEngine
-
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    if settings.apart:  # a fork of a process with threads and an open GPU does not run
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    fraction, cache = settings.gpu_memory_fraction, None
-    if settings.kv_cache_gib and torch.cuda.is_available():
-        # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
-        fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
-    # Only what is compiled asks for a name that stays, and vLLM's own processes would not know it.
-    name = model if settings.enforce_eager or settings.apart else same_name(model)
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=name,
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_requests,
-            gpu_memory_utilization=fraction,
-            kv_cache_memory_bytes=cache,
-            enforce_eager=settings.enforce_eager,
-            tensor_parallel_size=settings.tensor_parallel,
-            distributed_executor_backend="mp" if settings.apart else None,
-            seed=settings.seed,
-            enable_prefix_caching=True,
-            # A prompt in pieces breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
-            enable_chunked_prefill=torch.cuda.is_available(),
-            skip_tokenizer_init=True,
-            disable_log_stats=True,
-            # Logprobs at the sampling temperature: the trainer computes its own at the same one.
-            logprobs_mode="processed_logprobs",
-        )
-    )
-    if settings.apart:
-        engine.collective_rpc(end_with, args=(os.getpid(),))
-    return engine

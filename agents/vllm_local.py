@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 from agents.model_folder import context_length, find_model
 from agents.token_agent import TokenAgent
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import VLLMEngine
+from agents.vllm_start import EngineSettings
 from forge_env.deadlines import queued
 from forge_env.episode import Turn
 from forge_env.errors import PolicyError, UserError

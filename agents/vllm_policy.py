@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agents.rendering import Renderer
-from agents.vllm_engine import EngineSettings, EngineUse, VLLMEngine
+from agents.vllm_engine import EngineUse, VLLMEngine
+from agents.vllm_start import EngineSettings
 from forge_env.errors import PolicyError, ReplicaBroken, UserError
 from forge_env.lockstep import Request
 from forge_env.protocols import Conversation

@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agents.vllm_engine import EngineSettings
 from agents.vllm_policy import PolicyActor
+from agents.vllm_start import EngineSettings
 from envs.reward_actor import RewardActor
 from envs.task_actor import TaskSource
 from forge_env import make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.vllm_engine import EngineSettings
+from agents.vllm_start import EngineSettings
 from trainers.config import RunConfig
 from trainers.start.model_shape import ModelShape
 from trainers.start.placement import shares_gpus

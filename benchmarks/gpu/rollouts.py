@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.vllm_engine import EngineSettings, EngineUse, _load
+from agents.vllm_engine import EngineUse
 from agents.vllm_policy import ActorPolicy, PolicyActor
+from agents.vllm_start import EngineSettings, load_engine
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
@@ -133,7 +134,7 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    engine = _load(model, settings(given))
+    engine = load_engine(model, settings(given))
 
     def add(episode: int, turn: int) -> None:
         prompt, count = turns[episode][turn]

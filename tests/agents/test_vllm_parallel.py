@@ -19,8 +19,9 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import load_file
 
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import VLLMEngine
 from agents.vllm_policy import PolicyActor
+from agents.vllm_start import EngineSettings
 from forge_env.errors import PolicyError
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.weights import SharedMemoryStore
@@ -126,7 +127,8 @@ async def test_a_process_of_the_engine_that_dies_breaks_it_and_nothing_waits(tin
 def test_an_engine_that_is_killed_leaves_no_process(tiny_model: Path) -> None:
     code = f"""
 import asyncio
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import VLLMEngine
+from agents.vllm_start import EngineSettings
 
 async def main():
     engine = VLLMEngine({str(tiny_model)!r}, EngineSettings(max_model_len=256, tensor_parallel=2))

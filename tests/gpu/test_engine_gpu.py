@@ -13,7 +13,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import VLLMEngine
+from agents.vllm_start import EngineSettings
 from forge_env.episode import Episode, Row
 from forge_env.types import Completion, Sampling
 

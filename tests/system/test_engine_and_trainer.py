@@ -16,7 +16,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from agents.vllm_engine import EngineSettings, VLLMEngine
+from agents.vllm_engine import VLLMEngine
+from agents.vllm_start import EngineSettings
 from forge_env.episode import Episode, Row
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request

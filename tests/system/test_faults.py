@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from agents.vllm_engine import EngineSettings
+from agents.vllm_start import EngineSettings
 from forge_env.episode import read_jsonl
 from forge_env.lockstep import Request
 from forge_env.types import Outcome, Sampling
