@@ -254,6 +254,7 @@ class VLLMEngine:
         """Handle everything in the inbox, and wait for more where that pays; returns False when told to stop."""
         while True:
             if self._batch is not None:
+                self._admit_waiting()  # what came before the batch ends before it begins
                 if self._engine.has_unfinished_requests():
                     return True
                 self._begin(self._batch)

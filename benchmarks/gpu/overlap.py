@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.learning import graphics
+from benchmarks.gpu.learning import graphics, play
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
@@ -40,7 +39,8 @@ RUN_S = 280.0
 def measure(folder: Path, staleness: int, options: Sequence[str]) -> dict[str, float]:
     """Median seconds of a run's steps, and of their parts."""
     command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), "--training.staleness", str(staleness)]
-    subprocess.run([*command, *options], check=True, timeout=RUN_S, stdout=sys.stderr)
+    if code := play([*command, *options], RUN_S):
+        sys.exit(code)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["phase"] == "train"][LEFT_OUT:]
     names = ("rollout", "train", "sync_stall", "step")

@@ -275,6 +275,21 @@ def test_a_run_that_goes_on_is_followed(run: Path, view: Open) -> None:
     until(page, "!document.body.textContent.includes('Something new?')")
 
 
+def test_nothing_is_drawn_anew_under_a_drag_and_all_of_it_afterwards(run: Path, view: Open) -> None:
+    page = view(run).go("#/run/episodes?order=newest", ".tr.row")
+    with page.expect_response(lambda response: "/state" in response.url):
+        pass  # it has looked once
+    page.mouse.move(600, 20)
+    page.mouse.down()
+    write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
+    for _ in range(3):
+        with page.expect_response(lambda response: "/state" in response.url):
+            pass
+    assert "Something new?" not in page.locator("#main").inner_text()
+    page.mouse.up()
+    until(page, "document.body.textContent.includes('Something new?')")
+
+
 def test_several_runs_are_compared(tmp_path: Path, view: Open) -> None:
     for name in ("first", "second"):
         training_run(tmp_path / "runs" / name)

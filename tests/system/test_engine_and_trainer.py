@@ -108,6 +108,16 @@ async def test_a_batch_gives_the_same_bits_whatever_the_engine_did_before(engine
     await busy
 
 
+async def test_a_batch_begins_when_what_came_before_it_has_ended(engine: VLLMEngine) -> None:
+    ended: list[str] = []
+    before = asyncio.ensure_future(engine.generate([1, 2, 3], Sampling(max_tokens=20, seed=1), "before"))
+    batch = asyncio.ensure_future(engine.generate_batch([([4], Sampling(max_tokens=1, seed=2), "of the batch")]))
+    before.add_done_callback(lambda _: ended.append("before"))
+    batch.add_done_callback(lambda _: ended.append("batch"))
+    await asyncio.gather(before, batch)
+    assert ended == ["before", "batch"]
+
+
 async def test_a_request_of_a_batch_is_refused_alone(engine: VLLMEngine) -> None:
     good, bad = Request((3, 4), Sampling(max_tokens=2), "good"), Request((3,) * 1000, Sampling(), "bad")
     answers = await engine.generate_batch([bad, good])

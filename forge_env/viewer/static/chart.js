@@ -133,15 +133,16 @@ function legendOf(lines, points) {
   return h("ul", { class: "legend" }, [...seen].map(([name, swatch]) => h("li", null, swatch, name)));
 }
 
-let pointer = null; // where it rests on a chart: one that is drawn anew beneath it reads on
+let pointer = null; // where it rests: a chart that is drawn anew beneath it reads on
+document.addEventListener("pointermove", (event) => { pointer = event; });
+document.documentElement.addEventListener("pointerleave", () => { pointer = null; });
 
 function watch(drawing, cross, read, { lines, points, px, x0, x1, axis }) {
   const leave = () => {
-    pointer = null;
     cross.setAttribute("visibility", "hidden");
     fill(read);
   };
-  const tell = (clientX) => {
+  const tell = ({ clientX }) => {
     const box = drawing.getBoundingClientRect();
     const place = ((clientX - box.left) / box.width) * WIDTH;
     const x = x0 + ((place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right)) * (x1 - x0);
@@ -159,12 +160,9 @@ function watch(drawing, cross, read, { lines, points, px, x0, x1, axis }) {
       near.map((point) => h("span", null, `${point.name} ${number(point.y)} ${interval(point.interval)}`)));
   };
   drawing.addEventListener("pointerleave", leave);
-  drawing.addEventListener("pointermove", (event) => {
-    pointer = { x: event.clientX, y: event.clientY };
-    tell(event.clientX);
-  });
+  drawing.addEventListener("pointermove", tell);
   requestAnimationFrame(() => {
-    if (pointer && drawing.contains(document.elementFromPoint(pointer.x, pointer.y))) tell(pointer.x);
+    if (pointer && drawing.contains(document.elementFromPoint(pointer.clientX, pointer.clientY))) tell(pointer);
   });
 }
 
