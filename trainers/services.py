@@ -17,6 +17,7 @@ from forge_env.protocols import Policy
 from forge_env.registry import env_class
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.gpus import names_of
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.ranks import LOOPBACK
 from forge_env.runtime.service import Service, ServiceOptions
@@ -255,7 +256,7 @@ def _resources(service: ServiceConfig, place: Place) -> dict[str, str]:
     Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
     running.
     """
-    seen = ",".join(map(str, place.gpus))
+    seen = ",".join(names_of(place.gpus))
     return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}
 
 

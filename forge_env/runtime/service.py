@@ -21,6 +21,7 @@ from typing import Any
 from forge_env.errors import ForgeError, ReplicaBroken, ServiceError, UserError, nearest
 from forge_env.runtime.calls import quietly, unless_gone, within
 from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client
+from forge_env.runtime.gpus import names_of
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
 from forge_env.runtime.ranks import AllRanks
 
@@ -268,7 +269,7 @@ class Service:
     def _gpus(self, place: int) -> Mapping[str, str]:
         first = place * self.options.procs
         numbers = range(first, first + self.options.procs) if self.options.with_gpus else ()
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names_of(numbers))}
 
     async def _end(self, place: int) -> None:
         keeper = self._keepers.pop(place)

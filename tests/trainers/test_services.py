@@ -15,7 +15,8 @@ from trainers.start.placement import find_places
 from trainers.titan.trainer import TitanSettings
 
 
-def test_every_process_of_a_service_has_a_gpu_of_its_own() -> None:
+def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = RunConfig(
         services=ServicesConfig(
             generator=ServiceConfig(procs=2, with_gpus=True, num_replicas=2),
@@ -29,6 +30,8 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own() -> None:
     seen += [services._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
     seen += [services._resources(wanted.envs, places["envs"][0])["CUDA_VISIBLE_DEVICES"]]
     assert seen == ["0,1", "2,3", "4,5,6", ""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,7, 3")  # those of the run, which calls them 0 to 2
+    assert generators(0)["CUDA_VISIBLE_DEVICES"] == "GPU-a,7"
 
 
 def test_the_trainer_is_given_what_the_config_says() -> None:

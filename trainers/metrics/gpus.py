@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from forge_env.runtime.gpus import names_of
+
 
 class Gpus:
     """Measures the GPUs of these numbers; without NVML (`nvidia-ml-py`), or without a GPU, there are none."""
@@ -22,8 +24,11 @@ class Gpus:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             self._nvml = pynvml
-            for number in numbers:
-                self._handles[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
+            for number, name in zip(numbers, names_of(numbers), strict=True):
+                if name.isdecimal():
+                    self._handles[number] = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                else:
+                    self._handles[number] = pynvml.nvmlDeviceGetHandleByUUID(name)
 
     def measure(self) -> dict[str, float]:
         """Of each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
