@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,9 +56,23 @@ def spawn_trainer(
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
     """
+    environ = allocator() | dict(environ or {})
     where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
     options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss, "store": store}
     return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
+
+
+def allocator() -> dict[str, str]:
+    """Environment by which torch's allocator lets its GPU memory grow in place, unless the user has set it up.
+
+    Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next, and three
+    times the memory is held that is ever used.
+    """
+    if any(
+        os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    ):
+        return {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 class TrainerActor(ForgeActor):

@@ -3,9 +3,11 @@
     python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 512] [--at-once 256] [--envs 4] [--json FILE]
 
 Episodes of four turns in an environment that answers at once. A turn is of 32 to 224 sampled tokens, 128 on average:
-turns differ in every run, and equal ones would all end in one step, and begin in one. What was sampled is then asked of
-a bare `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens, the turns of an
-episode one after the other, as many episodes at once. Tokens are sampled tokens; the engine's start is not timed.
+turns differ in every run, and equal ones would all end in one step, and begin in one. The same is then asked of a bare
+`LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
+an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
+sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
+engine's start is not timed.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def settings(given: argparse.Namespace) -> EngineSettings:
 
 
 async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Seconds and tokens; and of each episode its turns as (prompt ids, number of sampled tokens)."""
+    """Seconds and tokens; and of each episode its turns as (ids that the environment added, number of sampled ones)."""
     async with Launcher():
         started = time.perf_counter()
         policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
@@ -108,13 +110,8 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
     assert all(episode.outcome.is_valid for episode in episodes), episodes[0].error
     turns = []
     for episode in episodes:
-        (row,) = episode.rows
-        ids, place, of_episode = list(row.token_ids), 0, []
-        for turn in episode.turns:
-            place += len(turn.prompt_ids)
-            of_episode.append([ids[:place], len(turn.token_ids)])
-            place += len(turn.token_ids)
-        turns.append(of_episode)
+        assert len(episode.rows) == 1, "a later prompt did not go on from the former"
+        turns.append([[turn.prompt_ids, len(turn.token_ids)] for turn in episode.turns])
     tokens = sum(episode.num_sampled for episode in episodes)
     found = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "engine_ready": ready}
     steps = after.steps - before.steps
@@ -135,9 +132,11 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
     from vllm.sampling_params import RequestOutputKind
 
     engine = load_engine(model, settings(given))
+    prompts: list[list[int]] = []
 
     def add(episode: int, turn: int) -> None:
-        prompt, count = turns[episode][turn]
+        added, count = turns[episode][turn]
+        prompts[episode] += added
         params = SamplingParams(
             max_tokens=count,
             seed=episode,
@@ -146,14 +145,22 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        engine.add_request(f"{episode}/{turn}", TokensPrompt(prompt_token_ids=prompt), params)
+        engine.add_request(f"{episode}/{turn}", TokensPrompt(prompt_token_ids=list(prompts[episode])), params)
 
     use = EngineUse()
 
-    def play(episodes: range) -> int:
-        waiting, tokens = list(reversed(episodes)), 0
-        for _ in range(min(given.at_once, len(waiting))):
-            add(waiting.pop(), 0)
+    def play(count: int) -> int:
+        waiting, running, tokens = list(range(count // SIBLINGS)), {}, 0
+        prompts[:] = [[] for _ in range(count)]
+
+        def begin() -> None:
+            group = waiting.pop(0)
+            running[group] = SIBLINGS
+            for episode in range(group * SIBLINGS, (group + 1) * SIBLINGS):
+                add(episode, 0)
+
+        for _ in range(min(given.at_once // SIBLINGS, len(waiting))):
+            begin()
         while engine.has_unfinished_requests():
             use.request_steps += engine.get_num_unfinished_requests()
             began = time.perf_counter()
@@ -163,19 +170,22 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
             for output in outputs:
                 if not output.finished:
                     continue
-                tokens += len(output.outputs[0].token_ids)
                 episode, turn = map(int, output.request_id.split("/"))
+                prompts[episode] += output.outputs[0].token_ids
+                tokens += len(output.outputs[0].token_ids)
                 if turn + 1 < len(turns[episode]):
                     add(episode, turn + 1)
-                elif waiting:
-                    add(waiting.pop(), 0)
+                    continue
+                running[episode // SIBLINGS] -= 1
+                if not running[episode // SIBLINGS] and waiting:
+                    begin()
         return tokens
 
-    play(range(32))
+    play(32)
     engine.reset_prefix_cache()
     use = EngineUse()
     started = time.perf_counter()
-    tokens = play(range(len(turns)))
+    tokens = play(len(turns))
     seconds = time.perf_counter() - started
     return {
         "tokens": tokens,

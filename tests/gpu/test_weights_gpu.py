@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,29 @@ async def test_another_process_has_the_weights_bit_by_bit(kind: type[WeightStore
                 assert answer["devices"] == ["cuda"]
                 assert answer["fingerprints"] == fingerprints(make_weights(version, 300))
             assert "it has 2, 3" in await reader.ask("fetch 0")
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def growing() -> Iterator[str]:
+    """The allocator's settings of a run's trainer."""
+    before = torch._C._accelerator_getAllocatorSettings()
+    settings = "expandable_segments:True"
+    torch._C._accelerator_setAllocatorSettings(settings)
+    yield settings
+    torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False")
+
+
+async def test_weights_are_handed_over_from_a_trainer_whose_memory_grows_in_place(growing: str) -> None:
+    async with opened(CudaIpcStore) as store:
+        reader = reader_of(store)
+        try:
+            for version in range(3):
+                await store.publish(version, on_gpu(version, 300))
+                answer = await reader.ask(f"fetch {version}")
+                assert answer["fingerprints"] == fingerprints(make_weights(version, 300))
+            assert torch._C._accelerator_getAllocatorSettings() == growing
         finally:
             reader.close()
 

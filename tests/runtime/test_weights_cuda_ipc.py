@@ -61,7 +61,7 @@ class Reader:
     """Another process, which sees one GPU."""
 
     def __init__(self, store: CudaIpcStore, gpu: int) -> None:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         environ = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": seen[gpu] if seen[0] else str(gpu)}
         command = [sys.executable, "-c", READER, str(store.folder)]

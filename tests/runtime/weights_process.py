@@ -37,7 +37,7 @@ class WeightsProcess:
     """A store in another process, which sees one GPU, or none."""
 
     def __init__(self, store: WeightStore, *, gpu: int | None = None) -> None:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": _seen(gpu)}
         command = [sys.executable, __file__, base64.b64encode(pickle.dumps(store)).decode()]
         self.process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ class CudaIpcStore(SegmentStore):
                 f"the weights are on {device}, and the store hands over GPU memory: --weights.store shared_memory"
             )
         try:
-            flat = torch.empty(size, dtype=torch.uint8, device=device)
+            with _plain_memory():
+                flat = torch.empty(size, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError:
             raise ServiceError(
                 f"GPU {device.index} has no room for a copy of the weights, {size / 2**30:.1f} GiB, beside the "
@@ -70,3 +72,20 @@ class CudaIpcStore(SegmentStore):
         import torch
 
         torch.cuda.synchronize()
+
+
+@contextmanager
+def _plain_memory() -> Iterator[None]:
+    """Allocate outside of torch's expandable segments, which not every other process may open."""
+    import torch
+
+    before = torch._C._accelerator_getAllocatorSettings()
+    if "expandable_segments:True" not in before:
+        yield
+        return
+    # Settings that are not named are set back to their defaults.
+    torch._C._accelerator_setAllocatorSettings(before.replace("expandable_segments:True", "expandable_segments:False"))
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
