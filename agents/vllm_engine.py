@@ -43,8 +43,6 @@ class EngineUse:
     """In its steps; the rest of the time it took requests in, or had none."""
     request_steps: int = 0
     """Requests in each step, added up: over `steps`, how many it had at once."""
-    admissions: int = 0
-    """Steps before which it took requests in."""
 
 
 @dataclass(slots=True)
@@ -88,8 +86,6 @@ class VLLMEngine:
         self._pending: dict[str, _Pending] = {}
         self._gathering = Gathering(settings.gather_s, settings.gather_most_s)
         self._batch: _Batch | None = None  # waits until the engine is idle
-        self._waiting: list[_Request] = []  # for the step before which requests are taken in
-        self._due = 0  # the first step that may be
         self._engine: Any = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -254,16 +250,14 @@ class VLLMEngine:
         """Handle everything in the inbox, and wait for more where that pays; returns False when told to stop."""
         while True:
             if self._batch is not None:
-                self._admit_waiting()  # what came before the batch ends before it begins
                 if self._engine.has_unfinished_requests():
                     return True
                 self._begin(self._batch)
-            patience = self._gathering.patience(len(self._pending) + len(self._waiting))
+            patience = self._gathering.patience(len(self._pending))
             try:
                 item = self._inbox.get(block=patience != 0, timeout=patience or None)
             except queue.Empty:
                 if patience == 0:
-                    self._admit_waiting()
                     return True
                 continue
             if item is _STOP:
@@ -273,18 +267,8 @@ class VLLMEngine:
             elif isinstance(item, _Batch):
                 self._batch = item
             elif not item.future.cancelled():
-                self._waiting.append(item)
-                self._gathering.arrived(len(self._pending) + len(self._waiting))
-
-    def _admit_waiting(self) -> None:
-        if not self._waiting or (self._pending and self.use.steps < self._due):
-            return
-        requests, self._waiting = self._waiting, []
-        for request in requests:
-            if not request.future.cancelled():
-                self._admit(request)
-        self.use.admissions += 1
-        self._due = self.use.steps + self._settings.admit_every
+                self._admit(item)
+                self._gathering.arrived(len(self._pending))
 
     def _begin(self, batch: _Batch) -> None:
         self._engine.reset_prefix_cache()
@@ -384,10 +368,9 @@ class VLLMEngine:
         )
 
     def _fail_all(self, error: Exception) -> None:
-        futures = [each.future for each in self._pending.values()] + [each.future for each in self._waiting]
-        self._pending, self._waiting = {}, []
-        for future in futures:
-            self._tell(future, error=error)
+        pending, self._pending = self._pending, {}
+        for each in pending.values():
+            self._tell(each.future, error=error)
         if self._batch is not None:
             self._inbox.put(self._batch)
             self._batch = None

@@ -220,6 +220,9 @@ class GeneratorConfig(ServiceConfig):
     longest, or what is left."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
+    worker_process: bool = False
+    """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. More tokens
+    a second where many requests run at once; a killed run may leave a buffer in /dev/shm."""
 
 
 @dataclass(kw_only=True)

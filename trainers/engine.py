@@ -33,6 +33,7 @@ def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettin
         kv_cache_gib=generator.kv_cache_gib or (_cache_gib(config, shape) if on_gpu else EngineSettings().kv_cache_gib),
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
+        worker_process=on_gpu and generator.worker_process,
         seed=config.training.seed,
         cache_on_update=config.training.cache_on_update,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,

@@ -26,7 +26,7 @@ from trainers.ready import READY_FILE, ReadyGroup, pack, unpack
 from trainers.reference import KEPT_AS
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 from trainers.sample_maker import SampleMaker
-from trainers.warmup import warm_up
+from trainers.warmup import undemonstrated_first, warm_up
 
 
 async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
@@ -124,7 +124,7 @@ async def _phases(run: Run, objective: Objective) -> None:
 
     loop = Loop(
         objective=objective,
-        tasks=run.train_tasks,
+        tasks=undemonstrated_first(run.train_tasks, config.warmup) if _warmup_steps(config) else run.train_tasks,
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
         run_wave=run_wave if training.deterministic else None,
         train_step=step,
@@ -159,10 +159,14 @@ async def _phases(run: Run, objective: Objective) -> None:
     _close(run, start.before, after, start.tool_off, train_seconds)
 
 
+def _warmup_steps(config: RunConfig) -> int:
+    return config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
+
+
 async def _begin(run: Run) -> _Start:
     """Warm up and measure, then begin to train."""
     config, report = run.config, run.report
-    steps = config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
+    steps = _warmup_steps(config)
     run.results["warmup_steps"] = 0
     if steps:
         with run.startup.phase("warm-up"):

@@ -11,7 +11,9 @@ from forge_env.episode import Episode
 from forge_env.errors import UserError
 from forge_env.evaluate import evaluate, is_success
 from forge_env.runtime.launcher import within
+from forge_env.types import Task
 from trainers.batch import Sample
+from trainers.config import WarmupConfig
 from trainers.engine import episodes_at_once
 from trainers.plain_losses import SFTLoss
 from trainers.run import Run
@@ -53,11 +55,23 @@ async def warm_up(
     return step
 
 
+def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
+    """Training tasks in another order: those that were demonstrated are the last.
+
+    What was shown several times is known by heart, and reinforcement learning on it rewards that.
+    """
+    shown = _shown(tasks, warmup.probe_tasks, warmup.demonstrations)
+    return [*tasks[len(shown) :], *shown]
+
+
+def _shown(tasks: Sequence[Task], probes: int, count: int) -> Sequence[Task]:
+    return tasks[: max(1, len(tasks) - probes)][:count]
+
+
 async def _demonstrations(run: Run, count: int) -> list[Episode]:
     """Let the environment's expert solve `count` training tasks; only full successes are kept."""
     started = time.perf_counter()
-    probes = run.config.warmup.probe_tasks
-    tasks = run.train_tasks[: max(1, len(run.train_tasks) - probes)][:count]
+    tasks = _shown(run.train_tasks, run.config.warmup.probe_tasks, count)
     result = await evaluate(
         lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
         tasks,

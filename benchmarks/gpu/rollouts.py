@@ -71,7 +71,6 @@ def settings(given: argparse.Namespace) -> EngineSettings:
         kv_cache_gib=32.0,
         enforce_eager=False,
         worker_process=given.worker_process,
-        admit_every=given.admit_every,
     )
 
 
@@ -119,7 +118,6 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
         "steps": steps,
         "seconds_per_step": (after.step_seconds - before.step_seconds) / steps,
         "requests_at_once": (after.request_steps - before.request_steps) / steps,
-        "admissions": after.admissions - before.admissions,
         "share_in_steps": (after.step_seconds - before.step_seconds) / seconds,
     }
     return found, turns
@@ -207,7 +205,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--worker-process", action="store_true", help="of both engines, see EngineSettings")
-    parser.add_argument("--admit-every", type=int, default=1, help="of ours, likewise")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

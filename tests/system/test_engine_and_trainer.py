@@ -164,19 +164,6 @@ async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:
     assert await engine._command(lambda: engine._engine.has_unfinished_requests()) is False
 
 
-async def test_requests_wait_for_the_step_that_takes_them_in(
-    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, admit_every=10))
-    before = replace(engine.use)
-    running = asyncio.ensure_future(engine.generate([1, 2, 3], Sampling(max_tokens=60, seed=1), "long"))
-    answers = [await engine.generate([4], Sampling(max_tokens=2, seed=i), f"short/{i}") for i in range(3)]
-    await running
-    steps = engine.use.steps - before.steps
-    assert [len(answer.token_ids) for answer in answers] == [2, 2, 2]
-    assert steps <= 61 and 2 <= engine.use.admissions - before.admissions <= 1 + steps // 10
-
-
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
     """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
     running = [

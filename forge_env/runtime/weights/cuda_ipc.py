@@ -28,6 +28,12 @@ class CudaIpcStore(SegmentStore):
     Every process has one GPU, whichever it sees first; the GPUs of the host must reach each other's memory.
     """
 
+    async def close(self) -> None:
+        # Of memory that is this process's own torch removes the file at its end, and aborts where that is gone by then.
+        for name in self._writable:
+            (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
+        await super().close()
+
     def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
