@@ -33,7 +33,7 @@ async def warm_up(
     """
     warmup = run.config.warmup
     with run.startup.phase("demonstrations"):
-        demonstrations = await _demonstrations(run, warmup.demonstrations)
+        demonstrations = await _demonstrations(run)
     batches = _batches(run, demonstrations, warmup.batch_size)
     begin = run.services.trainer.begin.call_one(
         learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
@@ -60,18 +60,19 @@ def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Ta
 
     What was shown several times is known by heart, and reinforcement learning on it rewards that.
     """
-    shown = _shown(tasks, warmup.probe_tasks, warmup.demonstrations)
+    shown = demonstrated(tasks, warmup)
     return [*tasks[len(shown) :], *shown]
 
 
-def _shown(tasks: Sequence[Task], probes: int, count: int) -> Sequence[Task]:
-    return tasks[: max(1, len(tasks) - probes)][:count]
+def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
+    """The training tasks that the expert shows: the first ones, but none of the last, which are the probe's."""
+    return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
 
 
-async def _demonstrations(run: Run, count: int) -> list[Episode]:
-    """Let the environment's expert solve `count` training tasks; only full successes are kept."""
+async def _demonstrations(run: Run) -> list[Episode]:
+    """Let the environment's expert solve training tasks; only full successes are kept."""
     started = time.perf_counter()
-    tasks = _shown(run.train_tasks, run.config.warmup.probe_tasks, count)
+    tasks = demonstrated(run.train_tasks, run.config.warmup)
     result = await evaluate(
         lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
         tasks,

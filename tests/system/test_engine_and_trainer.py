@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.vllm_engine import VLLMEngine
-from agents.vllm_start import EngineSettings
+from agents.vllm_start import EngineSettings, _know
 from forge_env.episode import Episode, Row
 from forge_env.errors import PolicyError
 from forge_env.lockstep import Request
@@ -151,6 +151,19 @@ async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VL
         await old
     assert (await new).token_ids == alone.token_ids
     assert len((await beside).token_ids) == 40
+
+
+def test_the_class_of_a_model_is_looked_at_in_the_engine_s_own_process(engine: VLLMEngine, tmp_path: Path) -> None:
+    """vLLM does it in another process otherwise, which imports everything once more; of others it finds out itself."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
+    assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls is Qwen3ForCausalLM
+    before = dict(ModelRegistry.models)
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodysModel"]}')
+    for unknown in ("nobody/has-this", "not a name", str(tmp_path), str(tmp_path / "missing")):
+        _know(unknown)
+    assert ModelRegistry.models == before
 
 
 async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:

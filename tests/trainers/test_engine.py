@@ -37,6 +37,12 @@ def test_a_size_that_is_given_counts() -> None:
     assert settings(*GPU, "--generator.cuda_graphs=false").enforce_eager
 
 
+def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
+    asked = "--generator.worker_process"
+    assert settings(*GPU, asked).worker_process and not settings(*GPU).worker_process
+    assert not settings(asked).apart
+
+
 def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:
     assert settings().max_requests == settings("--training.batch_size", "64").max_requests == 128
     assert settings(*GPU).max_requests == 256  # an evaluation's
