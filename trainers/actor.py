@@ -65,8 +65,8 @@ def spawn_trainer(
 def allocator() -> dict[str, str]:
     """Environment by which torch's allocator lets its GPU memory grow in place, unless the user has set it up.
 
-    Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next, and three
-    times the memory is held that is ever used.
+    Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next: a GPU of
+    which a run came to hold 51 GiB then had less than 29 in use.
     """
     if any(
         os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -222,7 +222,7 @@ class GeneratorConfig(ServiceConfig):
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
     worker_process: bool = False
     """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. More tokens
-    a second where many requests run at once; a killed run may leave a buffer in /dev/shm."""
+    a second where many requests run at once, and a longer start."""
 
 
 @dataclass(kw_only=True)
