@@ -20,7 +20,9 @@ pytest.importorskip("torch")
 
 import torch
 from state_dicts import fingerprints, make_state_dict
+from weights_process import WeightsProcess
 
+from forge_env.runtime.gpus import names_of
 from forge_env.runtime.weights import CudaIpcStore
 from forge_env.runtime.weights.folder import SHARED_MEMORY
 
@@ -57,15 +59,20 @@ asyncio.run(main())
 """
 
 
+def _environ(gpu: int) -> dict[str, str]:
+    """Of another process, which sees one GPU."""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": names_of([gpu])[0]}
+
+
 class Reader:
     """Another process, which sees one GPU."""
 
     def __init__(self, store: CudaIpcStore, gpu: int) -> None:
-        path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        environ = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": seen[gpu] if seen[0] else str(gpu)}
         command = [sys.executable, "-c", READER, str(store.folder)]
-        self.process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, env=_environ(gpu), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -142,16 +149,40 @@ async def test_a_slow_reader_keeps_its_version(store: CudaIpcStore) -> None:
         reader.close()
 
 
+PUBLISHER = """
+import asyncio
+from state_dicts import make_state_dict
+from forge_env.runtime.weights import CudaIpcStore
+
+async def main():
+    store = CudaIpcStore()
+    await store.open()
+    await store.publish(0, {name: tensor.cuda() for name, tensor in make_state_dict(0).items()})
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
 @gpu
 @needs_gpus
-async def test_nothing_is_left_in_shared_memory() -> None:
+def test_a_process_that_has_published_ends_as_any_other_and_leaves_nothing() -> None:
+    before = set(os.listdir(SHARED_MEMORY))
+    subprocess.run([sys.executable, "-c", PUBLISHER], env=_environ(0), check=True, timeout=DEADLINE_S)
+    assert set(os.listdir(SHARED_MEMORY)) <= before
+
+
+@gpu
+@needs_gpus
+async def test_nothing_is_left_in_shared_memory_of_a_trainer_that_is_killed() -> None:
     before = set(os.listdir(SHARED_MEMORY))
     store = CudaIpcStore()
     await store.open()
-    await store.publish(0, on_gpu(0))
-    reader = Reader(store, 0)
+    trainer, reader = WeightsProcess(store, gpu=0), Reader(store, 0)
+    assert await trainer.ask("publish 0 0 0") == "published"
     reader.tell("fetch 0")
     assert await reader.answer() == told(0)
+    trainer.close()
     reader.close()
     await store.close()
     assert set(os.listdir(SHARED_MEMORY)) <= before
@@ -161,3 +192,17 @@ async def test_weights_that_are_not_on_a_gpu_are_refused_by_name(store: CudaIpcS
     with pytest.raises(ServiceError, match="^the weights are on cpu, .*: --weights.store shared_memory$"):
         store.take(0, make_state_dict(0))
     assert list(store.folder.iterdir()) == []
+
+
+async def test_what_torch_removes_itself_at_this_process_s_end_is_left_to_it(tmp_path: Path) -> None:
+    """Gone before, it would abort the process; those of another process, which may be killed, go with the folder."""
+    store = CudaIpcStore()
+    await store.open()
+    counters = {name: tmp_path / name for name in ("own", "other")}
+    for name, counter in counters.items():
+        counter.touch()
+        (store.folder / f"{name}.outside").write_text(str(counter))
+    store._writable["own.segment"] = torch.empty(1)
+    await store.close()
+    assert not store.folder.exists()
+    assert {name: counter.exists() for name, counter in counters.items()} == {"own": True, "other": False}

@@ -25,6 +25,7 @@ import torch
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.errors import ServiceError
+from forge_env.runtime.gpus import names_of
 from forge_env.runtime.weights import NcclStore, WeightStore
 from forge_env.runtime.weights.pair import PIECE
 from forge_env.runtime.weights.puller import Link
@@ -71,10 +72,7 @@ def make_weights(seed: int, mib: int = 0) -> dict[str, Any]:
 
 
 def _seen(gpu: int | None) -> str:
-    if gpu is None:
-        return ""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return seen[gpu] if seen[0] else str(gpu)
+    return "" if gpu is None else names_of([gpu])[0]
 
 
 # ---- the other process ----
