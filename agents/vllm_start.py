@@ -118,6 +118,6 @@ def _know(model: str) -> None:
         path = folder / "config.json" if folder.is_dir() else try_to_load_from_cache(model, "config.json")
         (architecture,) = json.loads(Path(str(path)).read_text())["architectures"]
         found = ModelRegistry.models[architecture].load_model_cls()
-    except (OSError, KeyError, ValueError, ImportError):  # vLLM finds it by its own means, or says what is wrong
-        return
+    except (OSError, KeyError, ValueError, TypeError, ImportError):
+        return  # vLLM finds it by its own means, or says what is wrong
     ModelRegistry.register_model(architecture, found)

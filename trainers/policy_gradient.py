@@ -124,7 +124,7 @@ async def _phases(run: Run, objective: Objective) -> None:
 
     loop = Loop(
         objective=objective,
-        tasks=undemonstrated_first(run.train_tasks, config.warmup) if _warmup_steps(config) else run.train_tasks,
+        tasks=_train_tasks(config, run.train_tasks),
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
         run_wave=run_wave if training.deterministic else None,
         train_step=step,
@@ -157,6 +157,10 @@ async def _phases(run: Run, objective: Objective) -> None:
     after = await run.evaluate("after", step=training.steps)
     await run.export()
     _close(run, start.before, after, start.tool_off, train_seconds)
+
+
+def _train_tasks(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
+    return undemonstrated_first(tasks, config.warmup) if _warmup_steps(config) else tasks
 
 
 def _warmup_steps(config: RunConfig) -> int:

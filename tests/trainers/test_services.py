@@ -10,6 +10,7 @@ pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
 from trainers import services
+from trainers.actor import allocator
 from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
 from trainers.start.placement import find_places
 from trainers.titan.trainer import TitanSettings
@@ -73,3 +74,13 @@ def test_the_placement_names_every_process() -> None:
     assert services.placement(config).endswith(
         "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
     )
+
+
+def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert allocator() == {}

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.types import Task
-from trainers.config import WarmupConfig
+from trainers.config import RunConfig, WarmupConfig
+from trainers.policy_gradient import _train_tasks
 from trainers.warmup import demonstrated, undemonstrated_first
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
@@ -31,3 +32,9 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
     ordered = undemonstrated_first(given, warmup)
     assert sorted(ordered, key=lambda task: task.id) == given
     assert ordered[len(ordered) - len(shown) :] == list(shown) and shown
+
+
+def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
+    warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
+    assert _train_tasks(RunConfig(warmup=warmup), TASKS) == undemonstrated_first(TASKS, warmup)
+    assert _train_tasks(RunConfig(warmup=replace(warmup, steps=0)), TASKS) == TASKS
