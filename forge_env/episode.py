@@ -118,7 +118,7 @@ class Episode:
     """
 
     reward: float | None
-    """Sum of step rewards and the rubric's score; None exactly after an ENV_FAULT or INFRA_FAULT."""
+    """Sum of step rewards and the rubric's score; None exactly after a TIMEOUT, ENV_FAULT or INFRA_FAULT."""
     task: Task = None  # type: ignore[assignment]  # left out only in the short form
     turns: tuple[Turn, ...] = ()
     outcome: Outcome = Outcome.SCORED
@@ -131,7 +131,12 @@ class Episode:
     tail: tuple[Message, ...] = ()
     """Messages that the environment added after the last turn."""
     error: str = ""
-    """Why there is no reward, for the two faults that are ours."""
+    """Why there is no reward."""
+    ended_by: str = ""
+    """What ended the episode: "environment", or the name of the limit ("max_turns", "max_turn_tokens", "max_tokens",
+    "episode_seconds", "step_seconds"); empty after a fault, and in files that do not say."""
+    success: bool | None = None
+    """Whether the environment calls this a success; None where it does not say, and without a reward."""
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
     # The short form; what is given beside `turns` is left to them.

@@ -87,19 +87,21 @@ class ToolUse:
 class Outcome(StrEnum):
     """How an episode ended.
 
-    The first three are the model's doing and carry a reward; the last two are ours and carry none.
+    The first three are the model's doing and carry a reward; the others are not and carry none. TIMEOUT: services that
+    the environment calls used up `EpisodeLimits.episode_seconds`.
     """
 
     SCORED = "scored"
     TRUNCATED = "truncated"
     MODEL_FAULT = "model_fault"
+    TIMEOUT = "timeout"
     ENV_FAULT = "env_fault"
     INFRA_FAULT = "infra_fault"
 
     @property
     def is_valid(self) -> bool:
         """Whether the episode has a reward and takes part in its group's baseline."""
-        return self not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT)
+        return self in (Outcome.SCORED, Outcome.TRUNCATED, Outcome.MODEL_FAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
