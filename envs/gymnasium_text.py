@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import re
 import sys
@@ -41,6 +42,8 @@ class GymnasiumText(Env):
     """
 
     make_gymnasium: ClassVar[Callable[..., gymnasium.Env[Any, Any]]]
+    max_steps: ClassVar[int | None] = None
+    """Gymnasium's own limit; None where there is none, or where it is known only when the environment is made."""
     id: ClassVar[str]
     system_prompt: ClassVar[str] = SYSTEM_PROMPT
     describe: ClassVar[str | Callable[[gymnasium.Env[Any, Any]], str]] = ""
@@ -69,6 +72,19 @@ class GymnasiumText(Env):
         self._penalty, self._scale = penalty, reward_scale
         self._make_options = _json_object(make_options) if isinstance(make_options, str) else dict(make_options)
         self._env: gymnasium.Env[Any, Any] | None = None
+        self._threshold: float | None = None
+
+    @classmethod
+    def limits(cls) -> Mapping[str, float]:
+        """A turn for each step that Gymnasium allows."""
+        return {} if cls.max_steps is None else {"max_turns": cls.max_steps}
+
+    def success(self, reward: float) -> bool:
+        """Gymnasium's own `reward_threshold`, scaled as the rewards are, where there is one."""
+        if self._threshold is None:
+            return super().success(reward)
+        threshold = self._threshold * self._scale
+        return reward >= threshold or math.isclose(reward, threshold)  # a sum of scaled steps is not exact
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
@@ -93,6 +109,7 @@ class GymnasiumText(Env):
         prompt = task.prompt if task is not None else ()
         start = task.metadata.get("seed", seed) if task is not None else seed
         self._env = self._made()
+        self._threshold = self._env.spec.reward_threshold if self._env.spec is not None else None
         observation, info = self._env.reset(seed=start)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
         text = "\n\n".join(part for part in (self._description(), self._written(observation)) if part)
@@ -191,17 +208,20 @@ def from_gymnasium(
             Discrete, the last JSON list for MultiDiscrete, MultiBinary and Box, the whole answer for Text.
         render: writes an observation. By default an environment that renders as "ansi" is shown that way, its colours
             in words, with the observation below it.
-        max_steps: truncates an episode; Gymnasium's own limit when None. `EpisodeLimits.max_turns` holds beside it.
+        max_steps: truncates an episode; Gymnasium's own limit when None, which of a function is known only when the
+            environment is made. The class declares it as `max_turns`, so an episode may take that many turns.
         system_prompt: the first message; none when empty.
 
     Raises:
         UserError: for an unknown id, with the nearest one.
     """
     id_ = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    source = _spec(env) if isinstance(env, str) else env
+    spec = source if isinstance(source, gymnasium.envs.registration.EnvSpec) else None
     attributes = {
-        "make_gymnasium": staticmethod(
-            functools.partial(_make, _spec(env) if isinstance(env, str) else env, max_steps)
-        ),
+        "make_gymnasium": staticmethod(functools.partial(_make, source, max_steps)),
+        "max_steps": max_steps or (spec.max_episode_steps if spec is not None else None),
+        "made_of": _modules(source),
         "id": id_,
         "system_prompt": system_prompt,
         "describe": describe if isinstance(describe, str) else staticmethod(describe),
@@ -268,6 +288,13 @@ def _make(
     if "ansi" in (getattr(creator, "metadata", None) or {}).get("render_modes", ()):
         options = {"render_mode": "ansi", **options}
     return gymnasium.make(source, max_episode_steps=max_steps, **options)
+
+
+def _modules(source: Any) -> tuple[str, ...]:
+    """The modules that a Gymnasium environment is written in, as far as they are known before it is made."""
+    creator = getattr(source, "entry_point", source)
+    module = creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "")
+    return tuple(sorted({"gymnasium", module} - {""}))
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge_env.digests import value_digest
 from forge_env.episode import Episode, read_jsonl
 from forge_env.errors import UserError
 from forge_env.evaluate import is_success
@@ -22,6 +23,9 @@ class Comparison:
     measure: str
     """ "success" or "reward"."""
     tasks: int
+    """That both have."""
+    all_tasks: tuple[int, int]
+    """Of each run."""
     episodes: int
     first: float
     second: float
@@ -31,6 +35,8 @@ class Comparison:
     """Valid episodes of each run that the other one lacks."""
     other_seeds: int
     """Pairs whose seeds differ, so that chance does not fall out of the difference."""
+    envs: tuple[str, str]
+    """The environment of each run, by its name."""
 
 
 Key = tuple[str, str]
@@ -40,13 +46,14 @@ def compare(first: Path, second: Path) -> list[Comparison]:
     """Compare the success and the reward of two runs, phase by phase.
 
     Raises:
-        UserError: when they have nothing in common.
+        UserError: when they have nothing in common, or tasks of the same id that differ.
     """
     files, others = episode_files(first), episode_files(second)
     found = []
     for phase in files.keys() & others.keys():
         a, b = _by_key(read_jsonl(files[phase])), _by_key(read_jsonl(others[phase]))
         if a.keys() & b.keys():
+            _check_tasks(first, second, a, b)
             found += [_compare(phase, a, b, name, value) for name, value in _MEASURES.items()]
     if not found:
         raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
@@ -69,13 +76,30 @@ def _compare(
         phase=phase,
         measure=name,
         tasks=len(tasks),
+        all_tasks=(len({task for task, _ in a}), len({task for task, _ in b})),
         episodes=len(common),
         first=clustered_mean(x).value,
         second=clustered_mean(y).value,
         paired=paired(y, x),
         unpaired=(len(a) - len(common), len(b) - len(common)),
         other_seeds=sum(a[key].seed != b[key].seed for key in common),
+        envs=(_env(a), _env(b)),
     )
+
+
+def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:
+    """Check that tasks of the same id are the same: what they ask, their target and their metadata."""
+    shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
+    other = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
+    if other:
+        raise UserError(
+            f"{len(other)} of the {len(shared)} tasks that {first} and {second} have by the same id are different, as "
+            f"{min(other)!r:.80} of {_env(a) or 'one'} and of {_env(b) or 'the other'}: compare runs of the same tasks"
+        )
+
+
+def _env(episodes: dict[Key, Episode]) -> str:
+    return next((episode.env for episode in episodes.values()), "")
 
 
 _MEASURES: dict[str, Callable[[Episode], float]] = {

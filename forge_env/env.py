@@ -14,6 +14,8 @@ from forge_env.types import Action, Message, Task, ToolSpec
 if TYPE_CHECKING:
     import numpy as np
 
+SUCCESS = 1.0
+"""The reward from which on an episode is a success, where the environment does not say otherwise."""
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
 
 
@@ -34,6 +36,10 @@ class Env:
     truncation_reward: float = 0.0
     """Added to the reward of an episode that runs out of turns, tokens or time, a cut-off last answer among them."""
 
+    made_of: ClassVar[Sequence[str]] = ()
+    """Modules and packages, by name, that it is made of beside its own code: what was measured before one of them
+    changed is not taken for a result of today."""
+
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
 
@@ -52,6 +58,19 @@ class Env:
         A subclass may name options of its own, as `tasks` may.
         """
         return ""
+
+    @classmethod
+    def limits(cls) -> Mapping[str, float]:
+        """The limits that an episode needs, by the names of `EpisodeLimits`, as ``{"max_turns": 30}``.
+
+        They take the place of the defaults; a caller's own limits win. A subclass may name options of its own, as
+        `tasks` may.
+        """
+        return {}
+
+    def success(self, reward: float) -> bool:
+        """Whether an episode that ended with this reward, the sum of its steps, is a success."""
+        return reward >= SUCCESS
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`. Returns (messages, info), or an awaitable of it."""

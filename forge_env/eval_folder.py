@@ -1,6 +1,6 @@
 """The folder of an offline evaluation, which a run can be killed in at any point and go on with.
 
-    plan.json        the settings, written before the first episode
+    plan.json        the settings and what is behind them, written before the first episode
     episodes.jsonl   one valid Episode per line, in the order in which they ended
     faults.jsonl     the episodes that ended by a fault of ours: {"class": ..., "error": ..., "episode": {...}}
     eval.json        settings and figures, written when no place is open any more but those that faulted
@@ -20,6 +20,7 @@ from typing import Any, Self
 from forge_env.atomic import replace_file
 from forge_env.episode import Episode, read_jsonl
 from forge_env.errors import InfraError, UserError
+from forge_env.eval_digests import changed
 from forge_env.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.types import Outcome
 
@@ -34,13 +35,18 @@ class EvalFolder:
         path: of the folder; made when it is not there.
         plan: settings, in JSON.
 
+    A folder in which no episode ended without a fault holds no result: another plan begins it anew.
+
     Raises:
-        UserError: on entering, when the folder is in use, holds something else, or an evaluation with other settings.
+        UserError: on entering, when the folder is in use, holds something else, or results of another plan.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self.path = path
-        self._plan = json.loads(json.dumps(plan, default=str))  # as it is read back
+        self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # as it is read back
+        """That of the episodes in the folder; an older one may say less than what was given."""
+        self.dropped_faults = False
+        """Whether faults of another plan were there, and nothing else: they are no part of this evaluation."""
         self._lock = -1
         self._files: dict[str, int] = {}
 
@@ -77,7 +83,7 @@ class EvalFolder:
             InfraError: when the disk is full or broken.
         """
         if not (self.path / PLAN).exists():
-            self._write(PLAN, json.dumps(self._plan, indent=2))
+            self._write(PLAN, json.dumps(self.plan, indent=2))
 
     def add(self, episode: Episode) -> None:
         """Write an episode down. After this it survives the process.
@@ -132,16 +138,22 @@ class EvalFolder:
                 raise UserError(f"{self.path} holds other files and no {PLAN}: choose another --out")
             return
         there = read_object(file)
-        differing = sorted(k for k in self._plan.keys() | there.keys() if self._plan.get(k) != there.get(k))
-        if differing == ["task_digest"]:
-            raise UserError(
-                f"the tasks of {self._plan.get('env')} have changed since {self.path}: choose another --out"
-            )
-        if differing:
-            settings = ", ".join(f"{k} {there.get(k)!r}" for k in differing if k != "task_digest")
-            raise UserError(
-                f"{self.path} holds an evaluation with other settings ({settings}): repeat them or choose another --out"
-            )
+        wrong = _differences(there, self.plan)
+        if not self._has_results():
+            self.dropped_faults = bool(wrong) and (self.path / FAULTS).exists()
+            for name in (PLAN, RESULT, *([FAULTS] if wrong else [])):
+                (self.path / name).unlink(missing_ok=True)
+        elif wrong:
+            raise UserError(f"{self.path} {wrong}: choose another --out, or delete that folder to begin anew")
+        else:
+            self.plan = there
+
+    def _has_results(self) -> bool:
+        file = self.path / EPISODES
+        if not file.exists():
+            return False
+        with file.open("rb") as lines:
+            return lines.readline().endswith(b"\n")  # what is half written is no episode
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -160,6 +172,24 @@ class EvalFolder:
         except OSError as error:
             os.ftruncate(file, end)  # another episode may end before this one's error has ended the run
             raise _unwritable(self.path / name, error) from error
+
+
+def says_digests(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan says what its numbers hang on beside the settings; one of an older forge_env does not."""
+    return isinstance(plan.get("depends_on"), dict)
+
+
+def _differences(there: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Say in words what keeps the results of one plan from being those of another; "" where nothing does."""
+    names = (plan.keys() | there.keys()) - {"version", "depends_on", "task_digest"}
+    differing = sorted(name for name in names if plan.get(name) != there.get(name))
+    if differing:
+        settings = ", ".join(f"{name} {there.get(name)!r}" for name in differing)
+        return f"holds results of other settings ({settings})"
+    parts = changed(there["depends_on"], plan["depends_on"]) if says_digests(there) else []
+    if there.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
+        parts.append("the tasks")
+    return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""
 
 
 def fault_class(episode: Episode) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.agent_spec import split_agent
 from forge_env.episode import Episode
 from forge_env.errors import UserError
+from forge_env.eval_digests import depends_on
+from forge_env.factory import EnvFactory
 from forge_env.run_files import limits_from, trained_config
 from forge_env.types import EpisodeLimits, Task
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+"""From 2 on it says what the numbers hang on beside the settings: `forge_env.eval_digests`."""
 
 
 class Place(NamedTuple):
@@ -66,20 +69,30 @@ class EvalPlan:
         if wrong:
             raise UserError(f"a limit of the episodes makes no sense: {', '.join(wrong)}; all are above 0")
 
-    def to_dict(self, tasks: Sequence[Task]) -> dict[str, Any]:
-        """The plan as JSON, with a digest of the tasks that it gave: code and data change."""
-        return {"version": PLAN_VERSION, **asdict(self), "task_digest": digest_of(tasks)}
+    def to_dict(self, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
+        """The plan as JSON, with digests of the tasks that it gave and of all that is behind the names in it.
+
+        Raises:
+            UserError: for a model that is not there, or a file that cannot be read.
+        """
+        there = depends_on(self.agent, factory, tasks)
+        return {"version": PLAN_VERSION, **asdict(self), "task_digest": digest_of(tasks), "depends_on": there}
 
 
-def limits_of(agent: str) -> EpisodeLimits:
-    """The limits under which an agent was trained, where it is a checkpoint that says so; else the usual ones.
+def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
+    """The limits of an episode where a caller gives none.
+
+    They are those under which a checkpoint was trained in the same environment; else those that the environment
+    declares, and for the rest those of a checkpoint's training or the usual ones.
 
     Raises:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, rest = split_agent(agent)
     found = trained_config(Path(rest).expanduser()) if kind == "checkpoint" else None
-    return limits_from(found[1]) if found else EpisodeLimits()
+    env = found[1] if found else {}
+    declared = {} if env.get("name") == factory.name else factory.declared_limits()
+    return replace(limits_from(env), **declared)
 
 
 def places(tasks: Sequence[Task], n: int) -> dict[Place, Task]:

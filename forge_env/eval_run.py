@@ -11,7 +11,7 @@ from typing import Any
 from forge_env.agent_spec import AgentSettings, open_agent
 from forge_env.episode import Episode, Group
 from forge_env.errors import UserError
-from forge_env.eval_folder import EvalFolder
+from forge_env.eval_folder import EvalFolder, says_digests
 from forge_env.eval_plan import EvalPlan, Place, episode_seed, places
 from forge_env.eval_summary import Prices, summarise
 from forge_env.evaluate import evaluate
@@ -34,13 +34,14 @@ async def run_evaluation(
     prices: Prices | None = None,
     progress: Progress = lambda total, episode: None,
 ) -> dict[str, Any]:
-    """Evaluate an agent into a folder; returns what eval.json holds then.
+    """Evaluate an agent into a folder; returns what eval.json holds then, and how many episodes were run and read.
 
     An interrupted evaluation goes on where it was: episodes that ended stay, faulted ones are tried again. A cancelled
     or failing call leaves the folder so that it can go on.
 
     Raises:
-        UserError: for a wrong setting, an agent that cannot be had, or a folder of something else.
+        UserError: for a wrong setting, an agent that cannot be had, a folder of something else, or one whose results
+            are of an environment, an agent or tasks that have changed since.
     """
     if concurrency < 1:
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
@@ -59,20 +60,28 @@ async def run_evaluation(
         api_key_env=api_key_env,
         seed=plan.seed,
     )
-    with EvalFolder(path, plan.to_dict(tasks)) as folder:
+    run_now = 0
+    with EvalFolder(path, plan.to_dict(factory, tasks)) as folder:
         progress(len(wanted), None)
         there = {Place.of(episode): episode for episode in folder.episodes()}
         for episode in there.values():
             progress(len(wanted), episode)
         missing = {place: task for place, task in wanted.items() if place not in there}
+        if missing and there and not says_digests(folder.plan):
+            raise UserError(
+                f"{path} lacks {len(missing)} of {len(wanted)} episodes, and an older forge_env began it without a "
+                "record of what it measured: the rest may be of something else; choose another --out"
+            )
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
                 run = _Run(plan, factory, agent, folder, lambda episode: progress(len(wanted), episode))
                 await run.all(missing, concurrency)
+            run_now = len(missing)
         result = summarise(plan, wanted, folder.episodes(), folder.faults(), prices)
-        folder.finish({**plan.to_dict(tasks), **result})
-    return result
+        folder.finish({**folder.plan, **result})
+    of_this_command = {"episodes_run": run_now, "episodes_read": len(there), "dropped_faults": folder.dropped_faults}
+    return {**result, **of_this_command, "unrecorded": not says_digests(folder.plan)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge_env.episode import Episode
@@ -64,6 +64,8 @@ def summarise(
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
+        "ended_by": dict(sorted(Counter(e.ended_by for e in done if e.ended_by).items())),
+        "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
         "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},
         "faults_retried": len(faulted) - len(still),

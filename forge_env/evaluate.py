@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from forge_env.env import SUCCESS
 from forge_env.episode import Episode, Group
 from forge_env.errors import ForgeError, first_error
 from forge_env.statistics import Estimate, clustered_mean, clustered_share, pass_at_k, pass_hat_k, wilson
 from forge_env.types import Task
 
-__all__ = ["Evaluation", "evaluate", "is_success", "wilson"]
+__all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,13 @@ class Evaluation:
 
 
 def is_success(episode: Episode) -> bool:
-    """Whether an episode earned the full reward of 1."""
-    return episode.reward is not None and episode.reward >= 1.0
+    """Whether an episode is a success: as its environment says, and from a reward of 1 on where it does not say."""
+    return succeeded(episode.success, episode.reward)
+
+
+def succeeded(success: bool | None, reward: float | None) -> bool:
+    """As `is_success`, of the two fields of an episode that say it."""
+    return success if success is not None else reward is not None and reward >= SUCCESS
 
 
 async def evaluate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from forge_env.env import Env
 from forge_env.errors import EnvError, ForgeError, UserError, nearest
 from forge_env.registry import env_class, load
-from forge_env.types import Task
+from forge_env.types import EpisodeLimits, Task
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
 
@@ -78,6 +79,10 @@ class EnvFactory:
         """What an episode does outside of this machine, under this factory's options; "" is nothing."""
         return self.env_class.effects(**self._named(self.env_class.effects))
 
+    def declared_limits(self) -> dict[str, Any]:
+        """See `declared_limits`, under this factory's options."""
+        return declared_limits(self.env_class, self.options, name=self.name)
+
     def make(self, **more: Any) -> Env:
         """Return a fresh instance; `more` goes to its constructor, beside the factory's own options.
 
@@ -110,6 +115,36 @@ def make(name: str, **options: Any) -> EnvFactory:
         UserError: for an unknown name or option, with the nearest one.
     """
     return EnvFactory(env_class(name), name=name, **options)
+
+
+def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:
+    """Return the limits of an episode that an environment declares, by the fields of `EpisodeLimits`.
+
+    Args:
+        env_class: its class.
+        options: of the environment; those that its `limits` names are handed to it.
+        name: for the sentence of an error.
+
+    Raises:
+        UserError: for what is no limit, or no number above 0.
+    """
+    name, function = name or env_class.__name__, env_class.limits
+    kinds: dict[str, Any] = typing.get_type_hints(EpisodeLimits)
+    declared: Any = function
+    if callable(function):
+        wanted = {n: kind for n, kind in _parameters(function).items() if n in options}
+        declared = function(**{n: _converted(name, n, options[n], kind) for n, kind in wanted.items()})
+    if not isinstance(declared, Mapping):
+        raise UserError(
+            f"the limits of the environment {name} are {declared!r:.80}; return them as {{'max_turns': 30}}"
+        )
+    for limit, value in declared.items():
+        if limit not in kinds:
+            raise UserError(f"the environment {name} declares the limit {limit!r}. {nearest(limit, kinds)}")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or kinds[limit](value) <= 0:
+            raise UserError(f"the environment {name} declares {limit} = {value!r}; it is a number above 0")
+    return {limit: kinds[limit](value) for limit, value in declared.items()}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import gymnasium.logger
+import gymnasium.utils
 from gymnasium.error import ResetNeeded
 
 from forge_env.env import Env
@@ -47,7 +49,8 @@ class SyncEnv(gymnasium.Env[str, str]):
         split: which tasks `reset` draws from, "train" or "test".
         dialect: how tool calls are written: "hermes", "llama", "openai" or "none".
         num_tasks: draw from this many fixed tasks, those of `task_seed`; a new task every time when None.
-        limits: `max_turns`, `step_seconds` and `scoring_seconds` of an episode hold here.
+        limits: `max_turns`, `step_seconds` and `scoring_seconds` of an episode hold here; when None, those that the
+            environment declares, and `max_episode_steps` of `gymnasium.make` in the place of `max_turns`.
         max_length: characters of an observation or an action; a longer observation is cut.
         options: options of the environment.
 
@@ -76,7 +79,8 @@ class SyncEnv(gymnasium.Env[str, str]):
         self._parse("", dialect)  # an unknown dialect is said now
         self._num_tasks, self._task_seed = num_tasks, task_seed
         self._tasks: Sequence[Task] = ()
-        self._limits = limits or EpisodeLimits()
+        self._limits = limits or replace(EpisodeLimits(), **self._factory.declared_limits())
+        self._has_own_limits = limits is not None
         self._patience = self._limits.episode_seconds + self._limits.scoring_seconds + OPEN_SECONDS
         self.render_mode = render_mode
         self._max_length = max_length
@@ -86,6 +90,11 @@ class SyncEnv(gymnasium.Env[str, str]):
         self._turns_left = 0
         self._fault: Step | None = None
         self._transcript: list[Message] = []
+
+    def allow_turns(self, turns: int) -> None:
+        """Let episodes have so many turns, from the next `reset` on, unless this was made with limits of its own."""
+        if not self._has_own_limits:
+            self._limits = replace(self._limits, max_turns=turns)
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -127,7 +136,7 @@ class SyncEnv(gymnasium.Env[str, str]):
             return self._result(self._fault)
         step = session.loop.run(session.step(self._action(action)), self._patience)
         if not step.outcome and self._turns_left == 0:
-            step = session.out_of_turns(step)
+            step = session.out_of_turns(replace(step, info={**step.info, "ended_by": "max_turns"}))
         return self._result(step)
 
     def render(self) -> str | None:
@@ -184,6 +193,17 @@ class SyncEnv(gymnasium.Env[str, str]):
         own = copy.deepcopy(tuple(messages))  # who keeps an info must not see it change
         self._transcript.extend(own)
         return _cut(_text(own), self._max_length), {**info, "messages": own}
+
+
+class TurnLimit(gymnasium.Wrapper[str, str, str, str], gymnasium.utils.RecordConstructorArgs):
+    """Tells a SyncEnv how many steps `gymnasium.make(..., max_episode_steps=40)` allows; registered with each one."""
+
+    def __init__(self, env: gymnasium.Env[str, str]) -> None:
+        gymnasium.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        if env.spec is not None and env.spec.max_episode_steps is not None:
+            assert isinstance(env.unwrapped, SyncEnv)
+            env.unwrapped.allow_turns(env.spec.max_episode_steps)
 
 
 def _factory(env: str | type[Env] | EnvFactory, options: Mapping[str, Any]) -> EnvFactory:

@@ -41,7 +41,9 @@ def register_env(name: str) -> str:
     gym_id = gymnasium_id(name)
     taken = gymnasium.registry.get(gym_id)
     if taken is None:
-        gymnasium.register(gym_id, entry_point="forge_env.gymnasium_env:SyncEnv", kwargs={"env": name})
+        turns = gymnasium.envs.registration.WrapperSpec("TurnLimit", "forge_env.gymnasium_env:TurnLimit", kwargs={})
+        entry_point = "forge_env.gymnasium_env:SyncEnv"
+        gymnasium.register(gym_id, entry_point=entry_point, additional_wrappers=(turns,), kwargs={"env": name})
     elif taken.kwargs.get("env") != name:
         raise UserError(f"{name!r} and {taken.kwargs.get('env')!r} would both be {gym_id} in Gymnasium: rename one")
     return gym_id

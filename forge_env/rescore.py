@@ -19,7 +19,11 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """One episode before and after. Without a final answer, or with an error, it stays as it was."""
+    """One episode before and after. Without a final answer it stays as it was.
+
+    Where the reward function failed, what comes after is an `env_fault` without a reward, as in an episode that is
+    played: the old reward is no answer of the new function.
+    """
 
     before: Episode
     after: Episode
@@ -72,10 +76,16 @@ async def _rescored(episode: Episode, part: RewardPart, seconds: float) -> Resco
         reward, parts = await deadline.run(score([part], episode.task, messages, messages[-1]["content"]))
     except TimeoutError as error:
         reason = f"it took longer than {seconds:g} s" if deadline.expired else f"the reward timed out: {error}"
-        return Rescored(before=episode, after=episode, error=reason)
+        return _failed(episode, reason)
     except (EnvError, InfraError) as error:
-        return Rescored(before=episode, after=episode, error=str(error))
+        return _failed(episode, str(error))
     last = episode.turns[-1]
     turn = replace(last, reward=last.reward + reward - (episode.reward or 0.0))
-    after = replace(episode, turns=(*episode.turns[:-1], turn), reward=reward, rewards=parts)
+    # What the environment called a success was said of its own reward.
+    after = replace(episode, turns=(*episode.turns[:-1], turn), reward=reward, rewards=parts, success=None)
     return Rescored(before=episode, after=after)
+
+
+def _failed(episode: Episode, reason: str) -> Rescored:
+    after = replace(episode, outcome=Outcome.ENV_FAULT, reward=None, rewards={}, success=None, error=reason)
+    return Rescored(before=episode, after=after, error=reason)

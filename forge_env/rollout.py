@@ -118,6 +118,12 @@ async def run_episode(
     reward = sum(turn.reward for turn in turns)
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
+    success = None
+    if outcome.is_valid and env is not None:
+        try:
+            success = _read_success(env.success(reward))
+        except Exception as fault:
+            outcome, error = Outcome.ENV_FAULT, f"success: {type(fault).__name__}: {fault}"
     return Episode(
         task=task,
         turns=turns,
@@ -130,6 +136,7 @@ async def run_episode(
         env=factory.name,
         seed=seed,
         error=error,
+        success=success,
         info=run.info,
     )
 
@@ -277,6 +284,12 @@ class _Step(NamedTuple):
     next: NextTurn | None
     info: Mapping[str, Any]
     """What else the environment says, for the record."""
+
+
+def _read_success(value: Any) -> bool:
+    if not isinstance(value, bool) and type(value).__name__ != "bool":  # NumPy has one of its own
+        raise TypeError(f"it returned {value!r:.80}, and not True or False")
+    return bool(value)
 
 
 _TAKEN = frozenset({"rewards", "tools", "outcome", "next"})

@@ -38,7 +38,8 @@ class CodeExec(ToolEnv):
     shared: ClassVar = {"sandbox": "sandboxes:open_sandbox"}
     system_prompt: ClassVar[str] = "Only python knows t. Answer with code."
     """Of level 1; other tasks have their own in `metadata["system"]`."""
-    limits: ClassVar[Limits] = Limits(wall_s=5.0, cpu_s=4.0)
+    sandbox_limits: ClassVar[Limits] = Limits(wall_s=5.0, cpu_s=4.0)
+    """Of one call of the tool, and of one test."""
 
     sandbox: Sandbox
 
@@ -63,7 +64,7 @@ class CodeExec(ToolEnv):
             raise UserError(f"the option seconds of code_exec is {seconds!r}; it is above 0 and at most 60")
         self._stateful = stateful
         self._partial_credit = partial_credit
-        self._limits_of_run = self.limits if seconds is None else _limits_of(self.limits, seconds)
+        self._limits_of_run = self.sandbox_limits if seconds is None else _limits_of(self.sandbox_limits, seconds)
         self._session: Session | None = None
         self._verdict: Verdict | None = None
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
@@ -95,6 +96,11 @@ class CodeExec(ToolEnv):
         if level == 4:
             return tasks_with_files(split, count=count, seed=seed)
         return tasks_of_level(level, split, count=count, seed=seed)
+
+    @classmethod
+    def limits(cls, *, level: int = 1) -> Mapping[str, float]:
+        """The files of level 4 take four turns to explore; the others take fewer than any caller allows."""
+        return {"max_turns": 8} if level == 4 else {}
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:

@@ -10,7 +10,7 @@ import inspect
 import random
 import signal
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic_core import to_jsonable_python
@@ -48,6 +48,7 @@ class ReasoningGym(Env):
     scorer gives them for anything, never become tasks.
     """
 
+    made_of: ClassVar[Sequence[str]] = ("reasoning_gym",)
     dataset: ClassVar[str]
     system_prompt: ClassVar[str] = SYSTEM_PROMPT
 

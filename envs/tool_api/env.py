@@ -76,6 +76,11 @@ class ToolApi(ToolEnv):
         return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
 
     @classmethod
+    def limits(cls, *, level: int = 1) -> Mapping[str, float]:
+        """A task of level 2 takes up to five turns, one of level 3 up to six."""
+        return {"max_turns": 8} if level > 1 else {}
+
+    @classmethod
     def effects(cls, *, tools: Sequence[str] = (SHOP,), cassette_mode: str = "auto") -> str:
         """Say which services an episode calls; those of a cassette that is only replayed are not called."""
         kinds = ("mcp:",) if cassette_mode == "replay" else ("mcp:", "openapi:")

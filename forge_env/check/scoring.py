@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from forge_env.check.moves import by_expert, calls, endless, plays, says, tool_names
 from forge_env.check.samples import same_for_all, sample_arguments
-from forge_env.check.subject import FULL_MARKS, LIMITS, Failed, Skipped, Subject, instance, reset
+from forge_env.check.subject import LIMITS, Failed, Skipped, Subject, instance, reset
 from forge_env.episode import Episode
+from forge_env.evaluate import is_success
 from forge_env.types import Action, Outcome, Task, ToolSpec
 
 GARBAGE = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
@@ -24,10 +25,10 @@ async def gold(subject: Subject) -> str:
         episode = await subject.episode(task, by_expert(subject.expert))
         if not episode.outcome.is_valid:
             raise Failed(f"the expert's episode of the task {task.id!r} ended as {episode.outcome}: {episode.error}")
-        if _reward(episode) < FULL_MARKS:
+        if not is_success(episode):
             raise Failed(
-                f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_last(episode)!r}; gold scores "
-                f"{FULL_MARKS:g}: mend the expert or the reward"
+                f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_last(episode)!r}, which is no "
+                "success: mend the expert or the reward, or say from which reward on it is one with success(reward)"
             )
         subject.gold[task.id] = _last(episode)
     return f"the expert scores full marks on {len(subject.tasks)} of {len(subject.tasks)} tasks"
@@ -40,7 +41,7 @@ async def wrong(subject: Subject) -> str:
         for what, answer in _wrong_answers(subject, task):
             episode = await subject.episode(task, plays(says(answer)))
             _require_valid(episode, task, what)
-            _no_full_marks(_reward(episode), task, what)
+            _no_success(episode, task, what)
             tried += 1
     return f"none of {tried} wrong answers scores full marks"
 
@@ -54,7 +55,8 @@ async def malformed(subject: Subject) -> str:
         for what, action in actions:
             episode = await subject.episode(task, plays(action))
             _require_valid(episode, task, what)
-            _no_full_marks(episode.turns[0].reward, task, what)  # of this action: the empty answer after it is no news
+            if len(episode.turns) == 1 or episode.turns[0].reward > 0:  # else the empty answer after it earned it
+                _no_success(episode, task, what)
     return f"{len(actions)} malformed actions are answered, and none scores full marks"
 
 
@@ -83,7 +85,7 @@ async def limits(subject: Subject) -> str:
     bounds = replace(LIMITS, max_turns=5)
     episode = await subject.episode(subject.tasks[0], endless, limits=bounds)
     _require_valid(episode, subject.tasks[0], "an agent that never stops")
-    if _reward(episode) >= FULL_MARKS:
+    if is_success(episode):
         raise Failed(
             f"an agent that never stops scores {_reward(episode):g}: lower the step rewards or truncation_reward"
         )
@@ -126,10 +128,11 @@ def _malformed_actions(tools: Sequence[ToolSpec]) -> Iterator[tuple[str, Action]
         yield f"a call of {name} with 100,000 characters", calls((name, same_for_all(tools, name, "9" * 100_000)))
 
 
-def _no_full_marks(reward: float, task: Task, what: str) -> None:
-    if reward >= FULL_MARKS:
+def _no_success(episode: Episode, task: Task, what: str) -> None:
+    if is_success(episode):
         raise Failed(
-            f"{what} scores {reward:g} on the task {task.id!r}: let the reward compare the answer with the target"
+            f"{what} scores {_reward(episode):g} on the task {task.id!r}: "
+            "let the reward compare the answer with the target"
         )
 
 

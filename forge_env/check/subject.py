@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from forge_env.check.moves import Gate, Move, Player, by_expert, probe
@@ -22,7 +22,6 @@ from forge_env.types import Action, EpisodeLimits, Task
 T = TypeVar("T")
 
 LIMITS = EpisodeLimits(max_turns=64, step_seconds=30.0, episode_seconds=120.0, scoring_seconds=60.0)
-FULL_MARKS = 1.0  # what evaluation counts as a success
 GRACE_SECONDS = 1.0  # for what was cancelled to come to its end
 
 
@@ -59,6 +58,12 @@ class Subject:
         return getattr(self.factory.env_class, "expert", None)
 
     @property
+    def limits(self) -> EpisodeLimits:
+        """Of an episode: as many turns as the environment declares, where that is more than usual here."""
+        declared = self.factory.declared_limits().get("max_turns", 0)
+        return replace(LIMITS, max_turns=max(LIMITS.max_turns, declared))
+
+    @property
     def moves(self) -> list[Move]:
         """Ways to play any task: the expert's, where there is one, and one that tries the tools and answers "0"."""
         return [by_expert(self.expert), probe] if self.expert else [probe]
@@ -70,7 +75,7 @@ class Subject:
         *,
         seed: int | None = None,
         gate: Gate | None = None,
-        limits: EpisodeLimits = LIMITS,
+        limits: EpisodeLimits | None = None,
     ) -> Episode:
         """Run one episode through the rollout loop, as training does."""
         try:
@@ -80,7 +85,7 @@ class Subject:
                 task,
                 seed=self.seed if seed is None else seed,
                 episode_id=f"check/{task.id}",
-                limits=limits,
+                limits=limits or self.limits,
             )
         finally:
             if gate is not None:

@@ -41,6 +41,10 @@ def diff(
     columns = ("", "first", "second", "difference", "95% interval", "tasks better / worse / same", "p", "pairs")
     show_table(columns, rows)
     for c in (c for c in found if c.measure == "success"):
+        if c.tasks < max(c.all_tasks):
+            note(f"{c.phase or 'they'}: {c.tasks} tasks are shared, of {c.all_tasks[0]} and {c.all_tasks[1]}")
+        if c.envs[0] != c.envs[1]:
+            note(f"{c.phase or 'they'}: the environments are {c.envs[0]} and {c.envs[1]}")
         if any(c.unpaired):
             note(f"{c.phase or 'they'}: {c.unpaired[0]} and {c.unpaired[1]} episodes have no counterpart")
         if c.other_seeds:

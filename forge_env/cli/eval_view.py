@@ -84,6 +84,7 @@ def show_result(result: dict[str, Any]) -> None:
         f"{result['agent']} in {result['env']}: {result['episodes']} episodes of {result['tasks']} tasks{ended}, "
         f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
+    say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
     say(f"everything is in {result['out']}")
 
 

@@ -15,8 +15,9 @@ from forge_env.cli.running import run
 if TYPE_CHECKING:
     from forge_env.types import EpisodeLimits
 
-Limit = Annotated[int | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
-Seconds = Annotated[float | None, typer.Option(help="Limit of an episode; that of its training for a checkpoint.")]
+_OF = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
+Limit = Annotated[int | None, typer.Option(help=_OF)]
+Seconds = Annotated[float | None, typer.Option(help=_OF)]
 
 
 def evaluate(
@@ -60,10 +61,11 @@ def evaluate(
     from forge_env.eval_run import run_evaluation
     from forge_env.eval_summary import Prices
 
+    options = parse_options(option, tools, command)
     plan = EvalPlan(
         env=env,
         agent=agent,
-        options=parse_options(option, tools, command),
+        options=options,
         split=split,
         tasks=tasks,
         n=n,
@@ -72,6 +74,8 @@ def evaluate(
         deterministic=deterministic,
         limits=_limits(
             agent,
+            env,
+            options,
             max_turns=max_turns,
             max_turn_tokens=max_turn_tokens,
             max_tokens=max_tokens,
@@ -103,15 +107,27 @@ def evaluate(
     return 0 if result["episodes"] else 1
 
 
-def _limits(agent: str, **given: float | None) -> EpisodeLimits:
-    """The limits of an agent, and in their place those that were given."""
+def _limits(agent: str, env: str, options: dict[str, Any], **given: float | None) -> EpisodeLimits:
+    """The limits of an agent in an environment, and in their place those that were given."""
     from forge_env.eval_plan import limits_of
+    from forge_env.factory import make
 
-    return replace(limits_of(agent), **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(limits_of(agent, make(env, **options)), **own)
 
 
 def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["tasks"] < tasks:
         note(f"{tasks} tasks were asked for, and {result['env']} gave {result['tasks']} different ones")
+    if result["dropped_faults"]:
+        note(f"{out} held nothing but faults from before a change; they are gone")
+    if result["unrecorded"]:
+        note(f"an older forge_env wrote {out}, and does not say which code and weights it measured")
+    for limit, count in result["ended_by"].items():
+        if limit in result["limits"]:
+            note(
+                f"{count} of {result['episodes']} episodes were ended by {limit} ({result['limits'][limit]:g}): "
+                f"--{limit.replace('_', '-')} sets it"
+            )
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

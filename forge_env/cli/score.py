@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,10 +36,14 @@ def score(
     if as_json:
         emit({"run": str(run), "reward": reward, "phases": phases})
     else:
-        columns = [name for name in phases[0] if name not in ("ci95", "first_error")]
+        columns = [name for name in phases[0] if name not in ("ci95", "first_error", "failures")]
         show_table([name.replace("_", " ") for name in columns], [[_cell(p[name]) for name in columns] for p in phases])
+    failures = [(p["phase"], f) for p in phases for f in p["failures"]]
+    if failures and not as_json:
+        rows = [(phase, f["error"], str(f["answers"]), f["first"]) for phase, f in failures]
+        show_table(("phase", "why the reward failed", "answers", "the first one"), rows)
     for p in (p for p in phases if p["failed"]):
-        note(f"the reward failed on {p['failed']} answers, which keep their old one; the first: {p['first_error']}")
+        note(f"the reward failed on {p['failed']} of {p['answers']} answers, which are in no figure")
     answers, failed = (sum(p[name] for p in phases) for name in ("answers", "failed"))
     return 1 if failed and failed == answers else 0
 
@@ -55,20 +60,24 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
             answers.append(each)
         if file is not None:
             file.write(each.after.to_json() + "\n")
-    was = Evaluation(episodes=tuple(each.before for each in answers))
-    now = Evaluation(episodes=tuple(each.after for each in answers))
-    errors = [each.error for each in answers if each.error]
+    scored = [each for each in answers if not each.error]
+    was = Evaluation(episodes=tuple(each.before for each in scored))
+    now = Evaluation(episodes=tuple(each.after for each in scored))
+    failed = [each for each in answers if each.error]
+    errors = Counter(each.error for each in failed)
+    first = {each.error: each.before.id for each in reversed(failed)}
     return {
         "phase": phase,
         "answers": len(answers),
-        "reward_before": was.reward.value if answers else None,
-        "reward_now": now.reward.value if answers else None,
-        "success_before": was.success_rate if answers else None,
-        "success_now": now.success_rate if answers else None,
-        "ci95": now.interval if answers else None,
-        "changed": sum(each.before.reward != each.after.reward for each in answers),
-        "failed": len(errors),
-        "first_error": errors[0] if errors else None,
+        "reward_before": was.reward.value if scored else None,
+        "reward_now": now.reward.value if scored else None,
+        "success_before": was.success_rate if scored else None,
+        "success_now": now.success_rate if scored else None,
+        "ci95": now.interval if scored else None,
+        "changed": sum(each.before.reward != each.after.reward for each in scored),
+        "failed": len(failed),
+        "first_error": failed[0].error if failed else None,
+        "failures": [{"error": e, "answers": count, "first": first[e]} for e, count in errors.most_common()],
     }
 
 

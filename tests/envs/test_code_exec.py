@@ -290,7 +290,7 @@ async def test_what_the_tool_left_behind_does_not_reach_the_grading() -> None:
 
 async def test_an_endless_answer_ends() -> None:
     class Impatient(CodeExec):
-        limits = Limits(wall_s=0.5, cpu_s=0.5)
+        sandbox_limits = Limits(wall_s=0.5, cpu_s=0.5)
 
     async with EnvFactory(Impatient) as factory:
         env = factory.make()

@@ -153,10 +153,14 @@ def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedPr
     )
 
 
+OF_THE_COMMAND = {"out", "episodes_run", "episodes_read", "dropped_faults", "unrecorded"}
+
+
 def figures(result: dict[str, Any]) -> dict[str, Any]:
-    """What does not hang on the clock, nor on where it was written."""
+    """What does not hang on the clock, nor on the command and where it wrote."""
     tools = {name: (tool["calls"], tool["errors"]) for name, tool in result["tools"].items()}
-    return {key: value for key, value in result.items() if key not in ("seconds", "out", "agent")} | {"tools": tools}
+    left_out = {"seconds", "agent", *OF_THE_COMMAND}
+    return {key: value for key, value in result.items() if key not in left_out} | {"tools": tools}
 
 
 def records(folder: str) -> dict[str, tuple[int, float | None]]:
@@ -176,9 +180,8 @@ def test_the_expert_scores_one_and_nothing_scores_nothing(run: Run) -> None:
     assert expert["tools"]["calculator"]["calls"] == 10
     assert (expert["faults"], expert["tokens"], "cost" in expert) == ({}, 0, False)
     saved = json.loads(Path("expert/eval.json").read_text())
-    assert {key: saved[key] for key in expert if key not in ("out", "tasks")} == {
-        key: value for key, value in expert.items() if key not in ("out", "tasks")
-    }
+    same = expert.keys() - {"tasks", *OF_THE_COMMAND}
+    assert {key: saved[key] for key in same} == {key: expert[key] for key in same}
     assert json.loads(Path("expert/plan.json").read_text())["limits"]["max_turns"] == 8
 
 
@@ -283,8 +286,9 @@ def test_a_run_that_was_killed_ends_with_the_same_numbers(run: Run, concurrency:
     assert figures(result) == figures(whole)
     assert records("killed") == records("whole")
     assert len(episodes.read_text().splitlines()) == 48, "what was there was not run again"
+    assert (result["episodes_run"], result["episodes_read"]) == (48 - left, left)
     again = run(*command)
-    assert again == result
+    assert again == {**result, "episodes_run": 0, "episodes_read": 48}
 
 
 def test_a_file_that_ends_anywhere_is_mended(run: Run) -> None:
@@ -339,7 +343,7 @@ def test_only_faults_are_no_result(run: Run) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--seed", "1"], ["other settings (seed 0)", "choose another --out"]),
+        (["--seed", "1"], ["results of other settings (seed 0)", "choose another --out, or delete that folder"]),
         (["--tasks", "11"], ["other settings (tasks 12)"]),
         (["--option", "repeat=3"], ["other settings (options {})"]),
         (["--agent", "scripted:null"], ["other settings (agent 'scripted:coin.py:play')"]),
@@ -357,7 +361,95 @@ def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words:
 def test_tasks_that_have_changed_are_refused(run: Run, project: Path) -> None:
     run(*coin("play", "out", n=1))
     (project / "coin.py").write_text(COIN.replace('f"{split} {seed}', 'f"new {split} {seed}'))
-    assert "the tasks of coin.py:Coin have changed" in run(*coin("play", "out", n=1), code=2)["error"]
+    error = run(*coin("play", "out", n=1), code=2)["error"]
+    assert "a change of the environment (coin.py) and of the agent (coin.py) and of the tasks: choose" in error
+
+
+AGENT = """\
+import manners
+
+
+def play(messages):
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": "done"}
+    call = {"id": "c", "type": "function", "function": {"name": "throw", "arguments": "{}"}}
+    return {"role": "assistant", "content": manners.WORDS, "tool_calls": [call]}
+"""
+
+
+def one(agent: str, out: str, *more: str) -> list[str]:
+    return ["--env", "coin.py:Coin", "--agent", agent, "--tasks", "6", "-n", "2", "--out", out, *more]
+
+
+@pytest.fixture
+def agent(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delitem(sys.modules, "manners", raising=False)  # of another test's folder
+    (project / "agent.py").write_text(AGENT)
+    (project / "manners.py").write_text('WORDS = "please"\n')
+    return "scripted:agent.py:play"
+
+
+@pytest.mark.parametrize("lines", [12, 5])
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("agent.py", "a change of the agent (agent.py): choose another --out, or delete that folder to begin anew"),
+        ("manners.py", "a change of the agent (manners.py): choose"),
+        ("coin.py", "a change of the environment (coin.py): choose"),
+    ],
+)
+def test_results_from_before_a_change_are_refused_whole_or_in_part(
+    run: Run, project: Path, agent: str, file: str, words: str, lines: int
+) -> None:
+    assert run(*one(agent, "out"))["episodes_run"] == 12
+    episodes = Path("out/episodes.jsonl")
+    episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:lines]))
+    with (project / file).open("a") as code:
+        code.write("\n# another one\n")
+    before = sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    assert words in run(*one(agent, "out"), code=2)["error"]
+    assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    assert run(*one(agent, "out2"))["episodes"] == 12
+
+
+def test_what_is_read_and_what_is_run_is_told(run: Run, agent: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*one(agent, "out"))
+    assert main(["eval", *one(agent, "out")]) == 0
+    assert "0 episodes were run now, 12 read" in capfd.readouterr().out
+    (Path("other.py")).write_text("# nothing that is measured imports it")
+    assert run(*one(agent, "out"))["episodes_read"] == 12
+
+
+def test_a_folder_without_results_takes_other_settings_and_other_code(run: Run, project: Path, agent: str) -> None:
+    assert run(*one(agent, "out", "--step-seconds", "1e-9"), code=1)["faults"] == {"EnvError": 12}
+    with (project / "coin.py").open("a") as code:
+        code.write("# mended\n")
+    result = run(*one(agent, "out", "--seed", "3"))
+    assert (result["episodes"], result["faults_retried"], result["dropped_faults"]) == (12, 0, True)
+    assert json.loads(Path("out/plan.json").read_text())["seed"] == 3
+    plan = Path("none/plan.json")
+    plan.parent.mkdir()
+    plan.write_text(json.dumps({"version": 1, "env": "something else"}))
+    assert run(*one(agent, "none"))["episodes_run"] == 12
+    assert json.loads(plan.read_text())["env"] == "coin.py:Coin"
+
+
+def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
+    run: Run, agent: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its plan holds the names alone."""
+    whole = run(*one(agent, "out"))
+    plan = {k: v for k, v in json.loads(Path("out/plan.json").read_text()).items() if k != "depends_on"}
+    Path("out/plan.json").write_text(json.dumps({**plan, "version": 1}))
+    read = run(*one(agent, "out"))
+    assert (read["unrecorded"], figures(read)) == (True, figures(whole))
+    assert "depends_on" not in json.loads(Path("out/eval.json").read_text())
+    assert main(["eval", *one(agent, "out")]) == 0
+    assert "note: an older forge_env wrote out, and does not say which code" in capfd.readouterr().err
+    episodes = Path("out/episodes.jsonl")
+    episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
+    error = run(*one(agent, "out"), code=2)["error"]
+    assert "out lacks 7 of 12 episodes, and an older forge_env began it without a record" in error
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
@@ -465,15 +557,82 @@ def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: s
 
 
 def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
-    assert limits_of("checkpoint:run") == limits_of("scripted:expert") == EpisodeLimits()
+    math = make("math")
+    assert limits_of("checkpoint:run", math) == limits_of("scripted:expert", math) == EpisodeLimits()
     file = project / "run/checkpoints/step_000120/forge_env.json"
     file.parent.mkdir(parents=True)
     env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
     file.write_text(json.dumps({"extra": {"config": {"env": env}}}))
-    assert limits_of("checkpoint:run") == EpisodeLimits(max_turns=3, max_tokens=512)
+    assert limits_of("checkpoint:run", math) == EpisodeLimits(max_turns=3, max_tokens=512)
+    assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
     file.write_text("{}")
     with pytest.raises(UserError, match="is not of a training run"):
-        limits_of("checkpoint:run")
+        limits_of("checkpoint:run", math)
+
+
+# ---- what an environment declares ----
+
+
+DUNGEON = '''\
+from forge_env import Env, Task
+
+
+class Dungeon(Env):
+    """Thirty rooms in a row; the way out is behind the last one."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=({"role": "user", "content": f"dungeon {i}"},)) for i in range(count)]
+
+    @classmethod
+    def limits(cls, *, rooms: int = 30):
+        return {"max_turns": rooms}
+
+    def __init__(self, rooms: int = 30):
+        self.rooms = rooms
+
+    def success(self, reward):
+        return reward > 0.5
+
+    def reset(self, *, seed=None, options=None):
+        self.room = 0
+        return options["task"].prompt, {}
+
+    def step(self, action):
+        self.room += 1
+        out = self.room == self.rooms
+        return [{"role": "user", "content": f"room {self.room}"}], 0.8 * out, out, False, {}
+
+
+def walk(messages):
+    return {"role": "assistant", "content": "on"}
+'''
+
+
+def dungeon(out: str, *more: str) -> list[str]:
+    Path("dungeon.py").write_text(DUNGEON)
+    fixed = ["--env", "dungeon.py:Dungeon", "--agent", "scripted:dungeon.py:walk", "--tasks", "3"]
+    return [*fixed, "--out", out, *more]
+
+
+def test_an_episode_has_the_turns_and_the_success_that_its_environment_declares(run: Run) -> None:
+    result = run(*dungeon("out"))
+    assert (result["avg@1"], result["reward"], result["turns"]) == (1.0, pytest.approx(0.8), 90)
+    assert [e.success for e in read_jsonl(Path("out/episodes.jsonl"))] == [True] * 3
+    assert run(*dungeon("long", "--option", "rooms=70"))["turns"] == 210
+    cut = run(*dungeon("cut", "--max-turns", "29"))
+    assert (cut["avg@1"], cut["outcomes"], cut["limits"]["max_turns"]) == (0.0, {"truncated": 3}, 29)
+    assert run(*dungeon("other", "--agent", "scripted:null", "--max-turns", "40"))["turns"] == 90
+
+
+def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
+    arguments = dungeon("out")
+    for was, words in (
+        ("{'max_turn': 3}", "the limit 'max_turn'. Did you mean max_turns?"),
+        ("{'max_turns': 0}", "= 0"),
+    ):
+        Path("dungeon.py").write_text(DUNGEON.replace('{"max_turns": rooms}', was))
+        assert words in run(*arguments, code=2)["error"]
 
 
 # ---- every shipped environment ----

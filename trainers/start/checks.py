@@ -35,7 +35,7 @@ def check_config(config: RunConfig) -> None:
 
 def _check_environment(config: RunConfig) -> None:
     if config.env.name or config.algorithm is not None:  # supervised training may go without
-        make(config.env.name, **config.env.options)
+        make(config.env.name, **config.env.options).declared_limits()
     config.env.fault_policy()
     _check_expert(config)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from forge_env.config import parse_given
 from forge_env.errors import UserError
+from forge_env.factory import declared_limits
 from forge_env.registry import env_class
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
@@ -41,10 +42,25 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
     if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default
         config.env.name = ENV_OF_A_FILE
+    _take_declared_limits(config, given)
     if config.training.seq_len > 0:
         _cap_episodes(config, given)
     _take_gpus(config, given)
     return config
+
+
+def _take_declared_limits(config: RunConfig, given: frozenset[str]) -> None:
+    """Give an episode the limits that its environment declares, where no setting names them."""
+    env = config.env
+    if not env.name:
+        return
+    try:
+        declared = declared_limits(env_class(env.name), env.options, name=env.name)
+    except UserError:
+        return  # the checks of the environment say it
+    for name, value in declared.items():
+        if f"env.{name}" not in given:
+            setattr(env, name, value)
 
 
 def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
