@@ -92,9 +92,10 @@ def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, 
     shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
     other = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
     if other:
+        key = shared[min(other)]
         raise UserError(
             f"{len(other)} of the {len(shared)} tasks that {first} and {second} have by the same id are different, as "
-            f"{min(other)!r:.80} of {_env(a) or 'one'} and of {_env(b) or 'the other'}: compare runs of the same tasks"
+            f"{key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: compare runs of the same tasks"
         )
 
 

@@ -14,6 +14,9 @@ from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.cli.running import run as run_async
 from forge_env.errors import UserError
 
+SHOWN = 5
+"""Reasons why a reward failed, the most frequent first."""
+
 
 def score(
     run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run, or a .jsonl file.")],
@@ -38,12 +41,12 @@ def score(
     else:
         columns = [name for name in phases[0] if name not in ("ci95", "first_error", "failures")]
         show_table([name.replace("_", " ") for name in columns], [[_cell(p[name]) for name in columns] for p in phases])
-    failures = [(p["phase"], f) for p in phases for f in p["failures"]]
-    if failures and not as_json:
-        rows = [(phase, f["error"], str(f["answers"]), f["first"]) for phase, f in failures]
-        show_table(("phase", "why the reward failed", "answers", "the first one"), rows)
     for p in (p for p in phases if p["failed"]):
         note(f"the reward failed on {p['failed']} of {p['answers']} answers, which are in no figure")
+        for failure in p["failures"][:SHOWN]:
+            note(f"{failure['answers']} of them, {failure['first']} first: {failure['error']}")
+        if len(p["failures"]) > SHOWN:
+            note(f"and for {len(p['failures']) - SHOWN} other reasons, which --json lists")
     answers, failed = (sum(p[name] for p in phases) for name in ("answers", "failed"))
     return 1 if failed and failed == answers else 0
 

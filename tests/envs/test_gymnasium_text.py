@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -109,6 +110,21 @@ async def test_the_options_of_the_environment_come_as_text_too() -> None:
 async def test_gymnasiums_own_limit_truncates() -> None:
     episode = await play(from_gymnasium("FrozenLake-v1", max_steps=2), "0")
     assert (episode.outcome, len(episode.turns)) == (Outcome.TRUNCATED, 2)
+
+
+async def test_gymnasiums_own_steps_and_threshold_are_those_of_an_episode() -> None:
+    taxi = resolve("Taxi-v4")
+    async with EnvFactory(taxi) as factory:
+        limits = replace(EpisodeLimits(), **factory.declared_limits())
+        [task] = factory.tasks("train", count=1)
+        south = ScriptedAgent(lambda messages: {"role": "assistant", "content": "0"})
+        episode = await run_episode(factory, south, task, seed=0, episode_id="e", limits=limits)
+    assert (len(episode.turns), episode.outcome, episode.success) == (200, Outcome.TRUNCATED, False)
+    assert from_gymnasium("Taxi-v4", max_steps=3).limits() == {"max_turns": 3}
+    assert resolve("Blackjack-v1").limits() == {}
+    way = ["nowhere", "nowhere", "1", "1", "2", "1", "2", "2"]
+    crossed = await play(FrozenLake, *way, make_options={"is_slippery": False}, reward_scale=0.1)
+    assert (round(crossed.reward or 0, 3), crossed.success) == (0.08, True)  # 0.7 is asked for, and 0.07 of the scaled
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,29 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(first), str(second)]) == 0
     out, err = capfd.readouterr()
     assert "success" in out and "1 pairs have different seeds" in err and "1 and 0 episodes" in err
+
+
+def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0]})
+    second = write(tmp_path / "b.jsonl", {"y": [0.0]})
+    other = replace(episode("x", 0, 1.0), task=Task(prompt=(), target=4, id="x"), env="sql")
+    write_jsonl(second, [other])
+    with pytest.raises(
+        UserError, match="1 of the 2 tasks .* by the same id are different, as 'x' of .* of sql: compare"
+    ):
+        compare(first, second)
+
+
+def test_how_many_tasks_are_shared_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0], "z": [0.0]})
+    second = write(tmp_path / "b.jsonl", {"x": [1.0], "v": [1.0]})
+    assert compare(first, second)[0].all_tasks == (3, 2)
+    assert main(["diff", str(first), str(second)]) == 0
+    assert "note: they: 1 tasks are shared, of 3 and 2" in capfd.readouterr().err
+
+
+def test_a_success_is_the_environments(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", {"x": [0.8]}), tmp_path / "b.jsonl"
+    write_jsonl(second, [replace(episode("x", 0, 0.8), success=True)])
+    success, reward = compare(first, second)
+    assert (success.first, success.second, reward.paired.difference.value) == (0.0, 1.0, 0.0)

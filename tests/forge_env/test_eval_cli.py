@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -623,6 +624,15 @@ def test_an_episode_has_the_turns_and_the_success_that_its_environment_declares(
     cut = run(*dungeon("cut", "--max-turns", "29"))
     assert (cut["avg@1"], cut["outcomes"], cut["limits"]["max_turns"]) == (0.0, {"truncated": 3}, 29)
     assert run(*dungeon("other", "--agent", "scripted:null", "--max-turns", "40"))["turns"] == 90
+
+
+def test_what_ended_an_episode_is_named(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*dungeon("out", "--max-turns", "29"))
+    lines = [replace(e, ended_by="max_turns") for e in read_jsonl(Path("out/episodes.jsonl"))]
+    Path("out/episodes.jsonl").write_text("".join(e.to_json() + "\n" for e in lines))
+    assert run(*dungeon("out", "--max-turns", "29"))["ended_by"] == {"max_turns": 3}
+    assert main(["eval", *dungeon("out", "--max-turns", "29")]) == 0
+    assert "note: 3 of 3 episodes were ended by max_turns (29): --max-turns sets it" in capfd.readouterr().err
 
 
 def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:

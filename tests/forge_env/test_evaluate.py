@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -82,6 +83,12 @@ def test_nothing_valid_is_no_rate_at_all() -> None:
 def test_success_is_the_full_reward() -> None:
     rewards = [(1.0, True), (1.5, True), (0.999, False), (-1.0, False)]
     assert [is_success(episode(0, reward)) for reward, _ in rewards] == [expected for _, expected in rewards]
+
+
+def test_success_is_what_the_environment_says_where_it_says_it() -> None:
+    said = [replace(episode(0, reward), success=success) for reward, success in ((0.8, True), (1.0, False))]
+    assert [is_success(each) for each in said] == [True, False]
+    assert [is_success(Episode.from_json(each.to_json())) for each in said] == [True, False]
 
 
 # ---- the run ----

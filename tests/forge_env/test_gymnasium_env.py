@@ -193,6 +193,21 @@ def test_an_episode_that_runs_out_of_turns_is_truncated() -> None:
             env.step(CALL)
 
 
+@pytest.mark.parametrize("turns", [3, 40])
+def test_gymnasiums_own_limit_is_that_of_an_episode(turns: int) -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 1"}}</tool_call>'
+    with gymnasium.make("forge_env/Math-v0", max_episode_steps=turns) as env:
+        env.reset(seed=0)
+        ends = [env.step(call)[3] for _ in range(turns)]
+        assert ends == [False] * (turns - 1) + [True]
+        assert env.spec is not None and env.spec.max_episode_steps == turns
+    with gymnasium.make("forge_env/Math-v0", max_episode_steps=40, limits=EpisodeLimits(max_turns=2)) as env:
+        env.reset(seed=0)
+        env.step(call)
+        *_, truncated, info = env.step(call)
+        assert (truncated, info["ended_by"]) == (True, "max_turns")
+
+
 @pytest.mark.parametrize("way", ["truncated", "scored", "model_fault", "env_fault", "infra_fault"])
 def test_what_the_environment_says_of_the_end(way: str) -> None:
     with SyncEnv(Trouble) as env, warnings.catch_warnings():

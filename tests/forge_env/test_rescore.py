@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_a_failing_reward_is_counted_and_scores_nothing(run: Command, tmp_path: 
     assert phase["first_error"] == "the reward length raised ValueError: bad answer"
     (tmp_path / "episodes.jsonl").write_text(episode(9, "bad").to_json() + "\n")
     assert run("length", code=1)["phases"][0]["failed"] == 1
+
+
+def test_what_failed_is_shown_and_is_in_no_figure(
+    run: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "episodes.jsonl", [episode(9, "bad"), episode(10, "bad")])
+    (phase,) = run("length", "--out", str(tmp_path / "new.jsonl"))["phases"]
+    assert phase["reward_now"] == pytest.approx(2 / 3)
+    reason = "the reward length raised ValueError: bad answer"
+    assert phase["failures"] == [{"error": reason, "answers": 2, "first": "9/0"}]
+    failed = list(read_jsonl(tmp_path / "new.jsonl"))[-1]
+    assert (failed.outcome, failed.reward, failed.error) == (Outcome.ENV_FAULT, None, reason)
+    assert main(["score", str(tmp_path), "--reward", f"{tmp_path}/rewards.py:length"]) == 0
+    err = capfd.readouterr().err
+    assert "note: the reward failed on 2 of 5 answers, which are in no figure" in err
+    assert f"note: 2 of them, 9/0 first: {reason}" in err
+
+
+def test_what_the_environment_called_a_success_is_not_said_of_another_reward(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").write_text(replace(episode(0, "three"), success=True).to_json() + "\n")
+    (phase,) = run("length", "--out", str(tmp_path / "new.jsonl"))["phases"]
+    assert (phase["success_before"], phase["success_now"]) == (1.0, 0.0)
+    assert [e.success for e in read_jsonl(tmp_path / "new.jsonl")] == [None]
 
 
 def test_mistakes_are_sentences(run: Command, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agents.scripted import ScriptedAgent
@@ -494,3 +495,23 @@ async def test_messages_from_outside_that_no_template_takes_are_a_fault_and_our_
 class RaisesAtOnce(Raises):
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         raise self._error
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "words"),
+    [
+        (lambda reward: reward > 100, Outcome.SCORED, ""),
+        (lambda reward: np.True_, Outcome.SCORED, ""),
+        (lambda reward: 1 / 0, Outcome.ENV_FAULT, "success: ZeroDivisionError: division by zero"),
+        (lambda reward: "yes", Outcome.ENV_FAULT, "success: TypeError: it returned 'yes', and not True or False"),
+    ],
+)
+async def test_the_environment_says_what_a_success_is(said: Any, outcome: Outcome, words: str) -> None:
+    class Judging(Counter):
+        def success(self, reward: float) -> bool:
+            return said(reward)
+
+    result = await play(Judging)
+    assert (result.outcome, result.error) == (outcome, words)
+    assert result.success is (None if words else bool(said(result.reward)))
+    assert (await play(Counter)).success is ((await play(Counter)).reward >= 1.0)

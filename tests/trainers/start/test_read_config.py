@@ -142,3 +142,31 @@ def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     assert (again.output, again.resume, again.checkpoint.step) == (str(tmp_path), True, 0)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         read_config(Config, ["--resume", "--output", str(tmp_path / "none")])
+
+
+def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
+    taxi = ["--env", "gymnasium:Taxi-v4"]
+    env = read_config(Config, taxi).env
+    assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 32, 512)
+    assert read_config(Config, [*taxi, "--env.max_turns", "3"]).env.max_turns == 3
+    assert config_of(tmp_path, "env: {name: 'gymnasium:Taxi-v4', max_turns: 5}").env.max_turns == 5
+    assert read_config(Config, [*taxi, "--training.seq_len", "100"]).env.max_tokens == 100
+    levels = [read_config(Config, ["--env", "code_exec", "--env.options.level", str(n)]).env.max_turns for n in (1, 4)]
+    assert levels == [3, 8]
+    (tmp_path / "own.py").write_text(
+        "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
+        "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
+    )
+    own = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
+    assert read_config(Config, own).env.limits().max_turn_tokens == 90
+    both = read_config(Config, [*own, "--training.seq_len", "300"]).env
+    assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
+
+
+def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:
+    config = read_config(Config, ["--env", "gymnasium:Taxi-v4", "--output", str(tmp_path)])
+    config.env.max_turns = 7
+    path = path_of(tmp_path, 3)
+    path.mkdir(parents=True)
+    write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
+    assert read_config(Config, ["--output", str(tmp_path), "--resume"]).env.max_turns == 7
