@@ -94,8 +94,9 @@ def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, 
     if other:
         key = shared[min(other)]
         raise UserError(
-            f"{len(other)} of the {len(shared)} tasks that {first} and {second} have by the same id are different, as "
-            f"{key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: compare runs of the same tasks"
+            f"{len(other)} of the {len(shared)} tasks that {first} and {second} have by the same id are different, "
+            f"as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
+            "compare runs of the same tasks"
         )
 
 

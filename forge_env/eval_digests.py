@@ -39,26 +39,30 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task]) -> dict[s
         UserError: for a model that is not there, or a file that cannot be read.
     """
     try:
-        return {
-            "forge_env": {"forge_env": __version__},
-            "environment": environment_digests(factory),
-            "agent": _agent(agent),
-            "tasks": {"tasks": value_digest(tasks)},
-            "not_covered": [*NOT_COVERED, *([OF_AN_ENDPOINT] if split_agent(agent)[0] == "openai" else [])],
-        }
+        behind_agent = _agent(agent)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return {
+        "forge_env": {"forge_env": __version__},
+        "environment": environment_digests(factory),
+        "agent": behind_agent,
+        "tasks": {"tasks": value_digest(tasks)},
+        "not_covered": [*NOT_COVERED, *([OF_AN_ENDPOINT] if split_agent(agent)[0] == "openai" else [])],
+    }
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:
     """Digests of the code of an environment and of the files that its options name.
 
     Raises:
-        OSError: for a file that cannot be read.
+        UserError: for a file that cannot be read.
     """
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
-    return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}}
+    try:
+        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}}
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ def summarise(
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
-        "ended_by": dict(sorted(Counter(e.ended_by for e in done if e.ended_by).items())),
+        "ended_by": evaluation.ended_by,
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
         "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},

@@ -6,7 +6,7 @@ The same code measures a policy inside of training (`trainers`) and any agent fr
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +64,12 @@ class Evaluation:
         return len(self.episodes) - len(self.valid)
 
     @property
+    def ended_by(self) -> dict[str, int]:
+        """Valid episodes by the limit that ended them; those that their environment ended are left out."""
+        limits = Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment"))
+        return dict(sorted(limits.items()))
+
+    @property
     def reward(self) -> Estimate:
         """Mean reward of one attempt; its interval stays within 0 and 1 where all rewards do."""
         values = [sum(e.reward or 0.0 for e in each) / len(each) for each in self.by_task.values()]
@@ -98,7 +104,8 @@ class Evaluation:
     def __str__(self) -> str:
         low, high = self.interval
         faults = f", {self.faults} faults" if self.faults else ""
-        return f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.valid)} episodes{faults}"
+        ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
+        return f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.valid)} episodes{ended}{faults}"
 
 
 def is_success(episode: Episode) -> bool:

@@ -27,9 +27,12 @@ class RunSettings:
     env: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the environment."""
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    limits: EpisodeLimits | None = None
+    """None where nothing says them."""
     agent: str = ""
     """Of an evaluation."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of an evaluation: digests of the environment's code, see `forge_env.eval_digests`."""
 
 
 def episode_files(run: Path) -> dict[str, Path]:
@@ -143,6 +146,12 @@ def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -
     options = saved.get("options")
     if not isinstance(saved.get("env"), str) or not isinstance(options, dict):
         raise UserError(f"{file} names no environment with its options")
+    digests = saved.get("depends_on")
+    environment = digests.get("environment") if isinstance(digests, dict) else None
     return RunSettings(
-        env=saved["env"], options=options, limits=limits_from(limits), agent=str(saved.get("agent") or "")
+        env=saved["env"],
+        options=options,
+        limits=limits_from(limits),
+        agent=str(saved.get("agent") or ""),
+        environment=environment if isinstance(environment, dict) else {},
     )

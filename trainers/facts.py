@@ -23,7 +23,13 @@ SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|
 HIDDEN = "(not written down)"
 
 
-def write_facts(folder: Path, algorithm: str, config: RunConfig, results: Mapping[str, Any]) -> None:
+def write_facts(
+    folder: Path,
+    algorithm: str,
+    config: RunConfig,
+    results: Mapping[str, Any],
+    code: Mapping[str, str] | None = None,
+) -> None:
     """Write down what a run is: run.json for machines, and config.yaml, which `--config` takes again.
 
     Args:
@@ -31,6 +37,7 @@ def write_facts(folder: Path, algorithm: str, config: RunConfig, results: Mappin
         algorithm: its name.
         config: its settings; what may be a secret is hidden.
         results: what is known of it already, such as its model.
+        code: digests of the environment's code. One that goes on keeps those that it began with.
     """
     path = folder / "run.json"
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
@@ -41,11 +48,19 @@ def write_facts(folder: Path, algorithm: str, config: RunConfig, results: Mappin
         "steps": config.training.steps,
         "started": started,
         **results,
+        "code": code_at_start(folder) or dict(code or {}),
         "machine": machine(),
         "versions": versions(),
     }
     replace_file(path, json.dumps(facts, indent=2) + "\n")
     replace_file(folder / CONFIG, config_text(config))
+
+
+def code_at_start(folder: Path) -> dict[str, str]:
+    """The digests of the environment's code that a run began with; empty where there is none, or it does not say."""
+    path = folder / "run.json"
+    found = json.loads(path.read_text()).get("code") if path.is_file() else None
+    return found if isinstance(found, dict) else {}
 
 
 def add_fact(folder: Path, name: str, value: Any) -> None:

@@ -305,6 +305,7 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
             "success_tool_off": _rate(tool_off),
             "evaluation_episodes": len(after.episodes),
             "evaluation_faults": before.faults + after.faults,
+            "evaluation_ended_by": after.ended_by,
             "train_seconds": train_seconds,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
             "reward_curve": [point["reward"] for point in report.curve],

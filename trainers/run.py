@@ -18,6 +18,7 @@ from agents.vllm_engine import PULL_S
 from forge_env.disks import full_disk
 from forge_env.episode import Group
 from forge_env.errors import InvariantError, ServiceError, UserError, first_error
+from forge_env.eval_digests import changed, environment_digests
 from forge_env.evaluate import Evaluation, evaluate
 from forge_env.factory import EnvFactory, make
 from forge_env.runtime.launcher import Launcher, within
@@ -26,7 +27,7 @@ from trainers.batch import Sample
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
 from trainers.engine import episodes_at_once
-from trainers.facts import add_fact, versions, write_facts
+from trainers.facts import add_fact, code_at_start, versions, write_facts
 from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
@@ -388,7 +389,11 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             with startup.phase("model"):
                 model, parameters = await _prepare_model(run, data)
             run.results |= {"model": str(model), "model_parameters": parameters}
-            write_facts(folder, algorithm, config, run.results)
+            code = environment_digests(run.factory) if config.env.name else {}
+            if before := code_at_start(folder):
+                for part in changed({"environment": before}, {"environment": code}):
+                    report.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
+            write_facts(folder, algorithm, config, run.results, code)
             if data is not None:
                 with startup.phase("data"):
                     await data.prepare(model, report.say)

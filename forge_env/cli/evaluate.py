@@ -124,10 +124,7 @@ def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["unrecorded"]:
         note(f"an older forge_env wrote {out}, and does not say which code and weights it measured")
     for limit, count in result["ended_by"].items():
-        if limit in result["limits"]:
-            note(
-                f"{count} of {result['episodes']} episodes were ended by {limit} ({result['limits'][limit]:g}): "
-                f"--{limit.replace('_', '-')} sets it"
-            )
+        most = f"{limit} ({result['limits'][limit]:g}): --{limit.replace('_', '-')} sets it"
+        note(f"{count} of {result['episodes']} episodes were ended by {most}")
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

@@ -44,10 +44,11 @@ def replay(
     settings = run_settings(run)
     if settings is None:
         settings = RunSettings(env=found.episode.env)
-        note(f"{run} says nothing of its settings: the environment has those of --option, and the usual limits")
+        note(f"{run} says nothing of its settings: the environment has those of --option, and its own limits")
     if env or option:
         settings = with_fields(settings, env=env or settings.env, options={**settings.options, **parse_options(option)})
     _warn(settings, found)
+    _note_changes(run, settings)
     with stdout_to_stderr(as_json):
         result = run_async(run_again(found.episode, settings, keep_going=keep_going))
     emit(_as_json(run, found, settings, result)) if as_json else _show(found, settings, result)
@@ -61,6 +62,17 @@ def _warn(settings: RunSettings, found: Found) -> None:
     effects = make(name, **settings.options).effects() if name else ""
     if effects:
         note(f"an episode of {name} {effects}: what it does there is done again, and may be answered otherwise")
+
+
+def _note_changes(run: Path, settings: RunSettings) -> None:
+    """Say where the environment is not the one any more that an evaluation has measured."""
+    from forge_env.eval_digests import changed, environment_digests
+    from forge_env.factory import make
+
+    if settings.environment and settings.env:
+        now = environment_digests(make(settings.env, **settings.options))
+        for part in changed({"environment": settings.environment}, {"environment": now}):
+            note(f"{part} has changed since {run}")
 
 
 def _show(found: Found, settings: RunSettings, result: Replay) -> None:

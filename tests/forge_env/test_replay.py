@@ -337,6 +337,14 @@ def test_an_environment_that_is_not_there_is_one_sentence(run: Command, project:
     assert "has no option 'depth'" in run("replay", "out", "1", "--option", "depth=1")["error"]
 
 
+def test_an_environment_that_has_changed_since_is_told_of(run: Command, project: Path) -> None:
+    record(run)
+    assert "has changed" not in run("replay", "out", "1")["err"]
+    with (project / "maze.py").open("a") as code:
+        code.write("\n# another one\n")
+    assert "note: the environment (maze.py) has changed since out" in run("replay", "out", "1")["err"]
+
+
 # ---- every environment ----
 
 

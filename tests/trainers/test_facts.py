@@ -10,7 +10,7 @@ import yaml
 
 from forge_env.config import parse
 from trainers.config import SHORT_OPTIONS
-from trainers.facts import HIDDEN, add_fact, config_text, write_facts
+from trainers.facts import HIDDEN, add_fact, code_at_start, config_text, write_facts
 from trainers.grpo import Config
 
 
@@ -40,7 +40,10 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["started"], "2001-01-01T00:00:00+00:00"))
     config.training.steps = 99
-    write_facts(tmp_path, "grpo", config, {"model": "m"})
+    assert code_at_start(tmp_path) == {}
+    for digest in ("1", "2"):
+        write_facts(tmp_path, "grpo", config, {"model": "m"}, {"own.py": digest})
+    assert code_at_start(tmp_path) == {"own.py": "1"}
     facts = json.loads(path.read_text())
     assert facts["started"].startswith("2001") and facts["steps"] == 99
     assert (facts["algorithm"], facts["env"], facts["seed"], facts["model"]) == ("grpo", "code_exec", 7, "m")
