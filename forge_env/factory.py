@@ -7,6 +7,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -82,6 +83,10 @@ class EnvFactory:
     def declared_limits(self) -> dict[str, Any]:
         """See `declared_limits`, under this factory's options."""
         return declared_limits(self.env_class, self.options, name=self.name)
+
+    def episode_limits(self) -> EpisodeLimits:
+        """The limits of an episode where a caller gives none: those that are declared, and the defaults."""
+        return replace(EpisodeLimits(), **self.declared_limits())
 
     def make(self, **more: Any) -> Env:
         """Return a fresh instance; `more` goes to its constructor, beside the factory's own options.

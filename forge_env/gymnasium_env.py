@@ -79,7 +79,7 @@ class SyncEnv(gymnasium.Env[str, str]):
         self._parse("", dialect)  # an unknown dialect is said now
         self._num_tasks, self._task_seed = num_tasks, task_seed
         self._tasks: Sequence[Task] = ()
-        self._limits = limits or replace(EpisodeLimits(), **self._factory.declared_limits())
+        self._limits = limits or self._factory.episode_limits()
         self._has_own_limits = limits is not None
         self._patience = self._limits.episode_seconds + self._limits.scoring_seconds + OPEN_SECONDS
         self.render_mode = render_mode

@@ -17,7 +17,7 @@ from forge_env.protocols import ContextFull, Conversation
 from forge_env.replay_text import alike, shown
 from forge_env.rollout import run_episode
 from forge_env.run_files import RunSettings
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, ToolSpec, ToolUse
+from forge_env.types import Action, Message, Outcome, ToolSpec, ToolUse
 
 Verdict = Literal["same", "expected", "different", "not reached"]
 """Of one thing that both episodes have; "expected" is the same but for times and random names."""
@@ -92,7 +92,7 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
             seed=recorded.seed,
             episode_id=recorded.id,
             group_id=recorded.group_id,
-            limits=settings.limits or replace(EpisodeLimits(), **factory.declared_limits()),
+            limits=settings.limits,
             env_options=recorded.info.get("env_options"),
         )
     return compare(recorded, replayed, agent.taken, agent.stop)

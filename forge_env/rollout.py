@@ -37,7 +37,7 @@ async def run_group(
     count: int,
     seed: int,
     group_id: str,
-    limits: EpisodeLimits,
+    limits: EpisodeLimits | None = None,
     on_fault: FaultPolicy = SHRINK,
     env_options: Mapping[str, Any] | None = None,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -88,15 +88,16 @@ async def run_episode(
     *,
     seed: int,
     episode_id: str,
-    limits: EpisodeLimits,
+    limits: EpisodeLimits | None = None,
     group_id: str = "",
     env_options: Mapping[str, Any] | None = None,
 ) -> Episode:
-    """Run one episode to its end.
+    """Run one episode to its end, under the limits that its environment declares where none are given.
 
     Returns:
         An Episode in every case: faults of the environment or of what lies underneath are outcomes, not exceptions.
     """
+    limits = limits or factory.episode_limits()
     run = _Run(agent, _Contexts(episode_id, seed, limits), limits)
     if env_options:
         run.info["env_options"] = _for_the_record(env_options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -115,10 +114,9 @@ async def test_gymnasiums_own_limit_truncates() -> None:
 async def test_gymnasiums_own_steps_and_threshold_are_those_of_an_episode() -> None:
     taxi = resolve("Taxi-v4")
     async with EnvFactory(taxi) as factory:
-        limits = replace(EpisodeLimits(), **factory.declared_limits())
         [task] = factory.tasks("train", count=1)
         south = ScriptedAgent(lambda messages: {"role": "assistant", "content": "0"})
-        episode = await run_episode(factory, south, task, seed=0, episode_id="e", limits=limits)
+        episode = await run_episode(factory, south, task, seed=0, episode_id="e")
     assert (len(episode.turns), episode.outcome, episode.success) == (200, Outcome.TRUNCATED, False)
     assert from_gymnasium("Taxi-v4", max_steps=3).limits() == {"max_turns": 3}
     assert resolve("Blackjack-v1").limits() == {}
