@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from envs.code_exec.grading import tests_of
+from envs.code_exec.suites import read_suite
 from forge_env.types import Task
 
 
 def cheats(task: Task) -> list[str]:
-    """Return final answers to a task that must all score 0.
-
-    Against a suite of asserts, whose verdict is not trusted, some of the others would succeed, and are left out.
-    """
+    """Return final answers to a task that must all score 0."""
     tests = tests_of(task.target)
     calls = [test for test in tests if test["type"] != "stdin"]
     answers = [*_ENDS, *_by_heart(task)]
     if not calls:
         return [*answers, *_PROGRAMS]
-    name = str(calls[0].get("function", "f")).rpartition(".")[2] if calls[0]["type"] != "asserts" else ""
-    if any(test["type"] == "asserts" for test in tests):
-        return answers
+    name = _function(calls[0], task.target)
     functions = [source.replace("FUNCTION", name) for source in _FUNCTIONS]
     if str(calls[0].get("function", "")).startswith("Solution()"):
         functions = [f"{source}\nclass Solution:\n    {name} = lambda self, *xs: {name}(*xs)" for source in functions]
     return [*answers, *functions]
+
+
+def _function(test: Mapping[str, Any], target: Any) -> str:
+    """The function of the answer that a test calls."""
+    if test["type"] != "asserts":
+        return str(test.get("function", "f")).rpartition(".")[2]
+    functions = read_suite(test["code"], target.get("prelude", "")).functions
+    return functions[0] if functions else "f"
 
 
 def _by_heart(task: Task) -> Sequence[str]:
@@ -93,6 +98,12 @@ _FUNCTIONS = (
     "def _case(): return 'passed'\ndef _pairs(xs): return ['passed'] * len(xs)\ndef FUNCTION(*xs): return b'no'",
     "n = 0\ndef FUNCTION(*xs):\n    global n, FUNCTION\n    n += 1\n"
     "    FUNCTION = lambda *xs: n\n    return [n, b'no']",
+    "import builtins, math\nclass E:\n    __eq__ = __lt__ = __le__ = __gt__ = lambda self, other: True\n"
+    "for name in ('sorted', 'len', 'abs', 'isinstance', 'set', 'tuple', 'str'):\n"
+    "    setattr(builtins, name, lambda *xs: E())\nmath.fabs = math.isclose = lambda *xs, **options: E()\n"
+    "def FUNCTION(*xs): return E()",
+    "def suite(): pass\ndef check(candidate): pass\ndef FUNCTION(*xs): return None",
+    "def _outcomes(calls, start): return [['passed', True, []]] * len(calls)\ndef FUNCTION(*xs): return 1",
     "def FUNCTION(*xs): return FUNCTION(*xs)",
     "async def FUNCTION(*xs): return 1",
     "def FUNCTION(*xs): yield 1",

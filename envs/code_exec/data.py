@@ -5,28 +5,37 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import logging
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from envs.code_exec.rows import Row, task_of
+from envs.code_exec.suites import CannotRunApart
 from envs.procedural import bucket
 from forge_env.errors import UserError
 from forge_env.types import Task
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 _SHUFFLED_ROWS = 128
 """How many rows are mixed with each other. Rows can have megabytes of tests, so no file is read as a whole."""
 
+_NAMED = 8
+"""How many refused rows a warning names."""
+
 
 def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) -> list[Task]:
     """Load `count` tasks; the same seed gives the same ones in the same order. No more rows are read than are needed.
 
-    Rows without tests are left out, and so are tests whose expected value is too large for a sandbox to hand back.
+    Rows without tests are left out, and so are tests whose expected value is too large for a sandbox to hand back. Rows
+    whose asserts cannot be run apart from the answer are left out too, and a warning names them.
 
     Args:
         source: a .jsonl, .jsonl.gz, .json (a list) or .parquet file. A file with {split} in its name is one file per
@@ -40,16 +49,34 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
         UserError: one sentence that says what is not there, or not as it must be.
     """
     path, by_content = _path(source, split)
+    refused: list[str] = []
     try:
         rows = _shuffled(_rows(path), seed)
-        tasks = list(islice(_tasks(rows, path, split if by_content else "all"), count))
+        tasks = list(islice(_tasks(rows, path, split if by_content else "all", refused), count))
     except UserError:
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # no gzip file, no UTF-8, no parquet file
         raise UserError(f"{path} cannot be read: {error}") from error
+    left_out = _told(refused)
     if len(tasks) < count:
-        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer")
+        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer{left_out}")
+    if left_out:
+        _warn(f"{path}{left_out}")
     return tasks
+
+
+def _told(refused: Sequence[str]) -> str:
+    if not refused:
+        return ""
+    more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    rows = ", ".join(refused[:_NAMED])
+    return f"; left out, as asserts that cannot be run apart from the answer could be forged: {rows}{more}"
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Once, however often the tasks are drawn."""
+    logger.warning(sentence)
 
 
 def _path(source: str, split: str) -> tuple[Path, bool]:
@@ -65,11 +92,15 @@ def _path(source: str, split: str) -> tuple[Path, bool]:
     return path, by_content
 
 
-def _tasks(rows: Iterator[tuple[int, Row]], path: Path, split: str) -> Iterator[Task]:
-    """Make tasks of rows, each question once."""
+def _tasks(rows: Iterator[tuple[int, Row]], path: Path, split: str, refused: list[str]) -> Iterator[Task]:
+    """Make tasks of rows, each question once. Rows whose asserts cannot be run apart are named in `refused`."""
     seen: set[str] = set()
     for number, row in rows:
-        task = task_of(row, where=f"{path}: row {number}")
+        try:
+            task = task_of(row, where=f"{path}: row {number}")
+        except CannotRunApart as error:
+            refused.append(f"row {number} ({error})")
+            continue
         if task is None:
             continue
         question = task.prompt[0]["content"]

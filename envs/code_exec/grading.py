@@ -10,10 +10,10 @@ Arguments and accepted values are Python literals, written as text. Each test ru
 input and never the expected value: a call hands its value back as plain data, and the comparison is made here. What a
 program says is a value and never a verdict.
 
-Two kinds are exceptions. `asserts` is code of a data set that cannot be translated; it runs beside the answer in one
-process, where an answer that is made for it can make it pass, so its verdict is not `trusted`. A target that is a list,
-[[x, f(x)], ...], is one process for all of it: level 1 is graded thousands of times in a short training run on CPUs, a
-second process would double the cost, and to see both inputs helps no answer that does not know what is expected.
+`asserts` is code of a data set that cannot be translated. It runs in a process of its own, and the answer makes the
+calls that it asks for in another one (see envs/code_exec/suites.py). A target that is a list, [[x, f(x)], ...], is one
+process for all of it: level 1 is graded thousands of times in a short training run on CPUs, a second process would
+double the cost, and to see both inputs helps no answer that does not know what is expected.
 """
 
 from __future__ import annotations
@@ -25,15 +25,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from envs.code_exec.suites import (
+    AHEAD,
+    MAX_RESULT_CHARACTERS,
+    CannotRunApart,
+    Round,
+    Suite,
+    answer_request,
+    judge_request,
+    read_outcomes,
+    read_round,
+    read_suite,
+)
 from envs.code_exec.values import ENCODER, accepts, decode, same
-from forge_env.errors import ForgeError, SandboxError, first_error
+from forge_env.errors import EnvError, ForgeError, SandboxError, first_error
 from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 
 Test = Mapping[str, Any]
 
-TOTAL_SECONDS = 60.0
-"""Of all tests of one answer together, so that many slow ones cannot outlast the deadline of the scoring."""
+TOTAL_SECONDS = 50.0
+"""Of all tests of one answer together. With the last one, of at most 61 s, it is below the deadline of the scoring."""
 _AT_ONCE = 4
+_REMEMBERED = 1000
+_first_rounds: dict[tuple[Suite, str], Round] = {}
 _TOLERANCE = 1e-6
 _PAIRS = "def _pairs(xs):\n    return [f(x) for x in xs]\n"
 _FRACTION = re.compile(r"[+-]?\d*\.\d*(?:[eE][+-]?\d+)?")
@@ -46,7 +60,6 @@ class Verdict:
     passed: int
     total: int
     reason: str = ""
-    trusted: bool = True
 
     @property
     def share(self) -> float:
@@ -63,16 +76,16 @@ async def grade(
         seed: of the order.
 
     Raises:
+        EnvError: a suite of asserts cannot be run apart from the program.
         SandboxError: the sandbox failed, which says nothing about the program.
     """
     tests = tests_of(target)
-    trusted = all(test["type"] != "asserts" for test in tests)
     if not code.strip():
-        return Verdict(passed=0, total=len(tests), reason="the answer is empty", trusted=trusted)
+        return Verdict(passed=0, total=len(tests), reason="the answer is empty")
     prelude = target.get("prelude", "") if isinstance(target, Mapping) else ""
     run = _Run(sandbox, code, prelude, limits, all_or_nothing)
     await run.all(random.Random(repr(seed)).sample(tests, len(tests)))
-    return Verdict(passed=run.passed, total=len(tests), reason=run.reason, trusted=trusted)
+    return Verdict(passed=run.passed, total=len(tests), reason=run.reason)
 
 
 def tests_of(target: Any) -> list[Test]:
@@ -131,19 +144,94 @@ class _Run:
     def _done(self) -> bool:
         if self._all_or_nothing and self.reason:
             return True
-        if self._seconds > TOTAL_SECONDS:
-            self.reason = self.reason or f"all tests together took longer than {TOTAL_SECONDS:g} s"
+        if self._is_late:
+            self.reason = self.reason or _late()
             return True
         return False
 
+    @property
+    def _is_late(self) -> bool:
+        return self._seconds > TOTAL_SECONDS
+
     async def _one(self, test: Test) -> None:
-        result = await self._sandbox.run(_request(test, self._code, self._prelude, self._limits))
+        if test["type"] == "asserts":
+            reason = await self._suite(test["code"])
+        else:
+            reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
+        self.passed += not reason
+        self.reason = self.reason or reason
+
+    async def _execute(self, request: ExecRequest) -> ExecResult:
+        result = await self._sandbox.run(request)
         if result.status is ExecStatus.SANDBOX_ERROR:
             raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
         self._seconds += result.wall_s
-        reason = _why_not(test, result)
-        self.passed += not reason
-        self.reason = self.reason or reason
+        return result
+
+    async def _suite(self, source: str) -> str:
+        """Run a suite apart from the answer, in rounds. Returns why it is not passed, or nothing."""
+        try:
+            suite = read_suite(source, self._prelude)
+        except CannotRunApart as error:
+            raise EnvError(f"the task's asserts cannot be run apart from the answer: {error}") from None
+        known: list[Any] = []
+        ahead = AHEAD
+        while not self._is_late:
+            judged = await self._round(suite, known, ahead)
+            if not judged.asked:
+                return judged.failed or judged.unfit
+            known = known[: judged.kept]
+            asked = judged.asked
+            outcomes = await self._outcomes(known, asked)
+            if isinstance(outcomes, str) and len(asked) > 1:  # the call that ended it may be a guess only
+                ahead, asked = 1, asked[:1]
+                outcomes = await self._outcomes(known, asked)
+            if isinstance(outcomes, str):
+                return outcomes
+            known += zip(asked, outcomes, strict=True)
+        return _late()
+
+    async def _round(self, suite: Suite, known: Sequence[Any], ahead: int) -> Round:
+        """Run a suite. Its first round depends on no answer, and is remembered."""
+        key = (suite, self._prelude)
+        if not known and key in _first_rounds:
+            return _first_rounds[key]
+        result = await self._execute(judge_request(suite, self._prelude, known, ahead, self._limits))
+        if result.status is not ExecStatus.OK:
+            if known:  # values of the answer were too much for it
+                return Round(failed=f"the asserts ended: {_ended(result)}")
+            raise EnvError(f"the task's asserts do not run by themselves: {_ended(result)}")
+        judged = read_round(result.value)
+        if judged.unfit and not (known and judged.is_of_answer):
+            raise EnvError(f"the task's asserts cannot be run apart from the answer: {judged.unfit}")
+        if not known and not judged.asked and judged.failed:
+            raise EnvError(f"the task's asserts fail before they call the answer: {judged.failed}")
+        if not known:
+            if len(_first_rounds) >= _REMEMBERED:
+                _first_rounds.clear()
+            _first_rounds[key] = judged
+        return judged
+
+    async def _outcomes(self, known: Sequence[Any], asked: Sequence[Any]) -> list[Any] | str:
+        """Have the answer make calls, after those that it has made. Returns their outcomes, or why there are none."""
+        calls = [*(call for call, _ in known), *asked]
+        outcomes: list[Any] = []
+        characters = 0
+        while len(outcomes) < len(asked):
+            if self._is_late:
+                return _late()
+            start = len(known) + len(outcomes)
+            result = await self._execute(answer_request(self._code, self._prelude, calls, start, self._limits))
+            if result.status is not ExecStatus.OK:
+                return _ended(result)
+            characters += len(result.value or "")
+            if characters > MAX_RESULT_CHARACTERS:
+                return f"its results have more than {MAX_RESULT_CHARACTERS} characters of JSON"
+            try:
+                outcomes += read_outcomes(result.value)
+            except ValueError:
+                return "the value is no plain data"
+        return outcomes[: len(asked)]
 
 
 def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest:
@@ -154,8 +242,6 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
     if test["type"] == "pairs":
         arguments = [x for x, _ in test["pairs"]]
         return ExecRequest(code=code, setup=_PAIRS, call=Call(function="_pairs", args=[arguments]), limits=limits)
-    if test["type"] == "asserts":
-        return ExecRequest(code=code, setup=f"{prelude}\n{test['code']}\n", call=Call(function="suite"), limits=limits)
     value = f"{test['function']}({test['args']})"
     if test.get("compare") == "truth":
         value = f"bool({value})"  # of what need not be plain data
@@ -166,8 +252,7 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
 def _why_not(test: Test, result: ExecResult) -> str:
     """Return why a test is not passed, in one line, or nothing."""
     if result.status is not ExecStatus.OK:
-        last = result.stderr.strip().rpartition("\n")[2]
-        return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
+        return _ended(result)
     if test["type"] == "stdin":
         right = not result.truncated_stdout and same_output(result.stdout, test["stdout"])
         return "" if right else f"printed {result.stdout!r:.100} for the input {test['stdin']!r:.100}"
@@ -175,12 +260,27 @@ def _why_not(test: Test, result: ExecResult) -> str:
         value = decode(result.value)
     except ValueError:
         return "the value is no plain data"
-    if test["type"] == "asserts":
-        return ""
     if test["type"] == "pairs":
         right = same(value, [y for _, y in test["pairs"]])
-        return "" if right else f"returned {value!r:.100} for {[x for x, _ in test['pairs']]!r:.100}"
-    return "" if accepts(test, value) else f"{test['function']}({test['args']:.100}) returned {value!r:.100}"
+        return "" if right else f"returned {_shown(value)} for {[x for x, _ in test['pairs']]!r:.100}"
+    return "" if accepts(test, value) else f"{test['function']}({test['args']:.100}) returned {_shown(value)}"
+
+
+def _late() -> str:
+    return f"all tests together took longer than {TOTAL_SECONDS:g} s"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.100}"
+    except RecursionError:
+        return "a value that is nested too deeply"
+
+
+def _ended(result: ExecResult) -> str:
+    """Return how a process ended that did not end well."""
+    last = result.stderr.strip().rpartition("\n")[2]
+    return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
 
 
 def _same_line(printed: str, expected: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.code_exec.asserts import called_function, read_asserts, read_check
+from envs.code_exec.suites import read_suite
 from forge_env.errors import UserError
 from forge_env.types import Task
 
@@ -48,6 +49,7 @@ def task_of(row: Row, *, where: str) -> Task | None:
 
     Raises:
         UserError: its shape is not known, or what it holds cannot be read.
+        CannotRunApart: its asserts only mean something in one process with the answer.
     """
     name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
     if name is None:
@@ -60,8 +62,11 @@ def task_of(row: Row, *, where: str) -> Task | None:
         raise UserError(f"{where} looks like {name} and cannot be read: {error}") from error
     if not target["tests"]:
         return None
-    trusted = all(test["type"] != "asserts" for test in target["tests"])
-    metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": trusted}
+    for test in target["tests"]:
+        if test["type"] == "asserts":
+            read_suite(test["code"], target["prelude"], solution)
+    # The last one says that no answer reaches its own verdict. It stays because a task's id is a hash of all this.
+    metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
     return Task(prompt=({"role": "user", "content": question},), target=target, metadata=metadata)
 
 

@@ -19,7 +19,7 @@ def _plain(value):
     if isinstance(value, dict):
         return {"dict": [[_plain(key), _plain(item)] for key, item in dict.items(value)]}
     if type(value) in (set, frozenset):
-        return {type(value).__name__: [_plain(item) for item in value]}
+        return {type(value).__name__: sorted([_plain(item) for item in value], key=repr)}
     if type(value) is bytes:
         return {"bytes": value.hex()}
     if type(value) is complex:
@@ -31,6 +31,23 @@ def _plain(value):
 Answers may replace it: they can then only say another value, which is compared like any other.
 """
 
+DECODER = """
+def _value(encoded):
+    if isinstance(encoded, list):
+        return [_value(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    [(kind, content)] = encoded.items()
+    if kind == "dict":
+        return {_value(key): _value(item) for key, item in content}
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "complex":
+        return complex(*content)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(_value, content))
+"""
+"""Source that runs in the sandbox: the inverse of `_plain`, as `decode` is here."""
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda items: tuple(map(_value, items)),
     "dict": lambda pairs: {_value(key): _value(item) for key, item in pairs},
@@ -39,6 +56,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "bytes": bytes.fromhex,
     "complex": lambda parts: complex(*parts),
 }
+
+_NO_VALUE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What reading raises of something else, as foreign code may write anything."""
 
 
 def decode(text: str | None) -> Any:
@@ -49,8 +69,17 @@ def decode(text: str | None) -> Any:
     """
     try:
         return _value(json.loads(text or ""))
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:  # foreign code wrote it
+    except _NO_VALUE as error:
         raise ValueError("no value that the encoder writes") from error
+
+
+def is_encoded(content: Any) -> bool:
+    """Whether something that was JSON is a value that `_plain` wrote."""
+    try:
+        _value(content)
+    except _NO_VALUE:
+        return False
+    return True
 
 
 def _value(encoded: Any) -> Any:
@@ -69,6 +98,13 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
     has it; "json" is the same with tuples as lists, for expected values that were JSON; "truth" looks only at whether
     the value is true; "close" allows `rel_tol` and `abs_tol`.
     """
+    try:
+        return _accepts(test, value)
+    except RecursionError:  # nested more deeply than what is accepted
+        return False
+
+
+def _accepts(test: Mapping[str, Any], value: Any) -> bool:
     how = test.get("compare", "exact")
     accepted = [ast.literal_eval(text) for text in test["accepted"]]
     if how == "truth":
@@ -77,7 +113,7 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
         return _is_close(value, accepted[0], test)
     if how == "json":
         value = _lists(value)
-    return any(same(value, other) if how == "exact" else _equal(value, other) for other in accepted)
+    return any(same(value, other) if how == "exact" else value == other for other in accepted)
 
 
 def same(value: Any, expected: Any) -> bool:
@@ -86,24 +122,24 @@ def same(value: Any, expected: Any) -> bool:
     >>> same([1, (2.0,)], [1, (2.0,)]), same([1], [1.0]), same(True, 1)
     (True, False, False)
     """
+    try:
+        return _same(value, expected)
+    except RecursionError:  # nested more deeply than what is expected
+        return False
+
+
+def _same(value: Any, expected: Any) -> bool:
     if type(value) is not type(expected):
         return False
     if isinstance(value, (list, tuple)):
-        return len(value) == len(expected) and all(map(same, value, expected))
+        return len(value) == len(expected) and all(map(_same, value, expected))
     if isinstance(value, (dict, set, frozenset)):
         # Equal keys of other types, 1 and True, are told apart by their names.
         own, other = ({(type(key).__name__, key): key for key in keys} for keys in (value, expected))
         if own.keys() != other.keys():
             return False
-        return not isinstance(value, dict) or all(same(value[key], expected[key]) for key in expected)
+        return not isinstance(value, dict) or all(_same(value[key], expected[key]) for key in expected)
     return bool(value == expected)
-
-
-def _equal(value: Any, expected: Any) -> bool:
-    try:
-        return bool(value == expected)
-    except RecursionError:
-        return False
 
 
 def _is_close(value: Any, expected: Any, test: Mapping[str, Any]) -> bool:

