@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 IDLE_SECONDS = 10.0
+own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thread_each", default=False)
+"""Where it is set, no two calls share a thread: what `forge-env check` finds state with that belongs to one thread."""
 
 
 class GivenUp(BaseException):
@@ -158,7 +160,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _start(job: _Job) -> None:
     """Hand a job to an idle worker, or to a new one: a blocking call must never wait for another one's thread."""
     with _idle_lock:
-        worker = _idle.pop() if _idle else None
+        worker = _idle.pop() if _idle and not own_thread_each.get() else None
     if worker is None:
         worker = _Worker()
         worker.start()

@@ -8,6 +8,7 @@ from typing import Any
 from forge_env.check.moves import Move, probe, says
 from forge_env.check.shapes import wrong_with_reset, wrong_with_step, wrong_with_tools
 from forge_env.check.subject import LIMITS, Failed, Overdue, Skipped, Subject, bounded, instance, reset, step
+from forge_env.check.threads import advice
 from forge_env.env import Env
 from forge_env.episode import Turn
 from forge_env.errors import PolicyError
@@ -63,7 +64,7 @@ async def _named(what: str, call: Awaitable[Any]) -> Any:
     except Overdue as error:
         raise Failed(f"{error}: make it faster, or await what it waits for") from None
     except Exception as error:
-        raise Failed(f"{what}() raised {type(error).__name__}: {error}") from error
+        raise Failed(f"{what}() raised {type(error).__name__}: {error}{advice(str(error))}") from error
 
 
 def _require(problem: str) -> None:

@@ -21,6 +21,8 @@ class CheckRow:
     detail: str
     """One sentence; of a failure, what to change."""
     seconds: float = 0.0
+    unfinished: bool = False
+    """The budget ended it, or one that it needs, before it could say anything; `ok` is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,15 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed; one that was skipped did not."""
+        """Whether no check failed; one that was skipped or not finished did not."""
         return all(row.ok is not False for row in self.rows)
 
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """The names of the checks that the budget ended: they neither passed nor failed."""
+        return tuple(row.name for row in self.rows if row.unfinished)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: `name`, `ok`, `rows`, and `reset` and `step` in milliseconds or None."""
-        return {**asdict(self), "ok": self.ok, "rows": [asdict(row) for row in self.rows]}
+        """Plain data, for JSON: `name`, `ok`, `not_checked`, `rows`, and `reset` and `step` in ms or None."""
+        rows = [asdict(row) for row in self.rows]
+        return {**asdict(self), "ok": self.ok, "not_checked": list(self.not_checked), "rows": rows}

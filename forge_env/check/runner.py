@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forge_env.check.contract import close, contract, reset_first
 from forge_env.check.leaks import leaks
 from forge_env.check.loop import event_loop
+from forge_env.check.names import names
+from forge_env.check.probes import constants
 from forge_env.check.report import CheckReport, CheckRow, Latency
-from forge_env.check.scoring import cheats, gold, limits, malformed, wrong
+from forge_env.check.scoring import cheats, gold, limits, malformed, some_reward, wrong
 from forge_env.check.seeds import same_seed, two_seeds
 from forge_env.check.subject import Failed, Overdue, Skipped, Subject, bounded
 from forge_env.check.tasks import tasks
-from forge_env.errors import UserError
+from forge_env.check.threads import advice, threads
+from forge_env.errors import UserError, nearest
 from forge_env.factory import EnvFactory
 
 CHECK_SECONDS = 300.0
+BUDGET_SECONDS = 120.0
+MOST = 1 / 3
+"""Of what is left of the budget, for one check, where an equal share is less."""
 OPEN_SECONDS = 120.0
-OPEN, CONTRACT = "open and close", "contract"
+OPEN, NAMES_CHECK, CONTRACT = "open and close", "names", "contract"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +39,22 @@ class Check:
     function: Callable[[Subject], Coroutine[Any, Any, str]]
     """Returns what it found good, one sentence; raises Failed or Skipped."""
     needs: str = CONTRACT
+    uses: str = ""
+    """One that makes it worth more, whether it passes or not."""
 
 
 # The latencies are taken early, when nothing of what the other checks leave can disturb them.
 CHECKS = (
-    Check(name=CONTRACT, function=contract, needs=OPEN),
+    Check(name=NAMES_CHECK, function=names, needs=OPEN),
+    Check(name=CONTRACT, function=contract, needs=NAMES_CHECK),
     Check(name="event loop", function=event_loop),
     Check(name="reset before step", function=reset_first),
     Check(name="close", function=close),
-    Check(name="gold answers", function=gold),
-    Check(name="wrong answers", function=wrong),
+    Check(name="threads", function=threads),
+    Check(name="reward", function=some_reward),
+    Check(name="gold answers", function=gold, needs="reward"),
+    Check(name="wrong answers", function=wrong, uses="gold answers"),
+    Check(name="constants", function=constants, uses="gold answers"),
     Check(name="malformed actions", function=malformed),
     Check(name="cheats", function=cheats),
     Check(name="same seed", function=same_seed),
@@ -55,7 +67,14 @@ NAMES = (FIRST.name, *(check.name for check in CHECKS), OPEN, LAST.name)
 
 
 async def run_checks(
-    factory: EnvFactory, *, seed: int = 0, tasks: int = 8, progress: Callable[[str], None] | None = None
+    factory: EnvFactory,
+    *,
+    seed: int = 0,
+    tasks: int = 8,
+    only: Sequence[str] = (),
+    seconds: float = BUDGET_SECONDS,
+    progress: Callable[[str], None] | None = None,
+    on_episode: Callable[[int], None] | None = None,
 ) -> CheckReport:
     """Examine an environment.
 
@@ -66,31 +85,61 @@ async def run_checks(
         factory: not yet opened; it is opened and closed here, more than once.
         seed: of the tasks and the episodes.
         tasks: how many tasks to look at, at most.
+        only: the names of the checks to run, with those that they need; all by default.
+        seconds: the budget. Of what is left each check has its share; what it does not finish is not checked.
         progress: called with the name of each check as it begins.
+        on_episode: called with the number of episodes so far after each.
 
     Raises:
-        UserError: when `tasks` is below 1.
+        UserError: when `tasks` is below 1, `seconds` is not above 0, or a name in `only` is unknown.
     """
     if tasks < 1:
         raise UserError(f"a check looks at 1 task or more, not at {tasks}")
-    subject = Subject(factory=factory, seed=seed, count=tasks)
-    run = _Run(subject, progress or (lambda name: None))
+    if not seconds > 0:
+        raise UserError(f"the budget of a check is above 0 s, not {seconds:g} s")
+    chosen = _chosen(only)
+    subject = Subject(factory=factory, seed=seed, count=tasks, on_episode=on_episode or (lambda played: None))
+    run = _Run(subject, progress or (lambda name: None), chosen, seconds)
     await run.check(FIRST)
-    await run.open_and_close(CHECKS)
+    if chosen - {FIRST.name, LAST.name}:
+        await run.open_and_close(CHECKS)
     await run.check(LAST)
     return CheckReport(
         name=factory.name, rows=tuple(run.rows), reset=Latency.of(subject.resets), step=Latency.of(subject.steps)
     )
 
 
+def _chosen(only: Sequence[str]) -> set[str]:
+    """Return the names of the checks to run: those asked for, and those that they need."""
+    if not only:
+        return set(NAMES)
+    needs = {check.name: (check.needs, check.uses) for check in (FIRST, *CHECKS, LAST)} | {OPEN: ()}
+    waiting = [name.strip().lower().replace("-", " ").replace("_", " ") for name in only]
+    for asked, name in zip(only, waiting, strict=True):
+        if name not in needs:
+            raise UserError(f"there is no check {asked!r}. {nearest(name, NAMES)}")
+    chosen: set[str] = {FIRST.name}
+    while waiting:
+        name = waiting.pop()
+        if name and name not in chosen | {""}:
+            chosen.add(name)
+            waiting += needs[name]
+    return chosen
+
+
 class _Run:
     """The rows so far."""
 
-    def __init__(self, subject: Subject, progress: Callable[[str], None]) -> None:
+    def __init__(self, subject: Subject, progress: Callable[[str], None], chosen: set[str], seconds: float) -> None:
         self.rows: list[CheckRow] = []
         self._subject = subject
         self._progress = progress
         self._passed = {""}
+        self._unfinished: set[str] = set()
+        self._left = len(chosen)
+        self._chosen = chosen
+        self._budget = seconds
+        self._end = time.monotonic() + seconds
 
     async def open_and_close(self, checks: tuple[Check, ...]) -> None:
         """Run checks with the factory open. In one task, because what it shares may have to be closed by its opener."""
@@ -104,36 +153,68 @@ class _Run:
         for check in checks:
             await self.check(check)
         problem = problem or await _problem("closing", stack.aclose())
-        self._add(OPEN, not problem, problem or "what the episodes share is opened and closed", seconds)
+        row = CheckRow(name=OPEN, ok=not problem, detail=problem or "what the episodes share is opened and closed")
+        self._add(row, seconds)
 
     async def check(self, check: Check) -> None:
-        """Run one check, unless the one that it needs has not passed."""
+        """Run one check that is chosen, unless the one that it needs has not passed."""
+        if check.name not in self._chosen:
+            return
         self._progress(check.name)
         started = time.perf_counter()
-        if check.needs not in self._passed:
-            ok, detail = None, f"the check {check.needs!r} has to pass first"
+        if check.needs in self._unfinished:
+            row = CheckRow(name=check.name, ok=None, detail=f"{check.needs!r} was not finished", unfinished=True)
+        elif check.needs not in self._passed:
+            row = CheckRow(name=check.name, ok=None, detail=f"the check {check.needs!r} has to pass first")
         else:
-            ok, detail = await self._verdict(check)
-        if ok:
+            row = await self._row(check)
+        if row.ok:
             self._passed.add(check.name)
-        self._add(check.name, ok, detail, time.perf_counter() - started)
+        if row.unfinished:
+            self._unfinished.add(check.name)
+        self._left -= 1
+        self._add(row, time.perf_counter() - started)
 
-    def _add(self, name: str, ok: bool | None, detail: str, seconds: float) -> None:
+    def _add(self, row: CheckRow, seconds: float) -> None:
         # Details quote what environments print and raise: one line, and nothing that a terminal would obey.
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(detail.split()))
-        self.rows.append(CheckRow(name=name, ok=ok, detail=line, seconds=seconds))
+        words = " ".join(row.detail.split())
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+        self.rows.append(replace(row, detail=line, seconds=seconds))
 
-    async def _verdict(self, check: Check) -> tuple[bool | None, str]:
+    async def _row(self, check: Check) -> CheckRow:
+        left = self._end - time.monotonic()
+        share = max(left / max(self._left, 1), left * MOST)
+        if share <= 0:
+            detail = f"the budget of {self._budget:g} s was used up: give more with --seconds, or choose with --only"
+            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
+        self._subject.until = time.monotonic() + share
+        before = self._subject.played
+        bound = min(share, CHECK_SECONDS)
         try:
-            return True, await bounded("the check", check.function(self._subject), CHECK_SECONDS)
+            detail = await bounded("the check", check.function(self._subject), bound)
+            return CheckRow(name=check.name, ok=True, detail=detail)
         except Failed as finding:
-            return False, str(finding)
+            return CheckRow(name=check.name, ok=False, detail=str(finding))
         except Skipped as reason:
-            return None, str(reason)
+            return CheckRow(name=check.name, ok=None, detail=str(reason))
         except Overdue as error:
-            return False, f"{error}: find the call that hangs, or look at fewer tasks"
+            if bound == CHECK_SECONDS or not self._is_over:
+                detail = f"{error}: find the call that hangs, or look at fewer tasks"
+                return CheckRow(name=check.name, ok=False, detail=detail)
+            played = self._subject.played - before
+            detail = (
+                f"not finished within its {share:.0f} s of the budget of {self._budget:g} s, {played} episodes without "
+                "a finding: give more with --seconds, or look at fewer --tasks"
+            )
+            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
         except Exception as error:
-            return False, f"the environment raised {_shown(error)}"
+            detail = f"the environment raised {_shown(error)}{advice(str(error))}"
+            return CheckRow(name=check.name, ok=False, detail=detail)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the check at hand has used up its share."""
+        return time.monotonic() >= self._subject.until
 
 
 async def _problem(doing: str, work: Awaitable[object]) -> str:

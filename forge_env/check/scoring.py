@@ -6,15 +6,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from forge_env.check.moves import by_expert, calls, endless, plays, says, tool_names
+from forge_env.check.probes import answers, is_same
 from forge_env.check.samples import same_for_all, sample_arguments
 from forge_env.check.subject import LIMITS, Failed, Skipped, Subject, instance, reset
 from forge_env.episode import Episode
 from forge_env.evaluate import is_success
+from forge_env.tool_env import ToolEnv
 from forge_env.types import Action, Outcome, Task, ToolSpec
 
 GARBAGE = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
 NASTY = "\ud800\x00\u202e\U0001f600\ufffe\x1b[2J"  # a lone surrogate, NUL, a text direction, an escape sequence
 MALFORMED_TASKS = 2
+
+
+async def some_reward(subject: Subject) -> str:
+    """There is a reward at all: a method, a rubric, or what a step returns."""
+    async with instance(subject) as env:
+        if not isinstance(env, ToolEnv):
+            return "step() returns the reward"
+        if env._rewards or env._rubric:
+            return f"the final answer is scored by {', '.join(part.name for part in (*env._rewards, *env._rubric))}"
+    for task in subject.tasks[:2]:
+        for move in (*subject.moves, plays(says("0"))):
+            if (await subject.episode(task, move)).reward:
+                return "a step returns rewards"
+    raise Failed(
+        "nothing is ever rewarded, so every episode scores 0: mark a method that scores the final answer with "
+        "@forge_env.reward, or name reward functions in `rubric`"
+    )
 
 
 async def gold(subject: Subject) -> str:
@@ -35,7 +54,7 @@ async def gold(subject: Subject) -> str:
 
 
 async def wrong(subject: Subject) -> str:
-    """Empty and wrong final answers get no full marks."""
+    """Empty and wrong final answers, echoes of the question and other tasks' answers get no full marks."""
     tried = 0
     for task in subject.tasks:
         for what, answer in _wrong_answers(subject, task):
@@ -97,13 +116,26 @@ def _wrong_answers(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:
     yield "an empty answer", ""
     yield "white space", " \n\t "
     yield "garbage", GARBAGE
-    yield "the prompt itself", "\n".join(message["content"] for message in task.prompt)
-    own = subject.gold.get(task.id)
-    for other in subject.tasks:
-        answer = subject.gold.get(other.id)
-        if own is not None and answer not in (None, own) and (other.target is None or other.target != task.target):
-            yield "another task's gold answer", str(answer)
-            return
+    right = answers(subject, task)
+    echoes = {"the prompt itself": "\n".join(message["content"] for message in task.prompt)}
+    question = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
+    echoes |= {"the question": question, "the last line of the question": question.strip().rpartition("\n")[2]}
+    for what, echo in echoes.items():
+        if not any(is_same(echo, answer) for answer in right):
+            yield what, echo
+    yield from _answers_of_others(subject, task)
+
+
+def _answers_of_others(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:
+    """The answers of one other task: the expert's, and the target where it is one text or number."""
+    own, right = subject.gold.get(task.id), answers(subject, task)
+    others = [other for other in subject.tasks if other.target is None or other.target != task.target]
+    gold = (subject.gold[other.id] for other in others if other.id in subject.gold)
+    if own is not None and (answer := next((text for text in gold if not is_same(text, own)), None)) is not None:
+        yield "another task's gold answer", answer
+    targets = [str(other.target) for other in others if isinstance(other.target, (str, int, float))]
+    if right and (target := next((t for t in targets if not any(is_same(t, a) for a in right)), None)) is not None:
+        yield "another task's target", target
 
 
 def _malformed_actions(tools: Sequence[ToolSpec]) -> Iterator[tuple[str, Action]]:

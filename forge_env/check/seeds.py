@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from itertools import cycle, islice
 from typing import Any
 
 from forge_env.check.moves import Gate, Move
 from forge_env.check.subject import Failed, Skipped, Subject, by_hand, instance
 from forge_env.check.tasks import content
+from forge_env.check.threads import advice
 from forge_env.env import Env
 from forge_env.episode import Episode
 from forge_env.errors import ForgeError
 from forge_env.types import Task
 
-CONCURRENT = 64
+CONCURRENT, FEWEST = 64, 4
 Part = tuple[Task, Move, int]
 """What is played, how, and with which seed."""
 
@@ -22,6 +25,7 @@ Part = tuple[Task, Move, int]
 async def same_seed(subject: Subject) -> str:
     """The same seed gives the same episode: again, on the same instance, and among many others."""
     parts = [(task, move, subject.seed + i) for i, task in enumerate(subject.tasks) for move in subject.moves]
+    started = time.monotonic()
     alone = [await _episode(subject, part) for part in parts]
     kept = [(part, episode) for part, episode in zip(parts, alone, strict=True) if episode.outcome.is_valid]
     if not kept:
@@ -29,12 +33,20 @@ async def same_seed(subject: Subject) -> str:
     for part, episode in kept[:2]:
         _compare(episode, await _episode(subject, part), "when it is played again")
     await _reused(subject, kept[0][0])
-    gate = Gate(CONCURRENT)
-    crowd = list(islice(cycle(kept), CONCURRENT))
+    count = _that_fit(subject, (time.monotonic() - started) / len(parts))
+    gate = Gate(count)
+    crowd = list(islice(cycle(kept), count))
     together = await asyncio.gather(*(_episode(subject, part, gate) for part, _ in crowd))
     for (_, episode), other in zip(crowd, together, strict=True):
-        _compare(episode, other, f"among {CONCURRENT} at once")
-    return f"{len(kept)} episodes are the same alone and among {CONCURRENT} at once"
+        _compare(episode, other, f"among {count} at once")
+    fewer = f", as {CONCURRENT} do not fit into the budget" if count < CONCURRENT else ""
+    return f"{len(kept)} episodes are the same alone and among {count} at once{fewer}"
+
+
+def _that_fit(subject: Subject, seconds: float) -> int:
+    """How many episodes of so many seconds fit into what is left, played one after another in the worst case."""
+    left = subject.until - time.monotonic()
+    return max(FEWEST, min(CONCURRENT, int(left / max(seconds, 0.001)) if math.isfinite(left) else CONCURRENT))
 
 
 async def _episode(subject: Subject, part: Part, gate: Gate | None = None) -> Episode:
@@ -71,16 +83,23 @@ def _comparable(result: Any) -> list[Any]:
 
 def _compare(expected: Episode, got: Episode, when: str) -> None:
     if difference := _difference(expected, got):
-        raise Failed(
-            f"with the same seed the task {expected.task.id!r} is another episode {when}: {difference}. Draw from "
-            "self.np_random after self.seed(seed), and keep state on self"
-        )
+        what = f"with the same seed the task {expected.task.id!r} is another episode {when}: {difference}"
+        raise Failed(f"{what}{_advice(got, difference, when)}")
+
+
+def _advice(got: Episode, difference: str, when: str) -> str:
+    """What to do, by the cause that the words tell."""
+    if cause := advice(got.error) or advice(difference):
+        return cause
+    if not got.outcome.is_valid:
+        return f": find what raises {when}, and keep what two episodes must not share on self"
+    return ". Draw from self.np_random after self.seed(seed), and keep state on self"
 
 
 def _difference(expected: Episode, got: Episode) -> str:
-    pairs: list[tuple[str, Any, Any]] = [("outcome", expected.outcome, got.outcome)]
+    pairs: list[tuple[str, Any, Any]] = [("outcome", str(expected.outcome), str(got.outcome))]
     if not got.outcome.is_valid:
-        pairs = [("error", expected.error, got.error)]
+        return f"it ends as {got.outcome} ({_cut(got.error)})"
     messages = zip(expected.messages, got.messages, strict=False)
     pairs += [(f"message {i}", dict(a), dict(b)) for i, (a, b) in enumerate(messages)]
     pairs.append(("number of messages", len(expected.messages), len(got.messages)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -52,6 +53,12 @@ class Subject:
     resets: list[float] = field(default_factory=list)
     """Seconds that each `reset` took, one instance at a time."""
     steps: list[float] = field(default_factory=list)
+    played: int = 0
+    """Episodes so far, of all checks."""
+    on_episode: Callable[[int], None] = lambda played: None
+    """Called after each episode with their number."""
+    until: float = math.inf
+    """On the monotonic clock: the end of what the check at hand has of the budget."""
 
     @property
     def expert(self) -> Callable[..., Any] | None:
@@ -88,6 +95,8 @@ class Subject:
                 limits=limits or self.limits,
             )
         finally:
+            self.played += 1
+            self.on_episode(self.played)
             if gate is not None:
                 gate.leave()
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -23,7 +24,7 @@ import pytest
 from pydantic import BaseModel
 
 from forge_env.check import CheckReport, CheckRow, Latency, run_checks
-from forge_env.check.runner import NAMES
+from forge_env.check.runner import NAMES, OPEN
 from forge_env.check.samples import sample_arguments
 from forge_env.check.subject import Overdue, bounded
 from forge_env.env import Env
@@ -230,7 +231,7 @@ class PromptScores(Good):
 class AnyNumberScores(Good):
     @reward
     def right(self, answer: str) -> float:
-        return float(answer.isdecimal() and len(answer) < 10)
+        return float(answer.isdecimal() and 3 < len(answer) < 10)
 
 
 class CheatScores(Good):
@@ -245,6 +246,79 @@ class TurnsScore(Good):
     async def step(self, action: Action) -> Any:
         messages, value, *rest = await super().step(action)
         return messages, value + (0.3 if messages else 0.0), *rest
+
+
+class ConstantScores(Good):
+    @reward
+    def right(self, answer: str) -> float:
+        return float(answer in ("nan", self.task.target))
+
+
+class ConstantPays(Good):
+    @reward
+    def right(self, answer: str) -> float:
+        return float(answer == self.task.target) or 0.85 * (answer == "0")
+
+
+class EchoScores(Plain):
+    """The question has two lines, and the second one is worth as much as its answer."""
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        return [
+            replace(t, prompt=({"role": "user", "content": f"Compute.\n{t.prompt[0]['content']}"},))
+            for t in Good.tasks(split, count=count, seed=seed)
+        ]
+
+    def step(self, action: Action) -> Any:
+        result = super().step(action)
+        return [], float(result[1] or (action.text.endswith("squared?") and "\n" not in action.text)), *result[2:]
+
+
+class AnyTargetScores(Plain):
+    def step(self, action: Action) -> Any:
+        return [], float(action.text.isdecimal() and 3 < len(action.text) < 10), *super().step(action)[2:]
+
+
+class ToolNamedClose(Good):
+    @tool
+    def close(self) -> str:  # type: ignore[override]
+        """Close the door."""
+        return "closed"
+
+
+class SeedOverwritten(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed: Any = 7
+
+
+class TaskOverwritten(Good):
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        result = await super().reset(seed=seed, options=options)
+        self.task: Any = "squares"
+        return result
+
+
+class NoReward(ToolEnv):
+    tasks = Good.tasks
+    square = Good.square
+
+
+class TooMany(Good):
+    """Waits in vain for a place when more than eight ask at once."""
+
+    asking = 0
+
+    async def step(self, action: Action) -> Any:
+        try:
+            type(self).asking += 1
+            await asyncio.sleep(0.01)
+            if type(self).asking > 8:
+                raise EnvError("no place in the database: timed out")
+        finally:
+            type(self).asking -= 1
+        return await super().step(action)
 
 
 class BreaksOnMalformed(Good):
@@ -403,6 +477,15 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     EmptyScores: ("wrong answers", "an empty answer scores 1"),
     PromptScores: ("wrong answers", "the prompt itself scores 1"),
     AnyNumberScores: ("wrong answers", "another task's gold answer scores 1"),
+    ConstantScores: ("constants", "the constant 'nan' scores 1 on the task"),
+    ConstantPays: ("constants", "the constant '0' scores 0.85 on average over 2 tasks"),
+    EchoScores: ("wrong answers", "the last line of the question scores 1"),
+    AnyTargetScores: ("wrong answers", "another task's target scores 1"),
+    ToolNamedClose: ("names", "the tool close takes the place of ToolEnv.close"),
+    SeedOverwritten: ("names", "self.seed takes the place of ToolEnv.seed"),
+    TaskOverwritten: ("names", "self.task takes the place of ToolEnv.task"),
+    NoReward: ("reward", "nothing is ever rewarded"),
+    TooMany: ("same seed", "timed out'): it is too slow here"),
     CheatScores: ("cheats", "the cheat 0"),
     TurnsScore: ("limits", "an agent that never stops scores 1.5"),
     BreaksOnMalformed: ("malformed actions", "whose arguments are not JSON ends the episode"),
@@ -468,6 +551,90 @@ async def test_a_broken_environment_fails_exactly_its_check(env: type[Env]) -> N
     detail = failures(report)[name]
     assert says in detail
     assert "\n" not in detail
+
+
+class OneThread(Plain):
+    """Its connection belongs to the thread that called `reset`: alone, one thread serves all calls."""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.squares = sqlite3.connect(":memory:")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Action) -> Any:
+        if self.task is not None:
+            self.squares.execute("select 1")
+        return super().step(action)
+
+
+class OneThreadTool(Good):
+    """The same in a tool, whose errors are told to the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squares = sqlite3.connect(":memory:")
+
+    @tool
+    def square(self, n: int) -> int:
+        """Square a number."""
+        return int(self.squares.execute("select ? * ?", (n, n)).fetchone()[0])
+
+
+@pytest.mark.parametrize("env", [OneThread, OneThreadTool])
+async def test_what_belongs_to_one_thread_is_named_with_its_remedy(env: type[Env]) -> None:
+    report = await run_checks(EnvFactory(env), tasks=1, only=["threads"])
+    assert [row.name for row in report.rows] == ["tasks", "names", "contract", "threads", "open and close"]
+    detail = failures(report)["threads"]
+    assert "check_same_thread=False, or write the methods that use it as async def" in detail
+
+
+class Hangs(Good):
+    async def step(self, action: Action) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
+    report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=0.5)
+    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", OPEN}
+    rows = {row.name: row for row in report.rows}
+    assert all(rows[name].ok is None for name in report.not_checked)
+    assert "of the budget of 0.5 s, 0 episodes without a finding: give more with --seconds" in rows["contract"].detail
+    assert rows["wrong answers"].detail == "'contract' was not finished"
+    assert report.ok, "nothing was found"
+    assert report.to_dict()["not_checked"] == list(report.not_checked)
+
+
+async def test_64_at_once_are_fewer_where_they_do_not_fit() -> None:
+    class Slow(Plain):
+        async def step(self, action: Action) -> Any:
+            await asyncio.sleep(0.05)
+            return super().step(action)
+
+    row = (await run_checks(EnvFactory(Slow), tasks=1, only=["same seed"], seconds=6.0)).rows[-2]
+    assert row.ok and row.detail.endswith("at once, as 64 do not fit into the budget")
+
+
+async def test_chosen_checks_run_with_those_that_they_need() -> None:
+    begun: list[str] = []
+    played: list[int] = []
+    report = await run_checks(
+        EnvFactory(Good), tasks=1, only=["Wrong-Answers"], progress=begun.append, on_episode=played.append
+    )
+    assert begun == ["tasks", OPEN, "names", "contract", "reward", "gold answers", "wrong answers"]
+    assert [row.name for row in report.rows] == [*(name for name in begun if name != OPEN), OPEN]
+    assert report.ok and played == list(range(1, len(played) + 1)) and len(played) > 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"only": ["gold"]}, "no check 'gold'. .*gold answers"),
+        ({"seconds": 0.0}, "above 0 s, not 0 s"),
+        ({"seconds": float("nan")}, "above 0 s, not nan s"),
+    ],
+)
+async def test_mistakes_in_the_settings(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        await run_checks(EnvFactory(Good), **settings)
 
 
 async def test_every_kind_of_leak_is_named() -> None:
@@ -539,9 +706,10 @@ def test_a_report_is_plain_data() -> None:
     assert json.loads(json.dumps(report.to_dict())) == {
         "name": "x",
         "ok": True,
+        "not_checked": [],
         "rows": [
-            {"name": "tasks", "ok": True, "detail": "8", "seconds": 0.5},
-            {"name": "cheats", "ok": None, "detail": "none", "seconds": 0.0},
+            {"name": "tasks", "ok": True, "detail": "8", "seconds": 0.5, "unfinished": False},
+            {"name": "cheats", "ok": None, "detail": "none", "seconds": 0.0, "unfinished": False},
         ],
         "reset": {"p50": 1.0, "p95": 2.0},
         "step": None,
