@@ -255,21 +255,34 @@ def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, 
 def test_a_failed_check_is_exit_code_1_and_a_skipped_one_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [CheckRow(name="gold", ok=True, detail="[fine]"), CheckRow(name="cheats", ok=None, detail="none")]
 
-    async def report(factory: Any, *, seed: int, tasks: int, progress: Any) -> CheckReport:
+    async def report(factory: Any, *, seed: int, tasks: int, progress: Any, **settings: Any) -> CheckReport:
         print(f"{factory.name} {seed} {tasks}")
         progress("gold")
+        settings["on_episode"](1)
         return CheckReport(name=factory.name, rows=tuple(rows))
 
     monkeypatch.setattr("forge_env.check.run_checks", report)
     code, out, err = run("check", "math", "--seed", "3", "--tasks", "2", "--json")
     assert (code, json.loads(out)["ok"], err) == (0, True, "math 3 2\n")
+    rows.append(CheckRow(name="seeds", ok=None, detail="the budget", unfinished=True))
+    assert json.loads(run("check", "math", "--json")[1])["not_checked"] == ["seeds"]
+    assert "3 checks, none failed; not checked: seeds" in run("check", "math")[1]
     rows.append(CheckRow(name="leaks", ok=False, detail="a thread is left"))
     assert json.loads(run("check", "math", "--json")[1])["ok"] is False
     code, out, _ = run("check", "math")
     assert code == 1
     assert [
-        w for w in ("[fine]", "skipped", "FAILED", "a thread is left", "1 of 3 checks failed") if w not in out
+        w for w in ("[fine]", "skipped", "FAILED", "a thread is left", "1 of 4 checks failed") if w not in out
     ] == []
+
+
+def test_chosen_checks_within_a_budget(run: Run) -> None:
+    settings = ("--only", "gold-answers, constants", "--seconds", "60", "--option", "level=2")
+    code, out, _ = run("check", "math", "--tasks", "1", *settings, "--json")
+    assert code == 0
+    names = [row["name"] for row in json.loads(out)["rows"]]
+    assert names == ["tasks", "names", "contract", "reward", "gold answers", "constants", "open and close"]
+    assert "there is no check 'golds'" in run("check", "math", "--only", "golds")[2]
 
 
 def test_the_program_itself(project: Path) -> None:
