@@ -9,10 +9,14 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 # Options of trainers.grpo in `make demo`, of pytest in `make test`.
 ARGS ?=
 
-# Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere.
+# Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere. Programs that
+# have no variable of their own here (forge_env, Hugging Face, torch) go by XDG_CACHE_HOME. tests/conftest.py has the same.
+export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm
 export MPLCONFIGDIR ?= $(CURDIR)/.cache/matplotlib
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
+export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
 
 # uv does not read pip's settings: where pip is told to find the CPU torch, uv is told the same. Without either, uv
 # chooses the CPU build itself.
@@ -31,11 +35,12 @@ endif
 UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --constraints constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test nightly check clean
 
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
+	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports'
 	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
 	@echo 'make clean   remove the environment and every cache; outputs/ stays'
@@ -50,6 +55,12 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTHON_OF_VENV) -m pytest -q -m "not gpu and not slow" --durations=10 $(ARGS)
 
+# Each night draws its own examples; what fails prints the line that draws its example again.
+nightly: $(READY)
+	@seed=$$($(PYTHON_OF_VENV) -c 'import secrets; print(secrets.randbits(32))'); \
+	echo "examples drawn with --hypothesis-seed=$$seed"; \
+	$(PYTHON_OF_VENV) -m pytest -q -m "not gpu" --hypothesis-profile=nightly --hypothesis-seed=$$seed --durations=10 $(ARGS)
+
 check: $(READY)
 	@echo 'format'; $(VENV)/bin/ruff format --check --quiet .
 	@echo 'lint'; $(VENV)/bin/ruff check --quiet .
@@ -57,7 +68,7 @@ check: $(READY)
 	@echo 'imports'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py
 
 clean:
-	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache dist build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The mark is made last, so that a half-made environment is made again from the start.

@@ -1,11 +1,69 @@
-"""What several tests share: a tiny model folder, made once."""
+"""What several tests share: the settings of Hypothesis, a home of their own, and a tiny model folder, made once."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
+import hypothesis
+import hypothesis.configuration
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache"
+HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
+"""The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
+LEFT = pytest.StashKey[list[str]]()
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+
+# Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
+hypothesis.settings.register_profile("default", derandomize=True, database=None)
+hypothesis.settings.register_profile("nightly", derandomize=False, database=None, print_blob=True)
+hypothesis.settings.load_profile("default")
+hypothesis.configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
+
+# The caches of the Makefile, also where pytest is started without it.
+os.environ["HOME"] = str(HOME)
+os.environ.setdefault("XDG_CACHE_HOME", str(CACHE))
+for variable, name in {
+    "UV_CACHE_DIR": "uv",
+    "VLLM_CACHE_ROOT": "vllm",
+    "MPLCONFIGDIR": "matplotlib",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+}.items():
+    os.environ.setdefault(variable, str(CACHE / name))
+
+
+def stray_files() -> set[str]:
+    """Files of the home folder, and those of the checkout that git neither knows nor ignores."""
+    found = {str(path) for path in HOME.rglob("*") if not path.is_dir()}
+    if not (ROOT / ".git").exists():
+        return found
+    listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
+    return found | {str(ROOT / name) for name in names if name}
+
+
+BEFORE = stray_files()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that leaves files in the home folder or in the checkout has failed, and names them."""
+    left = sorted(stray_files() - BEFORE)
+    if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    session.config.stash[LEFT] = left
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for path in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"error: the tests have left {path}", red=True)
 
 
 @pytest.fixture(scope="session")

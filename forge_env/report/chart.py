@@ -17,6 +17,8 @@ MOST_POINTS = 400
 """Of a line; more would not be seen."""
 COLOURS = 8
 """Classes c1 to c8 of the style sheet."""
+LARGEST = 1e300
+"""Of a value that is drawn: the distance between larger ones is no float any more."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -46,7 +48,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One diagram. Values that are not finite are left out."""
+    """One diagram. Values that are not finite, or larger than `LARGEST`, are left out."""
 
     title: str
     x_label: str
@@ -67,7 +69,11 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
-        return not any(_finite(line.points) for line in self.lines) and not self.dots
+        return not any(_finite(line.points) for line in self.lines) and not self._shown_dots
+
+    @property
+    def _shown_dots(self) -> list[Dot]:
+        return [dot for dot in self.dots if all(map(_is_drawable, (dot.x, dot.y, dot.low, dot.high)))]
 
     def html(self) -> str:
         """The chart as a figure; everything that is text is escaped."""
@@ -80,7 +86,7 @@ class Chart:
             f"{_grid(scale, y_ticks, self.unit)}"
             f"{''.join(_mark(scale, x) for x in self.marks)}"
             f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">{shapes}</svg>'
-            f"{''.join(_dot(scale, dot) for dot in self.dots)}"
+            f"{''.join(_dot(scale, dot) for dot in self._shown_dots)}"
             f'</svg></div><p class="x-label">{escape(self.x_label)}</p>{self._legend(lines)}'
             f"{f'<p class=note>{escape(self.note)}</p>' if self.note else ''}</figure>"
         )
@@ -104,10 +110,10 @@ class Chart:
 
     def _axes(self, lines: Sequence[_Drawn]) -> tuple[_Scale, list[float]]:
         """Where values are drawn, and the round values of y."""
-        xs = [x for line in lines for x, _ in line.points] + [dot.x for dot in self.dots]
+        xs = [x for line in lines for x, _ in line.points] + [dot.x for dot in self._shown_dots]
         xs += [] if self.starts_at is None else [self.starts_at]
         ys = [y for line in lines for y in (*(y for _, y in line.points), *(line.floor or ()))]
-        ys += [y for dot in self.dots for y in (dot.low, dot.high)] + list(self.bounds or ())
+        ys += [y for dot in self._shown_dots for y in (dot.low, dot.high)] + list(self.bounds or ())
         y_ticks = _unit_ticks(min(ys), max(ys), self.unit)
         return _Scale(x=(min(xs), max(xs)), y=(y_ticks[0], y_ticks[-1])), y_ticks
 
@@ -120,7 +126,7 @@ class Chart:
     def _legend(self, lines: Sequence[_Drawn]) -> str:
         shown = [line for line in lines if not line.is_faint]
         entries = [f'<li class="c{line.colour}">{escape(line.label)}</li>' for line in shown]
-        entries += ['<li class="dots">held out</li>'] if self.dots else []
+        entries += ['<li class="dots">held out</li>'] if self._shown_dots else []
         return f'<ul class="legend">{"".join(entries)}</ul>' if len(entries) > 1 else ""
 
 
@@ -182,8 +188,8 @@ def thinned(points: Points) -> list[tuple[float, float]]:
 
 
 def averaged(points: Points) -> list[tuple[float, float]]:
-    """At most MOST_POINTS points, the means of stretches; what is not finite is 0, so that areas have the same x."""
-    known = [(x, y if math.isfinite(y) else 0.0) for x, y in points]
+    """At most MOST_POINTS points, the means of stretches; what cannot be drawn is 0, so that areas have the same x."""
+    known = [(x, y if _is_drawable(y) else 0.0) for x, y in points]
     if len(known) <= MOST_POINTS:
         return known
     return [(part[0][0], math.fsum(y for _, y in part) / len(part)) for part in _stretches(known, MOST_POINTS)]
@@ -195,7 +201,11 @@ def _stretches(points: Points, most: int) -> Iterator[Points]:
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in points if _is_drawable(x) and _is_drawable(y)]
+
+
+def _is_drawable(value: float) -> bool:
+    return abs(value) <= LARGEST  # which nan is not
 
 
 def _unit_ticks(low: float, high: float, unit: str) -> list[float]:

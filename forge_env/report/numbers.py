@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 UNITS = ("", "k", "M", "G", "T")
+SMALLEST = 1e-300
+"""Of a difference on an axis: steps below it would be too small for a float."""
 
 
 def short(value: float, unit: str = "") -> str:
@@ -43,8 +45,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     >>> ticks(0.0, 0.93), ticks(3.0, 3.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [2.0, 3.0, 4.0])
     """
-    if high - low <= max(abs(low), abs(high)) * 1e-9:
-        margin = abs(low) or 1.0
+    if high - low <= max(abs(low) * 1e-9, abs(high) * 1e-9, SMALLEST):
+        margin = abs(low) if abs(low) > SMALLEST else 1.0
         step = 10.0 ** math.floor(math.log10(margin))
         return [low - step, low, low + step]
     raw = (high - low) / count
