@@ -10,7 +10,7 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 ARGS ?=
 
 # Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere. Programs that
-# have no variable of their own here (forge_env, Hugging Face, torch) go by XDG_CACHE_HOME. tests/conftest.py has the same.
+# have no variable of their own here (forge_env, Hugging Face, torch) go by XDG_CACHE_HOME. tests/conftest.py reads these lines too.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm

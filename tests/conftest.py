@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import hypothesis.configuration
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / ".cache"
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
 LEFT = pytest.StashKey[list[str]]()
@@ -25,37 +24,18 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 hypothesis.settings.register_profile("default", derandomize=True, database=None)
 hypothesis.settings.register_profile("nightly", derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("default")
-hypothesis.configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
+hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
 
-# The caches of the Makefile, also where pytest is started without it.
 os.environ["HOME"] = str(HOME)
-os.environ.setdefault("XDG_CACHE_HOME", str(CACHE))
-for variable, name in {
-    "UV_CACHE_DIR": "uv",
-    "VLLM_CACHE_ROOT": "vllm",
-    "MPLCONFIGDIR": "matplotlib",
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-    "TRITON_CACHE_DIR": "triton",
-}.items():
-    os.environ.setdefault(variable, str(CACHE / name))
-
-
-def stray_files() -> set[str]:
-    """Files of the home folder, and those of the checkout that git neither knows nor ignores."""
-    found = {str(path) for path in HOME.rglob("*") if not path.is_dir()}
-    if not (ROOT / ".git").exists():
-        return found
-    listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
-    return found | {str(ROOT / name) for name in names if name}
-
-
-BEFORE = stray_files()
+# The caches of the Makefile, also where pytest is started without it.
+if (ROOT / "Makefile").is_file():
+    for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
+        os.environ.setdefault(variable, str(ROOT / place))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that leaves files in the home folder or in the checkout has failed, and names them."""
-    left = sorted(stray_files() - BEFORE)
+    """A run that has written to the home folder has failed, and names what it left."""
+    left = sorted(str(path.relative_to(HOME)) for path in HOME.rglob("*") if not path.is_dir())
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     session.config.stash[LEFT] = left
@@ -63,7 +43,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for path in config.stash.get(LEFT, []):
-        terminalreporter.write_line(f"error: the tests have left {path}", red=True)
+        terminalreporter.write_line(f"error: the tests have written ~/{path}", red=True)
 
 
 @pytest.fixture(scope="session")

@@ -71,8 +71,6 @@ def _view(opened: Opened, most: int, room: int) -> tuple[dict[str, Any], int]:
             rows.append(brief)
             records[brief["key"]] = {**record, "commands": {}}
     for record in records.values():
-        for side in ("previous", "next"):
-            record[side] = record[side] if record[side] in records else None
         record["siblings"] = [each for each in record["siblings"] if each["key"] in records]
     view = {
         "overview": opened.view("overview", {}),
@@ -81,6 +79,7 @@ def _view(opened: Opened, most: int, room: int) -> tuple[dict[str, Any], int]:
         },
         "faults": opened.view("faults", {}),
         "timeline": opened.view("timeline", {}),
+        "console": {**opened.view("console", {}), "logs": []},
         "rows": sorted(rows, key=lambda each: (each["phase"], int(each["key"].rpartition("/")[2]))),
         "records": records,
     }
@@ -90,7 +89,7 @@ def _view(opened: Opened, most: int, room: int) -> tuple[dict[str, Any], int]:
 def _telling(db: sqlite3.Connection, most: int) -> Iterator[sqlite3.Row]:
     """The episodes that say most about a run, each once."""
     seen: set[int] = set()
-    faults = "fault <> '' ORDER BY n DESC LIMIT ?"
+    faults = f"fault <> '' ORDER BY {query.EPISODE_ORDERS['newest']} LIMIT ?"
     for row in _rows(db, faults, (max(1, most // 4),)):
         seen.add(row["n"])
         yield row

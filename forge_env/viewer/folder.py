@@ -53,15 +53,22 @@ class Run:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A small file of JSON beside the episodes; empty where there is none that can be read."""
-        if self.kind == "file":
-            return {}
         try:
-            if (self.path / name).stat().st_size > SMALL:
-                return {}
-            data = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            data = json.loads(self.read_text(name) or "{}")
+        except (ValueError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
+
+    def read_text(self, name: str) -> str:
+        """A small file of text beside the episodes; empty where there is none that can be read."""
+        if self.kind == "file":
+            return ""
+        try:
+            if (self.path / name).stat().st_size > SMALL:
+                return ""
+            return (self.path / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
 
 def find_runs(place: Path) -> list[Run]:
@@ -91,7 +98,7 @@ def find_runs(place: Path) -> list[Run]:
 def _kind(folder: Path) -> Literal["training", "evaluation"] | None:
     if (folder / "episodes.jsonl").is_file() or (folder / "plan.json").is_file():
         return "evaluation"
-    if (folder / "metrics.jsonl").is_file() or _listed(folder / "episodes"):
+    if any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")) or _listed(folder / "episodes"):
         return "training"
     return None
 

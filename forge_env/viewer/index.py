@@ -21,7 +21,7 @@ from forge_env.viewer.folder import Run, RunFile
 from forge_env.viewer.row import COLUMNS
 from forge_env.viewer.scan import Scanned, scan
 
-VERSION = 1
+VERSION = 2
 FIRST = 256 << 10
 """Bytes that are read before anything else: the first page is there at once."""
 TAIL = 4096
@@ -63,6 +63,15 @@ class Index:
         with closing(self._connect()) as db:
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        self._inode = place.stat().st_ino
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its file still is the one that was opened: it may be deleted, and made again by another process."""
+        try:
+            return self.place.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def close(self) -> None:
         """End an update that runs, at its next stretch."""

@@ -18,7 +18,8 @@ from forge_env.errors import UserError
 from forge_env.viewer import query
 from forge_env.viewer.folder import Run, find_runs
 from forge_env.viewer.index import Index
-from forge_env.viewer.record import read_record
+from forge_env.viewer.output import Output
+from forge_env.viewer.record import read_record, row_of
 from forge_env.viewer.search import Search
 from forge_env.viewer.series import Series
 from forge_env.viewer.spans import Spans
@@ -127,6 +128,7 @@ class Opened:
         self.run = run
         self.series = Series(run.path / "metrics.jsonl")
         self.spans = Spans(run.path / "trace.json")
+        self.output = Output(run)
         self.trouble = ""
         self._given_model = model
         self._temporary = temporary
@@ -144,21 +146,27 @@ class Opened:
         return self._given_model or (model_of(self.run.path) if self.run.kind != "file" else None)
 
     def open(self, wake: threading.Event | None = None) -> None:
-        """Make or open the index, and read the beginning of each file, when it is the first time."""
+        """Make or open the index, the first time, and when its file has gone with the run's folder."""
         with self._lock:
-            if self._index is not None:
+            old = self._index
+            if old is not None and old.is_there:
                 return
-            self._index = _index_of(self.run, self._temporary)
+            index = _index_of(self.run, self._temporary)
+            if old is not None:
+                index.stamp = old.stamp + 1  # the page sees that all has changed
+                old.close()
+                self._forget_searches()
+            self._index = index
         if wake is not None:
             wake.set()
 
     def follow(self) -> None:
         """Bring the index up to date, where there is one."""
-        index = self._index
-        if index is None:
+        if self._index is None:
             return
         try:
-            index.update()
+            self.open()
+            self.index.update()
             self.trouble = ""
         except Exception as error:  # the page says it, and what is there can still be looked at
             self.trouble = f"the index cannot be brought up to date: {type(error).__name__}: {error}"
@@ -166,8 +174,11 @@ class Opened:
     def close(self) -> None:
         if self._index is not None:
             self._index.close()
-        for search in self._searches.values():
-            search.stop()
+        self._forget_searches()
+
+    def _forget_searches(self) -> None:
+        while self._searches:
+            self._searches.popitem()[1].stop()
 
     def search(self, text: str) -> Search:
         """The search for a text, which goes on where it is running; the oldest ones are forgotten."""
@@ -189,7 +200,7 @@ class Opened:
         """What the list of runs shows, without the index."""
         self.series.update()
         done = self.run.read_json("summary.json" if self.run.kind == "training" else "eval.json")
-        plan = self.run.read_json("plan.json")
+        known = {**self.run.read_json("run.json"), **self.run.read_json("plan.json"), **done}
         last = self.series.last()
         return {
             "number": self.number,
@@ -199,8 +210,7 @@ class Opened:
             "changed": _age(self.run),
             "last": {name: _finite(last[name]) for name in ("step", "reward", "success", "loss") if name in last},
             "result": _result(done),
-            "env": done.get("env") or plan.get("env") or "",
-            "agent": done.get("agent") or plan.get("agent") or "",
+            **{name: known.get(name) or "" for name in ("env", "agent", "algorithm")},
             "metrics": {phase: names[:400] for phase, names in self.series.names().items()},
         }
 
@@ -217,6 +227,7 @@ def _state(opened: Opened, params: Params) -> Any:
         "total": total,
         "step": _finite(opened.series.last().get("step", math.nan)),
         "changed": _age(opened.run),
+        "said": opened.output.size(),
         "trouble": opened.trouble,
     }
 
@@ -224,8 +235,13 @@ def _state(opened: Opened, params: Params) -> Any:
 def _overview(opened: Opened, params: Params) -> Any:
     with opened.index.reading() as db:
         found = {"choices": query.choices(db), "evaluations": query.evaluations(db), "bad": query.bad_lines(db)}
-    documents = {name: opened.run.read_json(name) for name in ("summary.json", "eval.json", "plan.json")}
+    documents: dict[str, Any] = {name: opened.run.read_json(name) for name in DOCUMENTS}
+    documents["config.yaml"] = opened.run.read_text("config.yaml")
     return {**opened.summary(), **found, "documents": {name: data for name, data in documents.items() if data}}
+
+
+def _console(opened: Opened, params: Params) -> Any:
+    return opened.output.read(params.get("log", ""))
 
 
 def _curves(opened: Opened, params: Params) -> Any:
@@ -243,23 +259,33 @@ def _groups(opened: Opened, params: Params) -> Any:
 
 
 def _page(opened: Opened, params: Params, pages: Callable[..., dict[str, Any]], order: str) -> dict[str, Any]:
-    that, progress = query.where(params), None
-    if params.get("q"):
-        search = opened.search(params["q"][:400])
-        that = that.and_numbers(list(search.numbers))
-        progress = {"share": search.share, "ended": search.ended, "found": len(search.numbers)}
+    that, progress = _listed(opened, params)
     offset, limit = _whole(params, "offset", 0), _whole(params, "limit", 50)
     with opened.index.reading() as db:
         page = pages(db, that, params.get("order") or order, offset, limit)
     return {**page, "search": progress, "stamp": opened.index.stamp}
 
 
+def _listed(opened: Opened, params: Params) -> tuple[query.Where, dict[str, Any] | None]:
+    """Which episodes a list shows, and how far its search for a text is."""
+    that = query.where(params)
+    if not params.get("q"):
+        return that, None
+    search = opened.search(params["q"][:400])
+    progress = {"share": search.share, "ended": search.ended, "found": len(search.numbers)}
+    return that.and_numbers(list(search.numbers)), progress
+
+
 def _episode(opened: Opened, params: Params) -> Any:
+    """An episode, and those beside it in the list that the other parameters describe."""
+    that, _ = _listed(opened, params)
+    key = params.get("key", "")
     with opened.index.reading() as db:
         try:
-            return read_record(opened.run, db, params.get("key", ""), opened.model)
+            record = read_record(opened.run, db, key, opened.model)
         except UserError as error:
             raise NotThere(str(error)) from None
+        return record | query.neighbours(db, that, params.get("order") or "written", row_of(db, key)["n"])
 
 
 def _faults(opened: Opened, params: Params) -> Any:
@@ -281,9 +307,11 @@ VIEWS: dict[str, Callable[[Opened, Params], Any]] = {
     "episode": _episode,
     "faults": _faults,
     "timeline": _timeline,
+    "console": _console,
 }
-WITHOUT_INDEX = ("curves", "timeline")
-"""Other runs are compared with these: no need to read their episodes."""
+WITHOUT_INDEX = ("curves", "timeline", "console")
+"""They need no episodes: those of other runs are not read only to compare curves."""
+DOCUMENTS = ("summary.json", "eval.json", "plan.json", "run.json")
 
 
 def _index_of(run: Run, temporary: Path) -> Index:
@@ -291,7 +319,7 @@ def _index_of(run: Run, temporary: Path) -> Index:
     places = [] if run.kind == "file" else [run.path / ".view"]
     for folder in [*places, temporary]:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)  # and not the folder of a run that is gone
             return Index(run, folder / "index.sqlite")
         except (OSError, sqlite3.Error):
             continue

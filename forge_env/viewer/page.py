@@ -17,7 +17,7 @@ from typing import Any
 
 MODULES = (
     "text.js", "dom.js", "api.js", "chart.js", "shade.js", "lists.js", "runs.js", "groups.js", "episodes.js",
-    "conversation.js", "episode.js", "faults.js", "timeline.js", "keys.js", "app.js",
+    "conversation.js", "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
 )  # fmt: skip
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function |const |class |let )", re.MULTILINE)

@@ -18,7 +18,7 @@ _VARIANCE = "max(0, avg(reward * reward) - avg(reward) * avg(reward))"
 
 EPISODE_ORDERS = {
     "written": "n",
-    "newest": "n DESC",
+    "newest": "started IS NULL, started + seconds DESC, n DESC",
     "reward": "reward IS NULL, reward, n",
     "reward_down": "reward IS NULL, reward DESC, n",
     "turns": "turns DESC, n",
@@ -31,7 +31,7 @@ GROUP_ORDERS = {
     "reward": "mean IS NULL, mean, first",
     "reward_down": "mean IS NULL, mean DESC, first",
     "written": "first",
-    "newest": "first DESC",
+    "newest": "ended IS NULL, ended DESC, first DESC",
     "size": "size DESC, first",
 }
 _TERMS = {
@@ -53,8 +53,8 @@ _HAS = {
     "tool_error": "tool_errors > 0",
     "tools": "tools <> ''",
     "no_tools": "tools = ''",
-    "success": "reward >= 1",
-    "failure": "reward < 1",
+    "success": "success = 1",
+    "failure": "reward IS NOT NULL AND success = 0",
 }
 _PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
 """As a run goes through them; others come after."""
@@ -122,12 +122,14 @@ def groups(db: sqlite3.Connection, that: Where, order: str, offset: int, limit: 
     grouped = f"{_FROM} WHERE {that.sql} GROUP BY file, group_id"
     total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", that.values).fetchone()[0]
     sql = (
-        f"SELECT file, phase, group_id, task, env, question, max(step) AS step, min(n) AS first, count(*) AS size, "
-        f"avg(reward) AS mean, min(reward) AS low, max(reward) AS high, {_VARIANCE} AS spread, "
-        f"sum(reward IS NULL) AS faults {grouped} ORDER BY {by} LIMIT ? OFFSET ?"
+        f"SELECT file, phase, group_id, task, env, question, max(step) AS step, min(n) AS first, "
+        f"max(started + seconds) AS ended, count(*) AS size, avg(reward) AS mean, min(reward) AS low, "
+        f"max(reward) AS high, {_VARIANCE} AS spread, sum(reward IS NULL) AS faults {grouped} "
+        f"ORDER BY {by} LIMIT ? OFFSET ?"
     )
     rows = [dict(row) for row in db.execute(sql, (*that.values, min(limit, PAGE), offset))]
     for row in rows:
+        del row["ended"]
         inner = f"SELECT episodes.*, phase {_FROM} WHERE {that.sql} AND file = ? AND group_id = ? ORDER BY n LIMIT 256"
         found = db.execute(inner, (*that.values, row.pop("file"), row["group_id"]))
         row["episodes"] = [member(each) for each in found]
@@ -178,13 +180,14 @@ def choices(db: sqlite3.Connection) -> dict[str, Any]:
         "versions": [first, last],
         "steps": [step_low, step_high],
         "faults": db.execute("SELECT count(*) FROM episodes WHERE fault <> ''").fetchone()[0],
+        "timeouts": db.execute("SELECT count(*) FROM episodes WHERE outcome = 'timeout'").fetchone()[0],
     }
 
 
 def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Success of every phase that measures, with its 95% interval by task."""
+    """Success of every phase that measures, with its 95% interval by task; of the episodes that have a reward."""
     sql = (
-        f"SELECT phase, step, task, avg(reward >= 1) AS share, avg(reward) AS reward, count(*) AS episodes {_FROM} "
+        f"SELECT phase, step, task, avg(success) AS share, avg(reward) AS reward, count(*) AS episodes {_FROM} "
         "WHERE kind = 'episodes' AND reward IS NOT NULL AND phase NOT IN ('train', 'demonstrations') "
         "GROUP BY file, task"
     )
@@ -208,6 +211,25 @@ def find(db: sqlite3.Connection, phase: str, offset: int) -> sqlite3.Row | None:
     return found
 
 
+def neighbours(db: sqlite3.Connection, that: Where, order: str, n: int) -> dict[str, Any]:
+    """Where an episode stands in a list: {"previous": key, "next": key, "place": from 1, "listed": how many there are}.
+
+    Of one that is not in the list there is no place.
+
+    Raises:
+        UserError: for an unknown order.
+    """
+    sql = f"SELECT n, phase, offset {_FROM} WHERE {that.sql} ORDER BY {_order(EPISODE_ORDERS, order)}"
+    rows = db.execute(sql, that.values).fetchall()
+    place = next((i for i, row in enumerate(rows) if row["n"] == n), None)
+
+    def key(i: int) -> str | None:
+        return f"{rows[i]['phase']}/{rows[i]['offset']}" if 0 <= i < len(rows) else None
+
+    found = {"previous": None, "next": None, "place": None, "listed": len(rows)}
+    return found if place is None else found | {"previous": key(place - 1), "next": key(place + 1), "place": place + 1}
+
+
 def brief(row: sqlite3.Row) -> dict[str, Any]:
     """What the list shows of an episode."""
     left_out = ("n", "file", "offset", "length", "path", "file_kind", "tools")
@@ -220,7 +242,8 @@ def brief(row: sqlite3.Row) -> dict[str, Any]:
 
 def member(row: sqlite3.Row) -> dict[str, Any]:
     """What is shown of an episode beside its siblings."""
-    return {"key": f"{row['phase']}/{row['offset']}"} | {name: row[name] for name in ("id", "reward", "outcome")}
+    shown = {name: row[name] for name in ("id", "reward", "outcome", "success")}
+    return {"key": f"{row['phase']}/{row['offset']}"} | shown
 
 
 def _measured(phase: str, step: int | None, rows: Sequence[sqlite3.Row]) -> dict[str, Any]:

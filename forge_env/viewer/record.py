@@ -18,7 +18,7 @@ from forge_env.viewer.tokens import token_texts
 
 
 def read_record(run: Run, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:
-    """Return an episode with its siblings, advantages, neighbours and the text of its tokens.
+    """Return an episode with its siblings, advantages and the text of its tokens.
 
     Args:
         run: whose it is.
@@ -29,10 +29,7 @@ def read_record(run: Run, db: sqlite3.Connection, key: str, model: Path | None) 
     Raises:
         UserError: when there is no such episode, or its file is gone or has changed.
     """
-    phase, _, place = key.rpartition("/")
-    row = query.find(db, phase, int(place)) if place.isdecimal() and len(place) < 16 else None
-    if row is None:
-        raise UserError("this episode is not there: its file was cut back, deleted, or is still being read")
+    row = row_of(db, key)
     episode = _read_line(row)
     return {
         **query.brief(row),
@@ -42,10 +39,21 @@ def read_record(run: Run, db: sqlite3.Connection, key: str, model: Path | None) 
         "texts": _texts(model, episode),
         "advantages": _advantages(run, db, row, episode),
         "siblings": query.siblings(db, row),
-        "previous": _neighbour(db, row, "<", "DESC"),
-        "next": _neighbour(db, row, ">", "ASC"),
         "commands": _commands(run, row),
     }
+
+
+def row_of(db: sqlite3.Connection, key: str) -> sqlite3.Row:
+    """The row of an episode in the index.
+
+    Raises:
+        UserError: when it is not there.
+    """
+    phase, _, place = key.rpartition("/")
+    row = query.find(db, phase, int(place)) if place.isdecimal() and len(place) < 16 else None
+    if row is None:
+        raise UserError("this episode is not there: its file was cut back, deleted, or is still being read")
+    return row
 
 
 def group_advantage(reward: float | None, rewards: Sequence[float]) -> float | None:
@@ -98,12 +106,6 @@ def _trained_advantages(run: Run, trained: sqlite3.Row, turns: int) -> list[floa
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return values if len(values) == turns and all(map(math.isfinite, values)) else None
-
-
-def _neighbour(db: sqlite3.Connection, row: sqlite3.Row, side: str, direction: str) -> str | None:
-    sql = f"SELECT offset FROM episodes WHERE file = ? AND n {side} ? ORDER BY n {direction} LIMIT 1"
-    found = db.execute(sql, (row["file"], row["n"])).fetchone()
-    return f"{row['phase']}/{found['offset']}" if found else None
 
 
 def _commands(run: Run, row: sqlite3.Row) -> dict[str, str]:

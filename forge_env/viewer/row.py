@@ -9,12 +9,18 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from forge_env.episode import Episode
+from forge_env.errors import ForgeError
+from forge_env.evaluate import is_success
+from forge_env.types import Outcome, Task
+
 COLUMNS = (
-    "offset", "length", "id", "group_id", "task", "env", "seed", "outcome", "reward", "turns", "sampled", "seconds",
-    "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error", "question",
+    "offset", "length", "id", "group_id", "task", "env", "seed", "outcome", "reward", "success", "turns", "sampled",
+    "seconds", "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error", "question",
 )  # fmt: skip
-"""Of an episode. `tools` is ",name,name," and `fault` the class of a fault of ours, or empty."""
+"""Of an episode. `success` is 0 or 1, `tools` is ",name,name," and `fault` the class of a fault of ours, or empty."""
 SHOWN = 160
+_NO_TASK = Task(prompt=(), id="none")
 _LARGE = 1 << 62
 
 Row = tuple[Any, ...]
@@ -85,6 +91,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
     uses = [use for turn in turns for use in turn.get("tool_uses") or ()]
     versions = [span[0] for turn in turns for span in turn.get("versions") or ()]
     error, outcome = plain(episode.get("error") or ""), plain(episode["outcome"])
+    reward = _number(episode.get("reward"))
     return (
         offset,
         length,
@@ -94,7 +101,8 @@ def _row(data: Any, offset: int, length: int) -> Row:
         plain(episode.get("env") or ""),
         plain(str(episode.get("seed", ""))),
         outcome,
-        _number(episode.get("reward")),
+        reward,
+        int(_succeeded(outcome, reward, episode.get("success"))),
         len(turns),
         sum(len(turn["token_ids"]) for turn in turns if turn.get("kind") == "sampled"),
         _number(info.get("seconds")) or math.fsum(t.get("policy_seconds", 0) + t.get("env_seconds", 0) for t in turns),
@@ -107,6 +115,14 @@ def _row(data: Any, offset: int, length: int) -> Row:
         error[:SHOWN],
         plain(_question(episode["task"]))[:SHOWN],
     )
+
+
+def _succeeded(outcome: str, reward: float | None, success: Any) -> bool:
+    """What `is_success` says: how an episode ended is all that it needs of it."""
+    try:
+        return is_success(Episode(task=_NO_TASK, outcome=Outcome(outcome), reward=reward, success=success))
+    except (ForgeError, ValueError):
+        return False  # an outcome that no version knows, or one whose reward cannot be
 
 
 def _fault(data: Mapping[str, Any], outcome: str, error: str) -> str:

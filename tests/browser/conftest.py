@@ -82,7 +82,7 @@ Open = Callable[..., Watched]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Ended with the module: while Playwright runs, this thread has an event loop that no other test may meet."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: make setup installs it"
@@ -91,8 +91,9 @@ def browser() -> Iterator[Any]:
     if program is None:
         pytest.skip(REMEDY)
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.getuid() == 0 else [])]
+    environ = {**os.environ, "HOME": str(tmp_path_factory.mktemp("home"))}  # it writes there, whatever its profile is
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=program, args=arguments)
+        started = running.chromium.launch(executable_path=program, args=arguments, env=environ)
         yield started
         started.close()
 

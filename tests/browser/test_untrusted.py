@@ -68,7 +68,7 @@ SEEN = """() => {
     links: [...document.querySelectorAll("a[href]:not([href^='#'])")].length,
   };
 }"""
-PLACES = ("", "/overview", "/groups", "/episodes", "/faults", "/timeline", "/overview?m=" + "train:" + NAME)
+PLACES = ("", "/overview", "/groups", "/episodes", "/faults", "/timeline", "/console", "/overview?m=" + "train:" + NAME)
 
 
 def hostile_episode(name: str, *, fault: bool) -> dict[str, Any]:
@@ -113,6 +113,11 @@ def run(tmp_path: Path) -> Path:
     ]  # type: ignore[dict-item]
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(each) + ",\n" for each in spans))
     (run / "summary.json").write_text(json.dumps({"env": ALL, "agent": ALL, ALL: [ALL]}))
+    (run / "run.json").write_text(json.dumps({"algorithm": ALL}))
+    (run / "config.yaml").write_text(ALL, errors="surrogatepass")
+    (run / "console.jsonl").write_text(json.dumps({"time": 1, "kind": ALL, "text": ALL}) + "\n")
+    (run / "logs").mkdir()
+    (run / "logs" / NAME).write_text(ALL, errors="surrogatepass")
     return run
 
 
@@ -140,6 +145,9 @@ def look_everywhere(watched: Watched) -> None:
     for place in PLACES:
         watched.go(f"#/{name}{place}")
         check(watched, place)
+    if page.locator("#data").inner_text() == "":  # an exported page has no logs
+        watched.go(f"#/{name}/console?log={name}", "pre.code")
+        check(watched, "a log")
     watched.go(f"#/{name}/episodes")
     links = page.locator(".tr.row").evaluate_all("(rows) => rows.map((row) => row.getAttribute('href'))")
     assert len(links) == 6

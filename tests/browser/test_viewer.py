@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_env.cli.main import main
+from forge_env.types import Outcome
+from forge_env.viewer.library import Library
+from forge_env.viewer.server import ViewServer
 from tests.browser.conftest import Open, Watched, drawn, until
-from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
+from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start
 
 EPISODE = "#/run/episode?key=train%2F0"
 
@@ -38,6 +42,24 @@ def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view:
     assert "reward" in page.locator(".reading").first.inner_text()
     page.select_option("select[aria-label='Along']", "step")
     until(page, "document.querySelector('.reading').textContent.includes('step')")  # drawn anew beneath the pointer
+
+
+def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> None:
+    """Its index ends before the page looks at it for the first time: nothing changes afterwards."""
+    for name in ("first", "second"):
+        training_run(tmp_path / "runs" / name)
+    library = Library(tmp_path / "runs")  # nobody follows its files but this test
+    with ViewServer(library) as server:
+        page = watch(server.url).page
+        page.clock.install()  # the page looks when this test says so
+        page.get_by_role("link", name="first").click()
+        until(page, "document.title.startsWith('Overview') || document.title.startsWith('first')")
+        drawn(page)
+        assert page.locator(".cards b").count() == 0, "it has been drawn before any of it was read"
+        library.runs[0].follow()
+        page.clock.run_for(10_000)
+        page.wait_for_selector(".cards a")
+        assert "13" in page.locator(".cards").inner_text()
 
 
 def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view: Open) -> None:
@@ -123,6 +145,88 @@ def test_the_timeline_can_be_zoomed(run: Path, view: Open) -> None:
     until(page, "document.querySelectorAll('.board .span').length < 6")
 
 
+def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(tmp_path: Path, view: Open) -> None:
+    run = training_run(tmp_path / "run")
+    span = {"pid": 1, "tid": 1, "name": "a", "ph": "X"}
+    events = [span | {"ts": 0, "dur": 1_000_000}, span | {"ts": 339_000_000, "dur": 1_000_000}]
+    (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
+    watched = view(run)
+    places = "(all) => all.map((each) => [parseFloat(getComputedStyle(each).left), each.textContent])"
+    for window in ("", "?from=30&to=121", "?from=0&to=0.003", "?from=100.2&to=100.21"):
+        page = watched.go(f"#/run/timeline{window}", ".scale span")
+        ticks = page.locator(".scale span").evaluate_all(places)
+        values = [float(text.split()[0]) for _, text in ticks]
+        assert len(ticks) >= 3 and len({text.split()[1] for _, text in ticks}) == 1, ticks
+        for pairs in (values, [place for place, _ in ticks]):
+            gaps = [b - a for a, b in pairwise(pairs)]
+            assert max(gaps) - min(gaps) <= 0.02 * max(gaps) and min(gaps) > 0, ticks
+
+
+OUTSIDE = """() => [...document.querySelectorAll(".chart svg")].flatMap((drawing) => {
+  const { left, right } = drawing.getBoundingClientRect();
+  return [...drawing.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.left < left || box.right > right;
+  }).map((text) => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("size", [9e-13, 3.3e-5, 0.7, 123.0, 4.5e7, 2.5e300])
+def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open, size: float) -> None:
+    (tmp_path / "run").mkdir()
+    for step in range(1, 6):
+        write_metrics(tmp_path / "run", step, kl=size * (step - 3), loss=size * (9 + step))
+    page = view(tmp_path / "run").go("#/run/overview?m=train:kl,train:loss", ".chart")
+    assert page.evaluate(OUTSIDE) == []
+    for labels in page.locator(".chart").evaluate_all(
+        "(all) => all.map((each) => [...each.querySelectorAll('text[text-anchor=end]')].map((one) => one.textContent))"
+    ):
+        values = [float(text.replace(",", "")) for text in labels[:-1]]  # the last one says what the axis is
+        assert len(values) >= 2 and len(set(values)) == len(values) and 0.001 < max(map(abs, values)) < 10_000
+
+
+def test_the_reward_chart_shows_rewards_and_no_success(tmp_path: Path, view: Open) -> None:
+    for name in ("first", "second"):
+        training_run(tmp_path / "runs" / name)
+        (tmp_path / "runs" / name / "summary.json").write_text(
+            json.dumps({"success_before": 0.1, "success_after": 0.9})
+        )
+    watched = view(tmp_path / "runs")
+    page = watched.go("#/?runs=0,1", ".chart .line")
+    assert texts(page, ".chart-title") == ["reward", "success", "loss"]
+    dots = page.locator(".chart").evaluate_all("(all) => all.map((each) => each.querySelectorAll('.dot').length)")
+    assert dots == [0, 4, 0]
+
+
+def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: Path, view: Open) -> None:
+    write_start(tmp_path / "young")
+    watched = view(tmp_path / "young")
+    page = watched.go("#/young/overview", ".document")
+    assert "gspo · tool_api" in page.locator("#main").inner_text()
+    assert {"run.json", "config.yaml"} <= set(texts(page, ".document summary"))
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    page.wait_for_selector(".console .told-of")
+    page.get_by_role("link", name="trainer.log").click()
+    page.wait_for_selector("pre.code")
+    drawn(page)
+    with (tmp_path / "young" / "console.jsonl").open("a") as file:
+        file.write("ne\n" + json.dumps({"time": 9, "kind": "said", "text": "the first step"}) + "\n")
+    until(page, "document.querySelector('.console').textContent.includes('the first step')")
+
+
+def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(tmp_path: Path, view: Open) -> None:
+    late = make_episode("e/0/0", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
+    write(tmp_path / "e.jsonl", late, make_episode("e/0/1", reward=0.5))
+    watched = view(tmp_path / "e.jsonl")
+    page = watched.go("#/e.jsonl/episodes", ".tr.row")
+    assert texts(page, ".col-reward .mark") == ["time-out", "0.5"]
+    assert "Time-out: the shop took 300 s" in page.locator(".tr.row").first.inner_text()
+    assert "Time-out" in page.locator("select[aria-label='Outcome']").inner_text()
+    page = watched.go("#/e.jsonl/overview", ".cards")
+    assert "time-outs" in page.locator(".cards").inner_text()
+
+
 def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Path, view: Open) -> None:
     watched = view(run)
     page = watched.go("#/run/episodes", ".tr.row")
@@ -136,6 +240,37 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Pat
     assert page.evaluate("document.activeElement.id") == "search", "the field keeps the focus while one types"
     page.fill("#search", "nothing of the kind")
     page.wait_for_selector(".empty")
+
+
+def walk(watched: Watched) -> list[str]:
+    """The ids of all episodes that n leads to, from the first row of the list on."""
+    page = watched.page
+    page.locator(".tr.row").first.click()
+    page.wait_for_selector(".talk")
+    drawn(page)
+    found = [page.locator("h1 .id").inner_text()]
+    while page.locator("a[aria-label='Next episode']").count():
+        before = page.url
+        page.keyboard.press("n")
+        until(page, "(before) => location.href !== before", before)
+        drawn(page)
+        found.append(page.locator("h1 .id").inner_text())
+    return found
+
+
+WALK = "episodes?phase=train&has=tool_error&order=newest"
+
+
+def test_the_next_episode_is_the_next_of_the_list(run: Path, view: Open) -> None:
+    watched = view(run)
+    watched.go(f"#/run/{WALK}", ".tr.row")
+    assert walk(watched) == ["train/2/3", "train/1/3", "train/0/3"]
+    assert "3 of 3" in watched.page.locator(".pager").inner_text()
+    watched.page.keyboard.press("p")
+    until(watched.page, "document.querySelector('h1 .id').textContent === 'train/1/3'")
+    watched.page.get_by_role("link", name="The list").click()
+    watched.page.wait_for_selector(".tr.row")
+    assert watched.page.locator(".tr.row").count() == 3
 
 
 def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
@@ -372,3 +507,6 @@ def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Any
     page.wait_for_selector(".talk .tok")
     watched.go("#/run/timeline", ".board .span")
     watched.go("#/run/faults", "table")
+    watched.go("#/run/console")
+    watched.go(f"#/run/{WALK}", ".tr.row")
+    assert walk(watched) == ["train/2/3", "train/1/3", "train/0/3"]

@@ -26,14 +26,25 @@ function local(path, params) {
   if (view === "state") return { stamp: 0, indexed: true, done: 1, total: 1, step: null, changed: null, trouble: "" };
   if (view === "overview") return held.overview;
   if (view === "faults") return held.faults;
+  if (view === "console") return held.console;
   if (view === "timeline") return localTimeline(held.timeline, params);
   if (view === "curves") return localCurves(held.curves[params.phase || "train"], params.names);
   if (view === "episode") {
-    if (Object.hasOwn(held.records, params.key)) return held.records[params.key];
-    throw new Error("This episode was left out of the exported file.");
+    if (!Object.hasOwn(held.records, params.key)) throw new Error("This episode was left out of the exported file.");
+    return { ...held.records[params.key], ...neighbours(ordered(listed(held, params), params), params.key) };
   }
-  const rows = held.rows.filter((row) => matches(row, params, held.records));
+  const rows = listed(held, params);
   return view === "groups" ? localGroups(rows, params) : localEpisodes(rows, params);
+}
+
+const listed = (held, params) => held.rows.filter((row) => matches(row, params, held.records));
+
+// As the server's: where an episode stands in a list.
+function neighbours(rows, key) {
+  const at = rows.findIndex((row) => row.key === key);
+  const keyAt = (i) => (rows[i] ? rows[i].key : null);
+  if (at < 0) return { previous: null, next: null, place: null, listed: rows.length };
+  return { previous: keyAt(at - 1), next: keyAt(at + 1), place: at + 1, listed: rows.length };
 }
 
 function localTimeline(timeline, params) {
@@ -62,7 +73,7 @@ function matches(row, params, records) {
   }
   const has = {
     fault: row.fault !== "", tool_error: row.tool_errors > 0, tools: row.tools.length > 0,
-    no_tools: row.tools.length === 0, success: row.reward >= 1, failure: row.reward !== null && row.reward < 1,
+    no_tools: row.tools.length === 0, success: Boolean(row.success), failure: row.reward !== null && !row.success,
   };
   if (params.has && !has[params.has]) return false;
   return !params.q || strings(records[row.key].episode).some((text) => text.toLowerCase().includes(params.q.toLowerCase()));
@@ -74,24 +85,30 @@ function strings(value) {
 }
 
 const last = (value) => (value === null || value === undefined ? Infinity : value);
+const ended = (row) => (row.started === null ? -Infinity : row.started + row.seconds);
+const down = (a, b) => (a === b ? 0 : b - a); // two that never happened are alike too
 const EPISODE_ORDERS = {
-  newest: null, written: null, reward: (a, b) => last(a.reward) - last(b.reward),
+  newest: (a, b) => down(ended(a), ended(b)), written: null, reward: (a, b) => last(a.reward) - last(b.reward),
   reward_down: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity), turns: (a, b) => b.turns - a.turns,
   tokens: (a, b) => b.sampled - a.sampled, seconds: (a, b) => b.seconds - a.seconds,
   step: (a, b) => (b.step ?? -Infinity) - (a.step ?? -Infinity),
 };
 
 function localEpisodes(rows, params) {
-  const order = EPISODE_ORDERS[params.order];
-  if (order) rows = [...rows].sort((a, b) => order(a, b) || 0);
-  else if (params.order === "newest") rows = [...rows].reverse();
-  return cut(rows, params);
+  return cut(ordered(rows, params), params);
 }
 
+function ordered(rows, params) {
+  const order = EPISODE_ORDERS[params.order];
+  if (params.order === "newest") rows = [...rows].reverse(); // those that ended at the same time: the last one first
+  return order ? [...rows].sort((a, b) => order(a, b) || 0) : rows;
+}
+
+const newest = (group) => Math.max(...group.episodes.map(ended));
 const GROUP_ORDERS = {
   spread: (a, b) => (b.spread ?? -1) - (a.spread ?? -1), reward: (a, b) => last(a.mean) - last(b.mean),
-  reward_down: (a, b) => (b.mean ?? -Infinity) - (a.mean ?? -Infinity), written: null, newest: null,
-  size: (a, b) => b.size - a.size,
+  reward_down: (a, b) => (b.mean ?? -Infinity) - (a.mean ?? -Infinity), written: null,
+  newest: (a, b) => down(newest(a), newest(b)), size: (a, b) => b.size - a.size,
 };
 
 function localGroups(rows, params) {
@@ -103,8 +120,8 @@ function localGroups(rows, params) {
   }
   let groups = [...found.values()].map(groupOf);
   const order = GROUP_ORDERS[params.order || "spread"];
+  if (params.order === "newest") groups = groups.reverse();
   if (order) groups.sort((a, b) => order(a, b) || 0);
-  else if (params.order === "newest") groups = groups.reverse();
   return cut(groups, params);
 }
 

@@ -1,5 +1,6 @@
 import { ask, exported } from "./api.js";
 import { button, fill, h, say, seconds } from "./dom.js";
+import { showConsole } from "./console.js";
 import { showEpisode } from "./episode.js";
 import { showEpisodes } from "./episodes.js";
 import { showFaults } from "./faults.js";
@@ -12,8 +13,8 @@ import { showTimeline } from "./timeline.js";
 // What is shown follows the address; what a run writes meanwhile is followed too.
 
 const POLL = 1500;
-const VIEWS = { overview: showOverview, groups: showGroups, episodes: showEpisodes, episode: showEpisode, faults: showFaults, timeline: showTimeline };
-const TITLES = { overview: "Overview", groups: "Groups", episodes: "Episodes", faults: "Faults", timeline: "Timeline" };
+const VIEWS = { overview: showOverview, groups: showGroups, episodes: showEpisodes, episode: showEpisode, faults: showFaults, timeline: showTimeline, console: showConsole };
+const TITLES = { overview: "Overview", groups: "Groups", episodes: "Episodes", faults: "Faults", timeline: "Timeline", console: "Console" };
 const THEMES = ["", "light", "dark"];
 
 const main = document.getElementById("main");
@@ -39,6 +40,9 @@ async function show(quiet) {
     if (route.run && !run) throw new Error(`There is no run ${route.run} here.`);
     if (shown.run !== run) Object.assign(shown, { run, choices: null, state: null, stamp: null });
     shown.route = route;
+    // What is drawn is at least as new as this state: whatever comes while it is drawn is seen by the next look at it.
+    if (run && !exported) look(await ask(`${run.number}/state`, {}, signal));
+    shown.stamp = stampOf(shown.state, route);
     drawTop();
     const draw = !run ? showRuns : Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : showOverview;
     const kept = keepPlace();
@@ -128,18 +132,25 @@ function stateMark() {
   return h("span", { class: "dim small" }, state.changed === null ? "" : `written ${seconds(state.changed)} ago`);
 }
 
+function look(state) {
+  if (stampOf(state) !== stampOf(shown.state)) shown.choices = null;
+  shown.state = state;
+}
+
+// What has to change for a view to be drawn anew.
+function stampOf(state, route) {
+  return state && JSON.stringify([state.stamp, state.step, state.indexed, route && route.view === "console" ? state.said : 0]);
+}
+
 async function poll() {
-  if (shown.run && !exported && !document.hidden) {
+  const { run } = shown;
+  if (run && !exported && !document.hidden) {
     try {
-      const state = await ask(`${shown.run.number}/state`, {});
-      const changed = JSON.stringify([state.stamp, state.step, state.indexed]);
-      const before = shown.stamp;
-      shown.state = state;
-      drawTop();
-      if (before === null || before === changed || shown.view.fixed) shown.stamp = changed;
-      else if (!busy()) {
-        Object.assign(shown, { stamp: changed, choices: null });
-        await show(true);
+      const state = await ask(`${run.number}/state`, {});
+      if (run === shown.run) {
+        look(state);
+        drawTop();
+        if (stampOf(state, shown.route) !== shown.stamp && !shown.view.fixed && !busy()) await show(true);
       }
     } catch (error) {
       shown.state = { ...(shown.state || {}), lost: true };

@@ -1,4 +1,4 @@
-import { button, fill, h, number, seconds, svg } from "./dom.js";
+import { button, fill, h, multiples, number, roundStep, seconds, svg, timeTicks } from "./dom.js";
 import { plainText } from "./text.js";
 
 // Curves and points with intervals, as SVG.
@@ -27,13 +27,13 @@ export function smooth(values, window) {
   return out;
 }
 
+// Round values of an axis in few characters; of small and large ones the power of ten is said once.
 function ticks(low, high, count) {
-  const raw = (high - low) / Math.max(1, count);
-  const base = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((k) => k * base).find((each) => each >= raw) || 10 * base;
-  const out = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && out.length < 50; n++) out.push(n * step || 0); // never -0
-  return out;
+  const at = multiples(low, high, roundStep((high - low) / count));
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const power = size >= 0.01 && size < 10000 ? 0 : 3 * Math.floor(Math.log10(size) / 3);
+  const factor = 10 ** power;
+  return { at, texts: at.map((y) => number(Number((y / factor).toPrecision(6)), 4)), power };
 }
 
 function range(values, flat) {
@@ -62,12 +62,14 @@ export function chart({ title, lines, points = [], axis, onRemove }) {
   const px = (x) => EDGE.left + ((x - x0) / (x1 - x0)) * (WIDTH - EDGE.left - EDGE.right);
   const py = (y) => HEIGHT - EDGE.bottom - ((y - y0) / (y1 - y0)) * (HEIGHT - EDGE.top - EDGE.bottom);
   const parts = [];
-  for (const y of ticks(y0, y1, 4)) {
+  const { at: marks, texts, power } = ticks(y0, y1, 4);
+  marks.forEach((y, i) => {
     parts.push(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: py(y), y2: py(y) }));
-    parts.push(label(EDGE.left - 8, py(y) + 4, number(Number(y.toPrecision(6)), 4), "end"));
-  }
-  for (const x of ticks(x0, x1, 5)) parts.push(label(px(x), HEIGHT - EDGE.bottom + 16, axisText(x, axis), "middle"));
-  parts.push(label(WIDTH - EDGE.right, HEIGHT - 3, axis === "time" ? "seconds since the start" : "step", "end"));
+    parts.push(label(EDGE.left - 8, py(y) + 4, texts[i], "end"));
+  });
+  const along = axis === "time" ? timeTicks(x0, x1, 5) : multiples(x0, x1, roundStep((x1 - x0) / 5)).map((x) => ({ at: x, text: number(x) }));
+  for (const { at, text } of along) parts.push(label(px(at), HEIGHT - EDGE.bottom + 16, text, "middle"));
+  parts.push(label(WIDTH - EDGE.right, HEIGHT - 3, axis === "time" ? "since the start" : "step", "end"));
   for (const line of lines) {
     if (line.raw) parts.push(svg("path", { class: "raw", d: path(line.x, line.raw, px, py), stroke: colour(line.n) }));
     parts.push(svg("path", { class: `line dash${(line.dash || 0) % 3}`, d: path(line.x, line.y, px, py), stroke: colour(line.n) }));
@@ -80,13 +82,9 @@ export function chart({ title, lines, points = [], axis, onRemove }) {
   watch(drawing, cross, read, { lines, points, px, x0, x1, axis });
   const legend = lines.length + points.length > 1 ? legendOf(lines, points) : null;
   return h("figure", { class: "chart" },
-    h("figcaption", null, h("span", { class: "chart-title" }, title),
+    h("figcaption", null, h("span", { class: "chart-title" }, title, power ? h("span", { class: "dim" }, ` × 1e${power}`) : null),
       onRemove ? button("×", onRemove, { class: "quiet", title: `Take ${title} away`, "aria-label": `Take ${title} away` }) : null),
     drawing, read, legend);
-}
-
-function axisText(x, axis) {
-  return axis === "time" ? seconds(x).replace("–", "") : number(x);
 }
 
 function label(x, y, text, anchor) {

@@ -66,6 +66,29 @@ export function seconds(value) {
   return value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(0)} days`;
 }
 
+// Times of an axis at equal distances, in one unit: {at: seconds, text}.
+export function timeTicks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count);
+  const [unit, name] = raw < 60 ? [1, "s"] : raw < 3600 ? [60, "min"] : raw < 86400 ? [3600, "h"] : [86400, "days"];
+  const round = unit === 1 && raw > 10 ? [15, 20, 30, 60] : unit === 60 && raw > 600 ? [15, 20, 30, 60] : unit === 3600 ? [1, 2, 3, 6, 12, 24] : null;
+  const step = round ? round.find((each) => each * unit >= raw * 0.999) * unit : roundStep(raw / unit) * unit;
+  const digits = Math.max(0, Math.min(9, -Math.floor(Math.log10(step / unit) + 1e-9)));
+  return multiples(low, high, step).map((at) => ({ at, text: `${(at / unit).toLocaleString("en", { maximumFractionDigits: digits })} ${name}` }));
+}
+
+// The least of 1, 2 and 5 times a power of ten that is not below a number.
+export function roundStep(raw) {
+  const base = 10 ** Math.floor(Math.log10(raw));
+  return [1, 2, 5, 10].map((k) => k * base).find((each) => each >= raw * 0.999) || 10 * base;
+}
+
+export function multiples(low, high, step) {
+  const out = [];
+  if (!(step > 0) || !Number.isFinite(low / step)) return out;
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && out.length < 50; n++) out.push(n * step || 0); // never -0
+  return out;
+}
+
 export function button(label, act, props) {
   return h("button", { type: "button", ...props, on: { click: act } }, label);
 }
@@ -90,15 +113,16 @@ export function copyButton(label, text) {
 
 export const OUTCOMES = {
   scored: "Scored", truncated: "Cut off", model_fault: "Model fault", env_fault: "Environment fault",
-  infra_fault: "Infrastructure fault",
+  infra_fault: "Infrastructure fault", timeout: "Time-out",
 };
 
 // The reward as a number with a bar, or the outcome where there is none.
 export function rewardMark(row) {
   if (row.reward === null || row.reward === undefined) {
-    return h("span", { class: "mark fault", title: OUTCOMES[row.outcome] || row.outcome }, "fault");
+    const late = row.outcome === "timeout";
+    return h("span", { class: `mark ${late ? "late" : "fault"}`, title: OUTCOMES[row.outcome] || row.outcome }, late ? "time-out" : "fault");
   }
-  const kind = row.reward >= 1 ? "good" : row.reward > 0 ? "some" : "none";
+  const kind = row.success ? "good" : row.reward > 0 ? "some" : "none";
   const sign = kind === "good" ? "✓ " : "";
   return h("span", { class: `mark ${kind}`, title: `reward ${row.reward}, ${OUTCOMES[row.outcome] || row.outcome}` },
     `${sign}${number(row.reward)}`);

@@ -1,7 +1,7 @@
 import { ask } from "./api.js";
 import { conversation, tokenRows } from "./conversation.js";
 import { OUTCOMES, copyButton, fill, h, number, rewardMark, seconds } from "./dom.js";
-import { address, setParams, withParams } from "./lists.js";
+import { address, listOf, setParams, withParams } from "./lists.js";
 import { SHADES, shadeBar } from "./shade.js";
 import { block, plainText } from "./text.js";
 
@@ -12,8 +12,9 @@ let kept = { key: null, record: null };
 
 export async function showEpisode(main, route, context) {
   const key = route.params.key || "";
-  const id = `${context.run.number}/${key}`;
-  if (kept.key !== id) kept = { key: id, record: await ask(`${context.run.number}/episode`, { key }, context.signal) };
+  const wanted = { ...listOf(route.params), key };
+  const id = JSON.stringify([context.run.number, wanted]);
+  if (kept.key !== id) kept = { key: id, record: await ask(`${context.run.number}/episode`, wanted, context.signal) };
   const record = kept.record;
   const hasTokens = record.episode.turns.some((turn) => (turn.token_ids || []).length);
   const tab = Object.hasOwn(TABS, route.params.tab || "") ? route.params.tab : "talk";
@@ -34,22 +35,26 @@ export async function showEpisode(main, route, context) {
 }
 
 function head(route, record) {
-  const to = (key, text, label) => (key ? h("a", { class: "page", href: address(route.run, "episode", { key, shade: route.params.shade, tab: route.params.tab }), "aria-label": label }, text)
+  const to = (key, text, label) => (key ? h("a", { class: "page", href: withParams(route, { key }), "aria-label": label }, text)
     : h("span", { class: "page off", "aria-hidden": "true" }, text));
+  const ended = record.episode.ended_by;
+  const list = listOf(route.params);
   const parts = [
     record.phase, record.step !== null ? `step ${record.step}` : "", record.env, OUTCOMES[record.outcome] || record.outcome,
     `${number(record.turns)} turns`, record.sampled ? `${number(record.sampled)} sampled tokens` : "", seconds(record.seconds), `seed ${record.seed}`,
+    ended && ended !== "environment" ? `ended by ${ended}` : "",
   ];
   const rewards = Object.entries(record.episode.rewards || {});
   return h("div", { class: "episode-head" },
     h("nav", { class: "pager", "aria-label": "Episodes" }, to(record.previous, "‹ Previous", "Previous episode"), to(record.next, "Next ›", "Next episode"),
-      h("a", { class: "page", href: address(route.run, "episodes", { phase: record.phase }) }, "All episodes")),
+      record.place ? h("span", { class: "dim" }, `${number(record.place)} of ${number(record.listed)}`) : null,
+      h("a", { class: "page", href: address(route.run, "episodes", list) }, Object.keys(list).length ? "The list" : "All episodes")),
     h("h1", null, rewardMark(record), " ", h("span", { class: "id" }, record.id || "(without an id)")),
     h("p", { class: "dim" }, parts.filter(Boolean).join(" · ")),
     rewards.length ? h("dl", { class: "figures" }, rewards.map(([name, value]) => h("div", null, h("dt", null, plainText(name)), h("dd", null, number(value))))) : null,
     record.episode.error ? h("div", { class: "warning" }, block(record.episode.error, "text")) : null,
     record.siblings.length > 1 ? h("p", { class: "siblings" }, h("a", { href: address(route.run, "episodes", { phase: record.phase, group: record.group_id }) }, "Its group"),
-      record.siblings.map((each) => h("a", { href: address(route.run, "episode", { key: each.key, shade: route.params.shade, tab: route.params.tab }),
+      record.siblings.map((each) => h("a", { href: withParams(route, { key: each.key }),
         "aria-current": each.key === record.key ? "true" : null, title: each.id }, rewardMark(each)))) : null);
 }
 

@@ -1,11 +1,11 @@
 import { ask } from "./api.js";
 import { OUTCOMES, fill, h, number, rewardMark, seconds } from "./dom.js";
-import { address, filterBar, pageParams, pager, searchNote } from "./lists.js";
+import { address, filterBar, listOf, pageParams, pager, searchNote } from "./lists.js";
 
 // Episodes: one line each.
 
 const EPISODE_CHOICES = [
-  ["written", "as written"], ["newest", "newest first"], ["reward", "lowest reward"], ["reward_down", "highest reward"],
+  ["written", "as in the files"], ["newest", "newest first"], ["reward", "lowest reward"], ["reward_down", "highest reward"],
   ["turns", "most turns"], ["tokens", "most sampled tokens"], ["seconds", "longest"], ["step", "latest step"],
 ];
 
@@ -25,9 +25,9 @@ export async function showEpisodes(main, route, context) {
 
 function episodeRow(route, row) {
   const versions = row.version_low === null ? "–" : row.version_low === row.version_high ? `v${row.version_low}` : `v${row.version_low}–${row.version_high}`;
-  const told = row.fault ? `${row.fault}: ${row.error}` : row.outcome === "scored" ? "" : OUTCOMES[row.outcome] || row.outcome;
+  const told = row.fault ? `${row.fault}: ${row.error}` : row.outcome === "scored" ? "" : [OUTCOMES[row.outcome] || row.outcome, row.error].filter(Boolean).join(": ");
   const cell = (name, ...content) => h("span", { role: "cell", class: `col-${name}` }, content);
-  return h("a", { class: "tr row", role: "row", href: address(route.run, "episode", { key: row.key, q: route.params.q }) },
+  return h("a", { class: "tr row", role: "row", href: address(route.run, "episode", { key: row.key, ...listOf(route.params) }) },
     cell("reward", rewardMark(row)),
     cell("task", h("span", { class: "question" }, row.question || row.id), h("span", { class: "meta" }, row.id, told ? h("span", { class: "told-of" }, ` ${told}`) : null)),
     cell("phase", row.phase), cell("step", number(row.step)), cell("version", versions),

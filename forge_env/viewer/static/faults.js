@@ -15,6 +15,6 @@ export async function showFaults(main, route, context) {
       h("tbody", null, faults.map((each) => h("tr", null,
         h("td", { class: "num" }, number(each.count)), h("td", null, h("span", { class: "mark fault" }, each.fault)),
         h("td", { class: "said" }, h("a", { class: "row", href: address(route.run, "episodes", { phase: each.phase, fault: each.fault, error: each.error }) }, each.error || "(no message)")),
-        h("td", null, each.phase), h("td", null, h("a", { href: address(route.run, "episode", { key: each.episode }) }, "look")))))))
+        h("td", null, each.phase), h("td", null, h("a", { href: address(route.run, "episode", { key: each.episode, phase: each.phase, fault: each.fault, error: each.error }) }, "look")))))))
       : h("p", { class: "empty" }, context.empty("No faults.")));
 }

@@ -6,7 +6,7 @@ import { address, filterBar, pageParams, pager, searchNote } from "./lists.js";
 
 const GROUP_CHOICES = [
   ["spread", "widest spread of rewards"], ["reward", "lowest mean reward"], ["reward_down", "highest mean reward"],
-  ["written", "as written"], ["newest", "newest first"], ["size", "largest"],
+  ["written", "as in the files"], ["newest", "newest first"], ["size", "largest"],
 ];
 
 export async function showGroups(main, route, context) {
@@ -31,6 +31,6 @@ function groupItem(run, row) {
       h("div", null, h("dt", null, "spread"), h("dd", null, number(row.spread, 2))),
       h("div", null, h("dt", null, "mean"), h("dd", null, number(row.mean, 2))),
       h("div", null, h("dt", null, "range"), h("dd", null, row.low === null ? "–" : row.low === row.high ? number(row.low, 2) : `${number(row.low, 2)} to ${number(row.high, 2)}`))),
-    h("div", { class: "siblings" }, row.episodes.map((each) => h("a", { href: address(run, "episode", { key: each.key }), title: each.id }, rewardMark(each))),
+    h("div", { class: "siblings" }, row.episodes.map((each) => h("a", { href: address(run, "episode", { key: each.key, phase: row.phase, group: row.group_id }), title: each.id }, rewardMark(each))),
       more > 0 ? h("span", { class: "dim" }, `and ${more} more`) : null));
 }

@@ -1,5 +1,5 @@
 import { fill, h, button } from "./dom.js";
-import { moveRow, setParams, turnPage, address } from "./lists.js";
+import { address, listOf, moveRow, setParams, turnPage } from "./lists.js";
 import { SHADES } from "./shade.js";
 
 // The keys.
@@ -8,10 +8,10 @@ const KEYS = [
   ["j  k", "next, previous row; in an episode the next, previous message"], ["Enter", "open the row"], ["Esc", "back, or leave a field"],
   ["n  p", "next, previous page; in an episode the next, previous one"], ["/", "search"], ["s", "another shading of tokens"],
   ["t", "conversation or tokens"], ["← →", "along the tokens, once they have the focus"], ["+ −", "closer, farther in the timeline"],
-  ["g r", "runs"], ["g o", "overview of the run"], ["g g", "groups"], ["g e", "episodes"], ["g f", "faults"], ["g t", "timeline"],
+  ["g r", "runs"], ["g o", "overview of the run"], ["g g", "groups"], ["g e", "episodes"], ["g f", "faults"], ["g t", "timeline"], ["g c", "console"],
   ["d", "light, dark or as the system has it"], ["?", "this list"],
 ];
-const VIEWS_OF_KEYS = { o: "overview", g: "groups", e: "episodes", f: "faults", t: "timeline" };
+const VIEWS_OF_KEYS = { o: "overview", g: "groups", e: "episodes", f: "faults", t: "timeline", c: "console" };
 
 export function helpDialog() {
   const dialog = document.getElementById("help");
@@ -68,7 +68,7 @@ function toSearch(route) {
 }
 
 function back(route) {
-  if (route.view === "episode") history.length > 1 ? history.back() : (location.hash = address(route.run, "episodes"));
+  if (route.view === "episode") history.length > 1 ? history.back() : (location.hash = address(route.run, "episodes", listOf(route.params)));
   else if (route.view && route.view !== "overview") location.hash = address(route.run, "overview");
   else location.hash = "#/";
   return true;

@@ -1,4 +1,4 @@
-import { h } from "./dom.js";
+import { OUTCOMES, h } from "./dom.js";
 
 // Addresses of the page, and what all lists share: pages of rows, filters, a row that the keys move.
 
@@ -20,6 +20,13 @@ export function readAddress() {
     name = run; // not of our making
   }
   return { run: name, view: view || "", params: Object.fromEntries(new URLSearchParams(query || "")) };
+}
+
+// What of an address says which episodes are listed, and in which order.
+const LISTED = ["phase", "outcome", "env", "group", "task", "step", "version", "reward_from", "reward_to", "fault", "error", "tool", "has", "id", "q", "order"];
+
+export function listOf(params) {
+  return Object.fromEntries(LISTED.filter((name) => params[name]).map((name) => [name, params[name]]));
 }
 
 // The same place with other parameters; what is empty is left out.
@@ -70,11 +77,11 @@ export function filterBar(route, choices, orders) {
     h("label", { class: "field wide" }, h("span", null, "Text"), searchBox(route)),
     phases.length > 1 ? select("Phase", p.phase, [["", "all"], ...phases], set("phase")) : null,
     select("Order", p.order || orders[0][0], orders, (value) => set("order")(value === orders[0][0] ? "" : value)),
-    select("Only", p.has, [["", "all"], ["success", "reward of 1 or more"], ["failure", "reward below 1"], ["fault", "faults of ours"],
+    select("Only", p.has, [["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults of ours"],
       ["tool_error", "tool errors"], ["tools", "with tools"], ["no_tools", "without tools"]], set("has")),
   ];
   const more = [
-    select("Outcome", p.outcome, any(choices.outcomes), set("outcome")),
+    select("Outcome", p.outcome, [["", "any"], ...choices.outcomes.map((value) => [value, OUTCOMES[value] || value])], set("outcome")),
     choices.tools.length ? select("Tool", p.tool, any(choices.tools), set("tool")) : null,
     choices.envs.length > 1 ? select("Environment", p.env, any(choices.envs), set("env")) : null,
     input("Reward from", p.reward_from, set("reward_from"), { class: "short" }),

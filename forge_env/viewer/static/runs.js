@@ -1,6 +1,6 @@
 import { ask } from "./api.js";
 import { chart, interval, smooth } from "./chart.js";
-import { fill, h, number, rewardMark, seconds } from "./dom.js";
+import { fill, h, number, seconds } from "./dom.js";
 import { address, select, setParams } from "./lists.js";
 import { block } from "./text.js";
 
@@ -58,12 +58,14 @@ export async function showOverview(main, route, context) {
   }));
   const panel = Object.keys(view.metrics).length ? await curves(route, [view], context, points) : null;
   fill(main, h("h1", null, view.name, " ", stateOf(view)), h("p", { class: "dim" },
-    [view.kind === "evaluation" ? "evaluation" : view.kind === "file" ? "file of episodes" : "training run", view.env, view.agent].filter(Boolean).join(" · ")),
+    [view.kind === "evaluation" ? "evaluation" : view.kind === "file" ? "file of episodes" : "training run", view.algorithm, view.env, view.agent].filter(Boolean).join(" · ")),
   h("ul", { class: "cards" }, view.choices.phases.map((each) => h("li", null,
     h("a", { class: "row", href: address(view.name, "episodes", { phase: each.phase }) },
       h("b", null, each.episodes.toLocaleString("en")), h("span", null, `episodes of ${each.phase}`)))),
   view.choices.faults ? h("li", null, h("a", { class: "row", href: address(view.name, "faults") },
-    h("b", null, view.choices.faults.toLocaleString("en")), h("span", null, "faults of ours"))) : null),
+    h("b", null, view.choices.faults.toLocaleString("en")), h("span", null, "faults of ours"))) : null,
+  view.choices.timeouts ? h("li", null, h("a", { class: "row", href: address(view.name, "episodes", { outcome: "timeout" }) },
+    h("b", null, view.choices.timeouts.toLocaleString("en")), h("span", null, "time-outs, without a reward"))) : null),
   badLines(view.bad), measured(view), panel,
   Object.entries(view.documents).map(([name, data]) => h("details", { class: "document" }, h("summary", null, name), block(data, "code"))));
 }
@@ -83,7 +85,7 @@ function measured(view) {
       h("th", { scope: "col", class: i ? "num" : "" }, text)))),
     h("tbody", null, view.evaluations.map((each) => h("tr", null,
       h("td", null, h("a", { href: address(view.name, "episodes", { phase: each.phase }) }, each.phase)),
-      h("td", { class: "num" }, number(each.step)), h("td", { class: "num" }, rewardMark({ reward: each.success, outcome: "scored" })),
+      h("td", { class: "num" }, number(each.step)), h("td", { class: "num" }, number(each.success)),
       h("td", { class: "num" }, interval(each.interval)), h("td", { class: "num" }, number(each.reward)),
       h("td", { class: "num" }, number(each.episodes)), h("td", { class: "num" }, number(each.tasks))))))));
 }
@@ -140,9 +142,10 @@ function lineOf(run, found, phase, name, n, axis, window, runs) {
 function marksFor(name, runs, points) {
   if (name !== "success" && name !== "reward") return [];
   if (runs.length === 1) {
-    return points.map((point) => ({ name: "held-out success, 95%", n: 1, x: point.x, y: name === "success" ? point.success : point.reward,
-      interval: name === "success" ? point.interval : null })).map((mark) => (name === "reward" ? { ...mark, name: "held-out reward" } : mark));
+    return points.map((point) => (name === "success" ? { name: "held-out success, 95%", n: 1, x: point.x, y: point.success, interval: point.interval }
+      : { name: "held-out reward", n: 1, x: point.x, y: point.reward }));
   }
+  if (name === "reward") return []; // what a run says of itself at its end is its success
   return runs.slice(0, LINES).flatMap((run, n) => ["before", "after"].filter((key) => run.result[key]).map((key) => ({
     name: "held-out success, 95%", n, x: key === "before" ? 0 : run.last.step || 0, y: run.result[key].success, interval: run.result[key].interval,
   })));

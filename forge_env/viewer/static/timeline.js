@@ -1,5 +1,5 @@
 import { ask } from "./api.js";
-import { button, fill, h, number, seconds, svg } from "./dom.js";
+import { button, fill, h, number, seconds, svg, timeTicks } from "./dom.js";
 import { setParams } from "./lists.js";
 import { plainText } from "./text.js";
 
@@ -92,7 +92,8 @@ function trackOf(name) {
 }
 
 function scaleMarks(from, to) {
-  return h("div", { class: "scale", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", null, from + share ? seconds(from + (to - from) * share) : "0 s")));
+  return h("div", { class: "scale", "aria-hidden": "true" }, timeTicks(from, to, 6).map(({ at, text }) =>
+    h("span", { css: { "--at": `${(((at - from) / (to - from)) * 100).toFixed(3)}%` } }, text)));
 }
 
 function pointing(board, brush, { timeline, from, to, zoom, told }) {

@@ -23,6 +23,8 @@ def make_episode(
     version: int = 0,
     reasoning: str = "",
     info: dict[str, Any] | None = None,
+    outcome: Outcome | None = None,
+    success: bool | None = None,
 ) -> Episode:
     """An episode of two turns with tokens: a call of a tool, and the answer."""
     code = f"print({question!r})"
@@ -62,7 +64,8 @@ def make_episode(
         task=Task(prompt=({"role": "user", "content": question},), target="4"),
         turns=(first, second),
         reward=reward,
-        outcome=Outcome.SCORED if reward is not None else Outcome.INFRA_FAULT,
+        outcome=outcome or (Outcome.SCORED if reward is not None else Outcome.INFRA_FAULT),
+        success=success,
         id=name,
         group_id=group or name.rpartition("/")[0],
         env="math",
@@ -105,6 +108,16 @@ def write_trace(run: Path) -> None:
             span = {"name": f"group {i}", "ph": "X", "tid": lane, "ts": (10 + i) * 1_000_000, "dur": 700_000}
             events.append({"pid": 1, **span, "args": {"version": i}})
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
+
+
+def write_start(run: Path) -> None:
+    """What a training run has written before its first step."""
+    (run / "logs").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"algorithm": "gspo", "env": "tool_api", "steps": 300}))
+    (run / "config.yaml").write_text("training:\n  steps: 300\n")
+    said = {"time": 3.5, "kind": "warning", "text": "warning: 40 groups in a row without a signal"}
+    (run / "console.jsonl").write_text(json.dumps(said) + "\nhalf of a li")
+    (run / "logs" / "trainer.log").write_text("first line\nloss is falling\n")
 
 
 def training_run(run: Path, groups: int = 3) -> Path:

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_env.episode import Episode
 from forge_env.errors import UserError
+from forge_env.evaluate import is_success
+from forge_env.types import Outcome
 from forge_env.viewer import query
 from forge_env.viewer.folder import Run, find_runs
 from forge_env.viewer.index import Index
-from forge_env.viewer.row import episode_row
+from forge_env.viewer.record import row_of
+from forge_env.viewer.row import COLUMNS, episode_row
 from forge_env.viewer.scan import BLOCK, scan, scan_block
 from tests.forge_env.viewer.runs import make_episode, training_run, write
 
@@ -167,6 +171,65 @@ def test_pages_filters_and_orders(tmp_path: Path) -> None:
     assert [row["group_id"] for row in groups["rows"]] == ["train/2", "train/1", "train/0", "train/9"]
     assert [row["reward"] for row in groups["rows"][0]["episodes"]] == [1, 1, 0, 0]
     assert groups["rows"][0]["spread"] == 0.5 and groups["rows"][-1]["spread"] is None
+
+
+def test_the_newest_are_those_that_ended_last_whatever_their_files_are_called(tmp_path: Path) -> None:
+    times = {"after": (300.0, 10.0), "before": (100.0, 1.0), "train": (200.0, 150.0)}
+    for phase, (started, seconds) in times.items():
+        info = {"started": started, "seconds": seconds}
+        write(tmp_path / "run" / "episodes" / f"{phase}.jsonl", make_episode(f"{phase}/0/0", info=info))
+    index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        for rows in (
+            query.episodes(db, query.where({}), "newest", 0, 9)["rows"],
+            query.groups(db, query.where({}), "newest", 0, 9)["rows"],
+        ):
+            assert [row["phase"] for row in rows] == ["train", "after", "before"]  # the one of train took longer
+
+
+OUTCOMES = [(outcome, outcome.is_valid) for outcome in Outcome]
+
+
+@given(
+    ending=st.sampled_from(OUTCOMES),
+    reward=st.floats(-2, 2) | st.sampled_from([0.8, 1.0]),
+    success=st.sampled_from([None, True, False]),
+)
+def test_a_success_is_what_an_evaluation_calls_one(ending: Any, reward: float, success: bool | None) -> None:
+    outcome, is_valid = ending
+    episode = make_episode(reward=reward if is_valid else None, outcome=outcome, success=success if is_valid else None)
+    line = episode.to_json()
+    row = dict(zip(COLUMNS, episode_row(line.encode(), 0), strict=True))
+    assert bool(row["success"]) == is_success(Episode.from_json(line)) and row["outcome"] == outcome.value
+
+
+def test_a_time_out_is_no_fault_and_is_counted(tmp_path: Path) -> None:
+    late = make_episode("after/0/1", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
+    write(tmp_path / "run" / "episodes" / "after.jsonl", make_episode("after/0/0"), late)
+    index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        choices = query.choices(db)
+        assert (choices["timeouts"], choices["faults"]) == (1, 0)
+        assert query.episodes(db, query.where({"outcome": "timeout"}), "written", 0, 9)["rows"][0]["fault"] == ""
+
+
+def test_the_neighbours_of_an_episode_are_those_of_its_list(tmp_path: Path) -> None:
+    index = open_index(training_run(tmp_path / "run"), tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        for order in query.EPISODE_ORDERS:
+            for wanted in ({}, {"phase": "train"}, {"has": "tool_error"}):
+                that = query.where(wanted)
+                keys = [row["key"] for row in query.episodes(db, that, order, 0, 50)["rows"]]
+                for place, key in enumerate(keys):
+                    found = query.neighbours(db, that, order, row_of(db, key)["n"])
+                    beside = [None, *keys, None][place : place + 3]
+                    assert [found["previous"], key, found["next"]] == beside
+                    assert (found["place"], found["listed"]) == (place + 1, len(keys))
+        other = query.neighbours(db, query.where({"phase": "after"}), "written", row_of(db, "train/0")["n"])
+    assert other == {"previous": None, "next": None, "place": None, "listed": 1}
 
 
 @pytest.mark.parametrize("wanted", [{"reward_from": "many"}, {"step": "1.5"}, {"has": "luck"}, {"step": "9" * 40}])

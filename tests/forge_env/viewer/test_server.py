@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from forge_env.errors import UserError
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
-from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
+from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start
 
 
 @pytest.fixture
@@ -201,6 +202,40 @@ def test_a_run_that_goes_on_is_followed(server: ViewServer, run: Path) -> None:
     assert status == 404 and "cannot be read any more" in json.loads(body)["error"]
     server.library.runs[0].follow()
     assert ask(server, "0/episodes?phase=train")["total"] == 0
+
+
+def test_a_folder_that_is_deleted_and_made_again_is_looked_at_anew(server: ViewServer, run: Path) -> None:
+    before = ask(server, "0/state")
+    shutil.rmtree(run)
+    server.library.runs[0].follow()
+    assert ask(server, "0/episodes")["total"] == 0
+    assert not run.exists(), "to look at a run does not make its folder"
+    training_run(run, groups=5)
+    for _ in range(2):
+        server.library.runs[0].follow()
+        assert ask(server, "0/episodes?phase=train")["total"] == 21
+        assert not ask(server, "0/state")["trouble"]
+        shutil.rmtree(run / ".view", ignore_errors=True)
+    assert ask(server, "0/state")["stamp"] > before["stamp"]
+
+
+def test_a_run_that_has_only_begun_shows_its_settings_its_console_and_its_logs(tmp_path: Path) -> None:
+    write_start(tmp_path / "young")
+    (tmp_path / "secret.log").write_text("not of the run")
+    with Library(tmp_path / "young") as library, ViewServer(library) as server:
+        (run,) = ask(server, "runs")["runs"]
+        assert (run["env"], run["algorithm"], run["complete"]) == ("tool_api", "gspo", False)
+        documents = ask(server, "0/overview")["documents"]
+        assert documents["config.yaml"] == "training:\n  steps: 300\n" and documents["run.json"]["steps"] == 300
+        said = ask(server, "0/console?log=trainer.log")
+        assert [(line["time"], line["kind"]) for line in said["lines"]] == [(3.5, "warning")]
+        assert [each["name"] for each in said["logs"]] == ["trainer.log"] and "falling" in said["log"]
+        before = ask(server, "0/state")["said"]
+        with (tmp_path / "young" / "logs" / "trainer.log").open("a") as log:
+            log.write("more\n")
+        assert ask(server, "0/state")["said"] == before + 5
+        for name in ("../config.yaml", "/etc/passwd", "../../secret.log", "."):
+            assert ask(server, f"0/console?log={quote(name)}")["log"] == ""
 
 
 def test_what_json_cannot_say_reaches_the_page_all_the_same(tmp_path: Path) -> None:
