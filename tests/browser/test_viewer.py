@@ -152,6 +152,8 @@ def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(tmp_path: Pat
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
     watched = view(run)
     places = "(all) => all.map((each) => [parseFloat(getComputedStyle(each).left), each.textContent])"
+    page = watched.go("#/run/timeline", ".scale span")
+    assert texts(page, ".scale span") == [f"{minute} min" for minute in range(6)]
     for window in ("", "?from=30&to=121", "?from=0&to=0.003", "?from=100.2&to=100.21"):
         page = watched.go(f"#/run/timeline{window}", ".scale span")
         ticks = page.locator(".scale span").evaluate_all(places)
@@ -222,7 +224,7 @@ def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(tmp_pa
     page = watched.go("#/e.jsonl/episodes", ".tr.row")
     assert texts(page, ".col-reward .mark") == ["time-out", "0.5"]
     assert "Time-out: the shop took 300 s" in page.locator(".tr.row").first.inner_text()
-    assert "Time-out" in page.locator("select[aria-label='Outcome']").inner_text()
+    assert "Time-out" in (page.locator("select[aria-label='Outcome']").text_content() or "")
     page = watched.go("#/e.jsonl/overview", ".cards")
     assert "time-outs" in page.locator(".cards").inner_text()
 

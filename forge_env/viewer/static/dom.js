@@ -66,12 +66,13 @@ export function seconds(value) {
   return value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(0)} days`;
 }
 
+const TIME_STEPS = [15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400]; // seconds
+
 // Times of an axis at equal distances, in one unit: {at: seconds, text}.
 export function timeTicks(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
-  const [unit, name] = raw < 60 ? [1, "s"] : raw < 3600 ? [60, "min"] : raw < 86400 ? [3600, "h"] : [86400, "days"];
-  const round = unit === 1 && raw > 10 ? [15, 20, 30, 60] : unit === 60 && raw > 600 ? [15, 20, 30, 60] : unit === 3600 ? [1, 2, 3, 6, 12, 24] : null;
-  const step = round ? round.find((each) => each * unit >= raw * 0.999) * unit : roundStep(raw / unit) * unit;
+  const step = raw <= 10 ? roundStep(raw) : TIME_STEPS.find((each) => each >= raw * 0.999) || roundStep(raw / 86400) * 86400;
+  const [unit, name] = step < 60 ? [1, "s"] : step < 3600 ? [60, "min"] : step < 86400 ? [3600, "h"] : [86400, "days"];
   const digits = Math.max(0, Math.min(9, -Math.floor(Math.log10(step / unit) + 1e-9)));
   return multiples(low, high, step).map((at) => ({ at, text: `${(at / unit).toLocaleString("en", { maximumFractionDigits: digits })} ${name}` }));
 }
