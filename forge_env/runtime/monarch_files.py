@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from forge_env.errors import ServiceError
 from forge_env.runtime import remove_monarch_log
 
 _LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
+_EXIT_SECONDS = 10.0
 _sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
 
 
@@ -51,6 +53,17 @@ def open_monarch(log_dir: Path, transport: str) -> None:
         else:
             os.environ["TMPDIR"] = saved_temp
     _sockets.extend(_sockets[0].iterdir())
+    atexit.register(_shut_down)  # which comes before Monarch's own handler, and leaves it nothing to do
+
+
+def _shut_down() -> None:
+    """Let Monarch end with this process. It waits 1 s by itself, and a machine under load prints a trace for that."""
+    from monarch.actor import shutdown_context
+
+    try:
+        shutdown_context(host_timeout=0.3).get(timeout=_EXIT_SECONDS)
+    except TimeoutError:
+        pass  # what is left of it ends with the process
 
 
 def _set_transport(transport: str) -> None:
