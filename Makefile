@@ -10,13 +10,15 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 ARGS ?=
 
 # Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere. Programs that
-# have no variable of their own here (forge_env, Hugging Face, torch) go by XDG_CACHE_HOME. tests/conftest.py reads these lines too.
+# have no variable of their own here (forge_env, torch) go by XDG_CACHE_HOME. tests/conftest.py reads these lines too.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm
 export MPLCONFIGDIR ?= $(CURDIR)/.cache/matplotlib
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
 export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
+# Models and datasets that you name are kept where every other program looks for them.
+export HF_HOME ?= $(HOME)/.cache/huggingface
 
 # uv does not read pip's settings: where pip is told to find the CPU torch, uv is told the same. Without either, uv
 # chooses the CPU build itself.
