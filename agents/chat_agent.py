@@ -71,6 +71,9 @@ class ChatAgent:
         """Tokens and requests so far."""
         return self.client.usage
 
+    answer_seconds = None
+    """`timeout` ends every answer."""
+
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Ask for one turn.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from agents.rendering import Renderer
 from agents.stopping import cut_at
 from forge_env.episode import Turn, digest
-from forge_env.protocols import ContextFull, Conversation, NextTurn, Policy
+from forge_env.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
 from forge_env.types import Action, Message, Sampling, ToolSpec
 
 _NOTHING_ASKED = NextTurn()
@@ -29,6 +29,11 @@ class TokenAgent:
         self.renderer = Renderer(model)
         self._policy = policy
         self._temperature = temperature
+
+    @property
+    def answer_seconds(self) -> float | None:
+        """How long an answer is waited for; None where the policy sees to it."""
+        return getattr(self._policy, "answer_seconds", ANSWER_SECONDS)
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Sample one turn.

@@ -52,6 +52,9 @@ class LocalPolicy:
         self._engine = _Engine(self._model, settings)
         self._alone = asyncio.Lock() if deterministic else None
 
+    answer_seconds = None
+    """The engine ends every request, or says that it is broken."""
+
     async def __aenter__(self) -> Self:
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -81,7 +84,7 @@ class LocalPolicy:
         if self._alone is None:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         async with queued():
-            await self._alone.acquire()  # ends, for the deadline of the episode that has it goes on
+            await self._alone.acquire()  # ends, for the engine ends the request of the episode that has it
         try:
             await self._engine.forget()
             return await self._engine.generate(prompt_ids, sampling, request_id)

@@ -145,6 +145,9 @@ class ActorPolicy:
         self._service = service
         self._seconds = seconds
 
+    answer_seconds = None
+    """The service ends every call."""
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:

@@ -1,7 +1,7 @@
-"""Deadlines that stop their clocks while a caller waits in a queue of ours.
+"""Deadlines that stop their clocks while a caller waits for something of ours.
 
-An episode's limits are about its own work. A call that waits for a place (a tool's concurrency, a rate limit) wraps the
-waiting in `queued()`, and every deadline around it is moved by the time that it took.
+An episode's limits are about its own work. A call that waits for a place (a tool's concurrency, a rate limit) or for
+the policy wraps the waiting in `queued()`, and every deadline around it is moved by the time that it took.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ class Deadline:
     Example: ``await Deadline(30.0).run(work())``
     """
 
-    __slots__ = ("_left", "_open", "_timeout", "_waiting")
+    __slots__ = ("_left", "_seconds", "_since", "_timeout", "_waiting")
 
     def __init__(self, seconds: float) -> None:
-        self._left = seconds
-        self._waiting = 0
-        self._open = False
+        self._seconds = self._left = seconds
+        self._since: float | None = None  # when the clock was started; None while it stands
+        self._waiting = -1  # waits of the work; below 0 there is no work, and so no clock to start
         self._timeout: asyncio.Timeout | None = None
 
     @property
     def expired(self) -> bool:
         """Whether a TimeoutError was this deadline's, and not one of the work's own."""
         return self._timeout is not None and self._timeout.expired()
+
+    @property
+    def used(self) -> float:
+        """Seconds that the clock has run, up to its last stop."""
+        return self._seconds - self._left
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`. Work that never waits for anything costs no timer: it is set at the first wait.
@@ -41,40 +46,51 @@ class Deadline:
             TimeoutError: when the seconds are used up; `expired` is then true, and the work is cancelled.
         """
         token = _around.set((*_around.get(), self))
+        self._waiting = 0
+        self._start()
         try:
             waiting = work.__await__()
             try:
                 wanted = next(waiting)
             except StopIteration as done:
                 return done.value
-            self._timeout = asyncio.Timeout(None)
+            self._timeout = asyncio.Timeout(self._due())
             async with self._timeout:
-                self._open = True
-                self._start()
                 return await _Rest(waiting, wanted)
         finally:
-            self._open = False  # a child task that still waits in a queue must not start the clock again
+            self._halt()
+            self._waiting = -1  # a child task that still waits in a queue must not start the clock again
             _around.reset(token)
 
     def stop(self) -> None:
         """Stop the clock; counted, so that two waits at once stop it once."""
+        if self._waiting < 0:
+            return
         self._waiting += 1
-        when = self._timeout.when() if self._timeout is not None else None
-        if when is not None and self._open and not self.expired:
-            self._left = when - asyncio.get_running_loop().time()
-            self._reschedule(None)
+        self._halt()
+        self._reschedule()
 
     def go_on(self) -> None:
-        self._waiting -= 1
-        self._start()
+        if self._waiting > 0:
+            self._waiting -= 1
+            self._start()
+            self._reschedule()
 
     def _start(self) -> None:
-        if not self._waiting and self._open and not self.expired:
-            self._reschedule(asyncio.get_running_loop().time() + self._left)
+        if not self._waiting:
+            self._since = asyncio.get_running_loop().time()
 
-    def _reschedule(self, when: float | None) -> None:
-        assert self._timeout is not None
-        self._timeout.reschedule(when)
+    def _halt(self) -> None:
+        if self._since is not None:
+            self._left -= asyncio.get_running_loop().time() - self._since
+            self._since = None
+
+    def _due(self) -> float | None:
+        return None if self._since is None else self._since + self._left
+
+    def _reschedule(self) -> None:
+        if self._timeout is not None and not self.expired:
+            self._timeout.reschedule(self._due())
 
 
 class _Rest:
@@ -105,7 +121,7 @@ _around: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
 
 @asynccontextmanager
 async def queued() -> AsyncIterator[None]:
-    """Stop the clocks of all deadlines around the caller while it waits for a place.
+    """Stop the clocks of all deadlines around the caller while it waits for something of ours: a place, the policy.
 
     What waits inside needs an end of its own: no deadline of the episode fires here.
     """

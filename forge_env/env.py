@@ -7,8 +7,9 @@ An observation is only the *new* messages, an action is an assistant message wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from forge_env.errors import UserError
 from forge_env.types import Action, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 SUCCESS = 1.0
 """The reward from which on an episode is a success, where the environment does not say otherwise."""
+TimeSpentBy = Literal["model", "service"]
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
 
 
@@ -40,8 +42,25 @@ class Env:
     """Modules and packages, by name, that it is made of beside its own code: what was measured before one of them
     changed is not taken for a result of today."""
 
+    time_spent_by: TimeSpentBy = "service"
+    """Whose time the steps take: it decides what an episode is worth that runs out of `EpisodeLimits.episode_seconds`.
+
+    "service": services that the tools call, or the environment's own code. The model is not to blame: the outcome is
+    TIMEOUT, without a reward. "model": code or commands that the model wrote. The episode is TRUNCATED and keeps its
+    reward, with `truncation_reward`, so that it never pays to stall; a step that takes longer than `step_seconds` ends
+    so as well, and is no fault. An instance may set its own, where that depends on its options.
+
+    The default is "service", since tools are mostly their author's code, and a wrong "service" is seen, for TIMEOUTs
+    are counted and shown. A wrong "model" would teach the model without a word that slow services are its failure.
+    """
+
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.time_spent_by not in get_args(TimeSpentBy):
+            raise UserError(f'{cls.__name__}.time_spent_by is {cls.time_spent_by!r}; it is "model" or "service"')
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:

@@ -194,6 +194,8 @@ def _differences(there: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
 
 def fault_class(episode: Episode) -> str:
     """Which exception stands behind a fault: "EnvError", "PolicyError", "SandboxError", ..."""
+    if episode.outcome is Outcome.TIMEOUT:
+        return "timeout"
     if episode.outcome is Outcome.ENV_FAULT:
         return "EnvError"
     return episode.error.partition(":")[0]

@@ -37,6 +37,10 @@ class Step:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _TooSlow(EnvError):
+    """A step or reset took longer than `EpisodeLimits.step_seconds`."""
+
+
 class Session:
     """One SyncEnv's side on the loop. Its methods run there, one at a time."""
 
@@ -74,6 +78,9 @@ class Session:
         assert self._env is not None
         try:
             result = _checked(await self._call(self._env.step, action), 5, "step")
+        except _TooSlow as fault:
+            slow_model = self._env.time_spent_by == "model"
+            return self.out_of_turns(Step()) if slow_model else _faulted(fault)
         except (EnvError, InfraError) as fault:
             return _faulted(fault)
         messages, reward, terminated, truncated, info = result
@@ -85,7 +92,7 @@ class Session:
         return _with_outcome(step, Outcome.SCORED) if terminated else step
 
     def out_of_turns(self, step: Step) -> Step:
-        """Return a step as the last one of a truncated episode."""
+        """Return a step as the last one of an episode that is truncated, by a limit of turns or time."""
         assert self._env is not None
         return _with_outcome(replace(step, reward=step.reward + self._env.truncation_reward), Outcome.TRUNCATED)
 
@@ -126,7 +133,7 @@ class Session:
             raise
         except Exception as error:
             if deadline.expired:
-                raise EnvError(f"{function.__name__} took longer than {seconds:g} s") from None
+                raise _TooSlow(f"{function.__name__} took longer than {seconds:g} s") from None
             raise EnvError(f"{function.__name__}: {type(error).__name__}: {error}") from error
 
 

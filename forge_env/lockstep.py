@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from forge_env.deadlines import queued
 from forge_env.errors import InvariantError
-from forge_env.protocols import Policy
+from forge_env.protocols import ANSWER_SECONDS, Policy
 from forge_env.types import Completion, Sampling
 
 
@@ -43,6 +43,7 @@ class LockstepPolicy:
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
+        self.answer_seconds = getattr(policy, "answer_seconds", ANSWER_SECONDS)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str

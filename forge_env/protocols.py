@@ -10,6 +10,10 @@ from forge_env.episode import Turn
 from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
 
 
+ANSWER_SECONDS = 1800.0
+"""An agent's answer is waited for so long, where the agent does not say otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTurn:
     """What an environment asks of the next turn, as info["next"] of `reset` or `step`. Without one, the conversation
@@ -58,6 +62,9 @@ class Agent(Protocol):
     """Message level: reads a conversation and answers it.
 
     One that also takes a plain prompt, see `NextTurn.prompt`, has the attribute `completes`, which is True.
+
+    No limit of an episode runs while an agent answers. One that ends by itself has the attribute `answer_seconds`,
+    which is None; any other number of seconds there, ANSWER_SECONDS by default, is how long an answer is waited for.
     """
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -71,7 +78,10 @@ class Agent(Protocol):
 
 
 class Policy(Protocol):
-    """Token level: does not know what a message is, nor where generation runs."""
+    """Token level: does not know what a message is, nor where generation runs.
+
+    It may have `answer_seconds`, which is then the agent's, see `Agent`.
+    """
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str

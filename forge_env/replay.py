@@ -160,7 +160,7 @@ class Replayer:
     def _end(self, shown: tuple[Message, ...]) -> Exception:
         if self._recorded.outcome is Outcome.TRUNCATED:
             return ContextFull()  # whatever ended it then: tokens, turns or time
-        if self._recorded.outcome is Outcome.INFRA_FAULT:
+        if self._recorded.outcome in _NOT_THE_ENVIRONMENTS:
             return PolicyError(self._recorded.error)
         reason = "the record has no more turns, and the environment went on"
         return self._stopped(reason, len(self._recorded.turns), shown)
@@ -234,8 +234,8 @@ def _broke_off(episode: Episode, turn: Turn) -> bool:
 
 def _compare_ends(found: Replay) -> None:
     was, now = found.recorded, found.replayed
-    if was.outcome is Outcome.INFRA_FAULT:
-        found.notes.append(f"the machinery failed then, which says nothing about the environment: {was.error}")
+    if was.outcome in _NOT_THE_ENVIRONMENTS:
+        found.notes.append(f"{_NOT_THE_ENVIRONMENTS[was.outcome]}, which says nothing about the environment: {was.error}")
         return
     found.outcome = _check(found, None, "outcome", _outcome(was), _outcome(now))
     found.reward = _check(found, None, "reward", was.reward, now.reward)

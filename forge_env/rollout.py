@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from forge_env.episode import Episode, Group, Turn
 from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, TemplateError, first_error
 from forge_env.factory import EnvFactory
 from forge_env.faults import SHRINK, FaultPolicy
-from forge_env.protocols import Agent, ContextFull, Conversation, NextTurn
+from forge_env.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
 
@@ -102,12 +103,13 @@ async def run_episode(
     if env_options:
         run.info["env_options"] = _for_the_record(env_options)
     env: Env | None = None
-    outcome, error = Outcome.SCORED, ""
+    outcome, error, ended_by = Outcome.SCORED, "", ""
     try:
         env = factory.make(**(env_options or {}))
-        outcome = await Deadline(limits.episode_seconds).run(run.play(env, task, seed))
-    except TimeoutError:  # only the episode's own deadline: `_Run` names every other time-out
-        outcome = Outcome.TRUNCATED
+        outcome, ended_by = await run.play(env, task, seed)
+    except _OutOfTime as end:
+        assert env is not None
+        outcome, ended_by, error = run.out_of_time(env, factory.name, end.limit)
     except EnvError as fault:
         outcome, error = Outcome.ENV_FAULT, str(fault)
     except InfraError as fault:
@@ -124,7 +126,7 @@ async def run_episode(
         try:
             success = _read_success(env.success(reward))
         except Exception as fault:
-            outcome, error = Outcome.ENV_FAULT, f"success: {type(fault).__name__}: {fault}"
+            outcome, error, ended_by = Outcome.ENV_FAULT, f"success: {type(fault).__name__}: {fault}", ""
     return Episode(
         task=task,
         turns=turns,
@@ -138,6 +140,7 @@ async def run_episode(
         seed=seed,
         error=error,
         success=success,
+        ended_by=ended_by,
         info=run.info,
     )
 
@@ -189,10 +192,17 @@ _SEED_STRIDE = 15_485_863
 """Between the seeds of an episode's conversations: a prime, beyond the next ones, which are the siblings'."""
 
 
+class _OutOfTime(Exception):
+    """The environment has used up a limit: "episode_seconds" or "step_seconds"."""
+
+    def __init__(self, limit: str) -> None:
+        self.limit = limit
+
+
 class _Run:
     """The moving parts of one episode."""
 
-    __slots__ = ("agent", "contexts", "info", "limits", "rewards")
+    __slots__ = ("agent", "contexts", "info", "limits", "rewards", "seconds_left")
 
     def __init__(self, agent: Agent, contexts: _Contexts, limits: EpisodeLimits) -> None:
         self.agent = agent
@@ -200,31 +210,56 @@ class _Run:
         self.limits = limits
         self.rewards: dict[str, float] = {}
         self.info: dict[str, Any] = {}
+        self.seconds_left = limits.episode_seconds
+        """Of the episode's clock, which runs in the environment alone: not while the agent answers."""
 
-    async def play(self, env: Env, task: Task, seed: int) -> Outcome:
+    async def play(self, env: Env, task: Task, seed: int) -> tuple[Outcome, str]:
+        """Play to the end; returns the outcome, and what ended the episode."""
         options = {"task": task, "limits": self.limits}
         reset = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
         self.contexts.observe(reset.observation, reset.next)
         self.info |= reset.info
         for _ in range(self.limits.max_turns):
+            if self.seconds_left <= 0:  # the environment blocked the loop, so that no deadline could end it
+                raise _OutOfTime("episode_seconds")
             started = time.perf_counter()
             conversation = self.contexts.current
             if conversation.asked is not None:
                 self._check_agent(conversation.asked)
             try:
-                turn, action = await self.agent.act(conversation, env.tools)
+                turn, action = await self._act(conversation, env)
             except ContextFull:
-                return Outcome.TRUNCATED
-            except TimeoutError as error:
-                raise PolicyError(f"the agent timed out: {error}") from error
+                return Outcome.TRUNCATED, "max_tokens"
             except TemplateError as error:
                 if conversation.asked is None:
                     raise
                 raise EnvError(str(error)) from error  # the messages came from outside, and others may be fine
-            outcome = await self._step(env, turn, action, time.perf_counter() - started)
-            if outcome is not None:
-                return outcome
-        return Outcome.TRUNCATED
+            end = await self._step(env, turn, action, time.perf_counter() - started)
+            if end is not None:
+                return end
+        return Outcome.TRUNCATED, "max_turns"
+
+    def out_of_time(self, env: Env, name: str, limit: str) -> tuple[Outcome, str, str]:
+        """What an episode is that used up a limit of time: the outcome, what ended it, and why it has no reward."""
+        acted = bool(self.contexts.turns)  # before its first turn nothing is the model's doing
+        if acted and env.time_spent_by == "model":
+            return Outcome.TRUNCATED, limit, ""
+        if limit == "step_seconds":
+            return Outcome.ENV_FAULT, "", f"reset or step took longer than {self.limits.step_seconds:g} s"
+        seconds = f"{self.limits.episode_seconds:g} s of episode_seconds"
+        return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
+
+    async def _act(self, conversation: Conversation, env: Env) -> tuple[Turn, Action]:
+        """Await the agent: no clock of the episode runs, and one that does not end by itself has a deadline."""
+        seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
+        answer = self.agent.act(conversation, env.tools)
+        deadline = None if seconds is None else Deadline(seconds)
+        try:
+            return await (answer if deadline is None else deadline.run(answer))
+        except TimeoutError as error:
+            if deadline is not None and deadline.expired:
+                raise PolicyError(f"{type(self.agent).__name__} did not answer within {seconds:g} s") from None
+            raise PolicyError(f"the agent timed out: {error}") from error
 
     def _check_agent(self, asked: NextTurn) -> None:
         if asked.prompt is not None and not getattr(self.agent, "completes", False):
@@ -233,7 +268,8 @@ class _Run:
                 "agent that samples tokens, vllm: or checkpoint:, or ask for a chat completion"
             )
 
-    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> Outcome | None:
+    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> tuple[Outcome, str] | None:
+        """Take one step; returns the outcome and what ended the episode, where it has ended."""
         started = time.perf_counter()
         # The turn is kept first: what the model said stays in the record even if the environment breaks on it.
         conversation = self.contexts.current
@@ -246,22 +282,33 @@ class _Run:
         self.rewards.update(step.rewards)
         self.info |= step.info
         if step.outcome is not None:
-            return step.outcome
-        if step.truncated or (step.terminated and action.finish_reason == "length"):
-            return Outcome.TRUNCATED
-        return Outcome.SCORED if step.terminated else None
+            return step.outcome, step.ended_by if step.outcome.is_attempt else ""
+        if step.truncated:
+            return Outcome.TRUNCATED, step.ended_by
+        if step.terminated and action.finish_reason == "length":
+            return Outcome.TRUNCATED, _full(conversation, turn, action)
+        return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
     async def _env(self, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
         """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own."""
-        deadline = Deadline(self.limits.step_seconds)
+        limit = "step_seconds" if self.limits.step_seconds < self.seconds_left else "episode_seconds"
+        deadline = Deadline(min(self.limits.step_seconds, self.seconds_left))
         try:
             return read(await deadline.run(call))
         except ForgeError:
             raise
         except Exception as error:
             if deadline.expired:
-                raise EnvError(f"reset or step took longer than {self.limits.step_seconds:g} s") from None
+                raise _OutOfTime(limit) from None
             raise EnvError(f"reset or step: {type(error).__name__}: {error}") from error
+        finally:
+            self.seconds_left -= deadline.used
+
+
+def _full(conversation: Conversation, turn: Turn, action: Action) -> str:
+    """The limit that a cut-off answer has reached."""
+    sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
+    return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
 
 
 class _Reset(NamedTuple):
@@ -282,6 +329,7 @@ class _Step(NamedTuple):
     rewards: Mapping[str, float]
     tool_uses: tuple[ToolUse, ...]
     outcome: Outcome | None
+    ended_by: str
     next: NextTurn | None
     info: Mapping[str, Any]
     """What else the environment says, for the record."""
@@ -294,6 +342,8 @@ def _read_success(value: Any) -> bool:
 
 
 _TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
+_LIMITS = frozenset(each.name for each in fields(EpisodeLimits))
+"""What an environment may say as info["ended_by"]: one of the episode's limits, which it keeps itself."""
 
 
 def _read_reset(result: Any) -> _Reset:
@@ -313,9 +363,15 @@ def _read_step(result: Any) -> _Step:
         info.get("rewards", {}),
         tuple(info.get("tools", ())),
         Outcome(info["outcome"]) if "outcome" in info else None,
+        _ended_by(info),
         info.get("next"),
         _for_the_record(info),
     )
+
+
+def _ended_by(info: Mapping[str, Any]) -> str:
+    limit = info.get("ended_by")
+    return limit if isinstance(limit, str) and limit in _LIMITS else "environment"
 
 
 def _for_the_record(info: Mapping[str, Any]) -> Mapping[str, Any]:

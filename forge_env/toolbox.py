@@ -114,7 +114,8 @@ class Toolbox:
                     return f"Error: {tool.name} took longer than {seconds} and was stopped.", "timeout"
                 failure = error
             if attempt < tool.options.retries:
-                await asyncio.sleep(RETRY_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
+                async with queued():
+                    await asyncio.sleep(RETRY_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
         return _cut(f"Error: {type(failure).__name__}: {failure}", tool.options.max_output), "raised"
 
 

@@ -87,8 +87,8 @@ class ToolUse:
 class Outcome(StrEnum):
     """How an episode ended.
 
-    The first three are the model's doing and carry a reward; the others are not and carry none. TIMEOUT: services that
-    the environment calls used up `EpisodeLimits.episode_seconds`.
+    The first three are the model's doing and carry a reward; the others are not and carry none. TIMEOUT: what is not
+    the model's doing used up `EpisodeLimits.episode_seconds`, see `Env.time_spent_by`.
     """
 
     SCORED = "scored"
@@ -103,6 +103,11 @@ class Outcome(StrEnum):
         """Whether the episode has a reward and takes part in its group's baseline."""
         return self in (Outcome.SCORED, Outcome.TRUNCATED, Outcome.MODEL_FAULT)
 
+    @property
+    def is_attempt(self) -> bool:
+        """Whether it counts in an evaluation: valid, or a TIMEOUT, which is an attempt that did not succeed."""
+        return self.is_valid or self is Outcome.TIMEOUT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
@@ -116,7 +121,9 @@ class EpisodeLimits:
     step_seconds: float = 60.0
     """One `reset` or `step` of the environment. A tool has its own, shorter one: `ToolOptions.timeout`."""
     episode_seconds: float = 600.0
-    """All of it, generation included. Time in queues of ours and the scoring count in neither of these two."""
+    """All `reset` and `step` of the episode. Generation, queues of ours and the scoring count in neither of these two.
+
+    What an episode is worth that runs out of it says `Env.time_spent_by`."""
     scoring_seconds: float = 120.0
     """The reward functions of the final answer, all of them."""
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from forge_env.deadlines import queued
 from forge_env.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from sandboxes import docker_wire as wire
@@ -125,7 +126,9 @@ class DockerSandbox:
         if isinstance(request, str):
             request = ExecRequest(code=request)
         message = wire.request_message(request)
-        async with self._slots:
+        async with queued():
+            await self._slots.acquire()
+        try:
             self._require_open()
             container = await self._pool.take(request.limits)
             begin = time.monotonic()
@@ -137,6 +140,8 @@ class DockerSandbox:
             finally:
                 self._pool.give_back(container)
             return replace(result, backend="docker", wall_s=min(result.wall_s, time.monotonic() - begin))
+        finally:
+            self._slots.release()
 
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
@@ -180,7 +185,7 @@ class DockerSandbox:
     async def _take_session_slot(self) -> None:
         self._require_open()
         try:
-            async with asyncio.timeout(_SESSION_WAIT_S):
+            async with asyncio.timeout(_SESSION_WAIT_S), queued():
                 await self._session_slots.acquire()
         except TimeoutError:
             raise SandboxError(

@@ -228,7 +228,7 @@ class NamespaceSandbox:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
 
     async def _live_zygote(self) -> Driver:
-        async with self._starting:
+        async with queued(), self._starting:  # the sandbox's own processes: a start has a deadline of its own
             if self._closed:
                 raise SandboxError(f"the {self._backend} sandbox is closed")
             if not self._zygote.alive:

@@ -20,6 +20,7 @@ from envs.apis.credentials import Credentials, headers_from_env
 from envs.apis.mcp_results import result_text
 from envs.apis.mcp_session import Session
 from envs.apis.mcp_transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
+from forge_env.deadlines import queued
 from forge_env.errors import ServiceError, UserError
 from forge_env.tools import Tool, ToolOptions
 
@@ -186,8 +187,11 @@ class McpServer:
             raise ServiceError(self._told(session, f"failed: {type(error).__name__}: {error}")) from None
 
     async def _connected(self) -> Session:
-        """Return the session; one for all callers, and another one if it is lost."""
-        async with self._opening:
+        """Return the session; one for all callers, and another one if it is lost.
+
+        No clock of an episode runs meanwhile: callers wait for each other, and a start has a deadline of its own.
+        """
+        async with queued(), self._opening:
             if self._is_closed:
                 raise ServiceError(self._credentials.redact(f"the MCP server {self._source!r} is closed"))
             if self._session is not None and self._session.is_broken:

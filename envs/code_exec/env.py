@@ -36,6 +36,7 @@ class CodeExec(ToolEnv):
     """Try code with the python tool, then answer with a program. Reward 1 when it passes every hidden test."""
 
     shared: ClassVar = {"sandbox": "sandboxes:open_sandbox"}
+    time_spent_by = "model"
     system_prompt: ClassVar[str] = "Only python knows t. Answer with code."
     """Of level 1; other tasks have their own in `metadata["system"]`."""
     sandbox_limits: ClassVar[Limits] = Limits(wall_s=5.0, cpu_s=4.0)

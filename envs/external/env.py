@@ -43,6 +43,8 @@ class External(Env):
     """A program of yours, with the model behind an OpenAI-compatible endpoint."""
 
     shared: ClassVar = {"setup": "envs.external.setup:open_setup"}
+    time_spent_by = "model"
+    """What the program does between two requests is what the model's answers made it do."""
 
     setup: Setup
 
@@ -119,7 +121,7 @@ class External(Env):
             await self._wait()
         except TimeoutError:
             note = f"the program did nothing that could be seen for {self._patience:g} s, and was ended"
-            return (), 0.0, False, True, {"program": {**self._printed(), "note": note}}
+            return (), 0.0, False, True, {"program": {**self._printed(), "note": note}, "ended_by": "step_seconds"}
         if self._asked is not None:
             observation, info = self._observe(self._asked)
             return observation, 0.0, False, False, info

@@ -196,6 +196,7 @@ OUTCOMES = {
     "scored": "ended by itself, with a score",
     "truncated": "ran out of turns, tokens or time",
     "model_fault": "output that cannot be used",
+    "timeout": "a time-out: services used up the time of the episode",
     "env_fault": "a fault: the environment's own code broke",
     "infra_fault": "a fault: something underneath broke",
 }

@@ -126,11 +126,12 @@ def _succeeded(outcome: str, reward: float | None, success: Any) -> bool:
 
 
 def _fault(data: Mapping[str, Any], outcome: str, error: str) -> str:
-    if outcome not in ("env_fault", "infra_fault"):
+    if outcome not in ("timeout", "env_fault", "infra_fault"):
         return ""
     if "episode" in data:
         return plain(data["class"])
-    return "EnvError" if outcome == "env_fault" else error.partition(":")[0] or "InfraError"
+    named = {"timeout": "timeout", "env_fault": "EnvError"}
+    return named.get(outcome) or error.partition(":")[0] or "InfraError"
 
 
 def _question(task: Mapping[str, Any]) -> str:

@@ -113,8 +113,8 @@ export function copyButton(label, text) {
 }
 
 export const OUTCOMES = {
-  scored: "Scored", truncated: "Cut off", model_fault: "Model fault", env_fault: "Environment fault",
-  infra_fault: "Infrastructure fault", timeout: "Time-out",
+  scored: "Scored", truncated: "Cut off", model_fault: "Model fault", timeout: "Time-out",
+  env_fault: "Environment fault", infra_fault: "Infrastructure fault",
 };
 
 // The reward as a number with a bar, or the outcome where there is none.
