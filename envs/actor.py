@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from forge_env.episode import Group
@@ -60,21 +61,40 @@ class EnvActor(ForgeActor):
 
     @concurrent_endpoint
     async def run_group(
-        self, task: Task, *, agent: str, count: int, seed: int, group_id: str, env_options: Mapping[str, Any]
+        self,
+        task: Task,
+        *,
+        agent: str,
+        count: int,
+        seed: int,
+        group_id: str,
+        env_options: Mapping[str, Any],
+        is_measured: bool = False,
     ) -> Group:
-        """Run `count` sibling episodes of a task; many calls run at once."""
-        return await self._run_group(task, agent, count, seed, group_id, env_options)
+        """Run `count` sibling episodes of a task; many calls run at once.
+
+        Where they measure something, a TIMEOUT is a result like others, and not run again.
+        """
+        return await self._run_group(task, agent, count, seed, group_id, env_options, is_measured)
 
     @concurrent_endpoint
     async def run_wave(
-        self, members: Sequence[WaveMember], *, agent: str, count: int, env_options: Mapping[str, Any]
+        self,
+        members: Sequence[WaveMember],
+        *,
+        agent: str,
+        count: int,
+        env_options: Mapping[str, Any],
+        is_measured: bool = False,
     ) -> list[Group]:
         """Run groups of `count` sibling episodes, all of them in lockstep where the agent's policy can, see Wave."""
         async with Wave(len(members) * count) as wave:
             try:
                 async with asyncio.TaskGroup() as running:
                     groups = [
-                        running.create_task(self._run_group(task, agent, count, seed, name, env_options, wave.episode))
+                        running.create_task(
+                            self._run_group(task, agent, count, seed, name, env_options, is_measured, wave.episode)
+                        )
                         for task, seed, name in members
                     ]
             except* Exception as errors:
@@ -89,6 +109,7 @@ class EnvActor(ForgeActor):
         seed: int,
         group_id: str,
         env_options: Mapping[str, Any],
+        is_measured: bool,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> Group:
         return await run_group(
@@ -99,7 +120,7 @@ class EnvActor(ForgeActor):
             seed=seed,
             group_id=group_id,
             limits=self._limits,
-            on_fault=self._on_fault,
+            on_fault=replace(self._on_fault, refills_timeouts=not is_measured),
             env_options=env_options,
             around=around,
         )

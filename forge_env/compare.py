@@ -32,7 +32,7 @@ class Comparison:
     paired: Paired
     """Of the second run minus the first."""
     unpaired: tuple[int, int]
-    """Valid episodes of each run that the other one lacks."""
+    """Episodes of each run that the other one lacks."""
     other_seeds: int
     """Pairs whose seeds differ, so that chance does not fall out of the difference."""
     envs: tuple[str, str]
@@ -54,14 +54,21 @@ def compare(first: Path, second: Path) -> list[Comparison]:
         a, b = _by_key(read_jsonl(files[phase])), _by_key(read_jsonl(others[phase]))
         if a.keys() & b.keys():
             _check_tasks(first, second, a, b)
-            found += [_compare(phase, a, b, name, value) for name, value in _MEASURES.items()]
+            found.append(_compare(phase, a, b, "success", lambda episode: float(is_success(episode))))
+            a, b = _with_reward(a), _with_reward(b)
+        if a.keys() & b.keys():
+            found.append(_compare(phase, a, b, "reward", lambda episode: episode.reward or 0.0))
     if not found:
         raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
     return sorted(found, key=lambda c: (c.phase, c.measure != "success"))
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
-    return {(e.task.id, e.id): e for e in episodes if e.outcome.is_valid}
+    return {(e.task.id, e.id): e for e in episodes if e.outcome.is_attempt}
+
+
+def _with_reward(episodes: dict[Key, Episode]) -> dict[Key, Episode]:
+    return {key: episode for key, episode in episodes.items() if episode.outcome.is_valid}
 
 
 def _compare(
@@ -102,9 +109,3 @@ def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, 
 
 def _env(episodes: dict[Key, Episode]) -> str:
     return next((episode.env for episode in episodes.values()), "")
-
-
-_MEASURES: dict[str, Callable[[Episode], float]] = {
-    "success": lambda episode: float(is_success(episode)),
-    "reward": lambda episode: episode.reward or 0.0,
-}

@@ -257,10 +257,10 @@ class Group:
     episodes: tuple[Episode, ...]
     id: str
     replaced: tuple[Episode, ...] = ()
-    """Episodes that ended by a fault of ours and were run again. Kept to be counted, and never trained on."""
+    """Episodes without a reward that were run again. Kept to be counted, and never trained on."""
 
     def __post_init__(self) -> None:
-        _require(all(not e.outcome.is_valid for e in self.replaced), "only a faulted episode is replaced")
+        _require(all(not e.outcome.is_valid for e in self.replaced), "only an episode without a reward is replaced")
         _require(bool(self.episodes), "a group holds at least one episode")
         _require(all(e.task.id == self.task.id for e in self.episodes), "all episodes of a group have its task")
         ids = [e.id for e in self.episodes]
@@ -273,7 +273,7 @@ class Group:
 
     @property
     def faults(self) -> tuple[Episode, ...]:
-        """The episodes that ended by a fault of ours, the replaced ones among them."""
+        """The episodes without a reward, by a fault of ours or a TIMEOUT; the replaced ones among them."""
         return (*(e for e in self.episodes if not e.outcome.is_valid), *self.replaced)
 
     @property

@@ -1,7 +1,7 @@
 """The folder of an offline evaluation, which a run can be killed in at any point and go on with.
 
     plan.json        the settings and what is behind them, written before the first episode
-    episodes.jsonl   one valid Episode per line, in the order in which they ended
+    episodes.jsonl   one Episode per line, in the order in which they ended: those with a reward, and TIMEOUTs
     faults.jsonl     the episodes that ended by a fault of ours: {"class": ..., "error": ..., "episode": {...}}
     eval.json        settings and figures, written when no place is open any more but those that faulted
 
@@ -91,14 +91,14 @@ class EvalFolder:
         Raises:
             InfraError: when the disk is full or broken.
         """
-        if episode.outcome.is_valid:
+        if episode.outcome.is_attempt:
             self._append(EPISODES, episode.to_json())
             return
         record = {"class": fault_class(episode), "error": episode.error, "episode": json.loads(episode.to_json())}
         self._append(FAULTS, json.dumps(record))
 
     def episodes(self) -> Iterator[Episode]:
-        """The valid episodes, in the order in which they ended.
+        """The episodes that count, in the order in which they ended.
 
         Raises:
             UserError: naming a line that is no Episode.
@@ -194,8 +194,6 @@ def _differences(there: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
 
 def fault_class(episode: Episode) -> str:
     """Which exception stands behind a fault: "EnvError", "PolicyError", "SandboxError", ..."""
-    if episode.outcome is Outcome.TIMEOUT:
-        return "timeout"
     if episode.outcome is Outcome.ENV_FAULT:
         return "EnvError"
     return episode.error.partition(":")[0]

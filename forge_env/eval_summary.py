@@ -39,17 +39,17 @@ def summarise(
     Args:
         plan: the settings.
         places: all of the evaluation, in order; what was not measured is null.
-        episodes: the valid ones.
+        episodes: the attempts, which is those with a reward and TIMEOUTs.
         faults: those that ended by a fault of ours. One that a later attempt made good is counted as retried, the
             last one of a place that stays open by its class.
         prices: where given, the cost.
     """
-    valid = {Place.of(episode): episode for episode in episodes}
+    there = {Place.of(episode): episode for episode in episodes}
     faulted = list(faults)
     last = {Place.of(episode): episode for episode in faulted}
-    still = [last[place] for place in last if place not in valid]
+    still = [last[place] for place in last if place not in there]
     # In the order of the places, not of time: sums of floats are then the same however the run went.
-    done = tuple(valid[place] for place in places if place in valid)
+    done = tuple(there[place] for place in places if place in there)
     evaluation = Evaluation(episodes=(*done, *still))
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
@@ -63,6 +63,11 @@ def summarise(
         "episodes": len(done),
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
+        "timeouts": evaluation.timeouts,
+        "without_timeouts": {
+            f"avg@{plan.n}": _number(evaluation.without_timeouts.value),
+            "ci95": _interval(evaluation.without_timeouts),
+        },
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
         "ended_by": evaluation.ended_by,
         "limits": asdict(plan.limits),

@@ -22,28 +22,32 @@ __all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Success over the valid episodes; a fault of ours is counted apart and never as a failure.
+    """Success over the attempts; a fault of ours is counted apart and never as a failure.
 
-    Each task has the same weight, however many of its attempts are valid, and intervals are clustered by task.
+    A TIMEOUT is an attempt that did not succeed: `without_timeouts` is the success of the others. Each task has the
+    same weight, however many of its attempts count, and intervals are clustered by task.
     """
 
     episodes: tuple[Episode, ...]
 
     @cached_property
+    def attempts(self) -> tuple[Episode, ...]:
+        """The episodes that count: those with a reward, and TIMEOUTs."""
+        return tuple(e for e in self.episodes if e.outcome.is_attempt)
+
+    @cached_property
     def valid(self) -> tuple[Episode, ...]:
+        """The episodes with a reward."""
         return tuple(e for e in self.episodes if e.outcome.is_valid)
 
     @cached_property
     def by_task(self) -> dict[str, list[Episode]]:
-        """The valid attempts of each task that has any."""
-        attempts: dict[str, list[Episode]] = defaultdict(list)
-        for episode in self.valid:
-            attempts[episode.task.id].append(episode)
-        return dict(attempts)
+        """The attempts of each task that has any."""
+        return _by_task(self.attempts)
 
     @property
     def successes(self) -> int:
-        return sum(is_success(e) for e in self.valid)
+        return sum(is_success(e) for e in self.attempts)
 
     @property
     def success(self) -> Estimate:
@@ -60,8 +64,18 @@ class Evaluation:
         return self.success.interval
 
     @property
+    def without_timeouts(self) -> Estimate:
+        """Success rate of one attempt among those that ended with a reward."""
+        return Evaluation(episodes=self.valid).success
+
+    @property
+    def timeouts(self) -> int:
+        return len(self.attempts) - len(self.valid)
+
+    @property
     def faults(self) -> int:
-        return len(self.episodes) - len(self.valid)
+        """Episodes that are no attempt: ended by a fault of ours."""
+        return len(self.episodes) - len(self.attempts)
 
     @property
     def ended_by(self) -> dict[str, int]:
@@ -71,30 +85,32 @@ class Evaluation:
 
     @property
     def reward(self) -> Estimate:
-        """Mean reward of one attempt; its interval stays within 0 and 1 where all rewards do."""
-        values = [sum(e.reward or 0.0 for e in each) / len(each) for each in self.by_task.values()]
+        """Mean reward of one attempt that has one; its interval stays within 0 and 1 where all rewards do."""
+        values = [sum(e.reward or 0.0 for e in each) / len(each) for each in _by_task(self.valid).values()]
         if all(0 <= (e.reward or 0.0) <= 1 for e in self.valid):
             return clustered_share(values, attempts=len(self.valid))
         return clustered_mean(values)
 
     def pass_at(self, k: int) -> Estimate:
-        """Probability that one of k attempts succeeds, over the tasks that have k valid attempts."""
+        """Probability that one of k attempts succeeds, over the tasks that have k attempts."""
         return self._share(pass_at_k, k)
 
     def pass_hat(self, k: int) -> Estimate:
-        """Probability that all of k attempts succeed, over the tasks that have k valid attempts."""
+        """Probability that all of k attempts succeed, over the tasks that have k attempts."""
         return self._share(pass_hat_k, k)
 
     def metrics(self) -> dict[str, float]:
         """The figures as flat metrics; what was not measured is left out."""
         attempts = max(map(len, self.by_task.values()), default=0)
         low, high = self.interval
-        figures = {"success": self.success_rate, "success_low": low, "success_high": high, "reward": self.reward.value}
+        figures = {"success": self.success_rate, "success_low": low, "success_high": high}
+        if self.valid:
+            figures |= {"reward": self.reward.value, "success_without_timeouts": self.without_timeouts.value}
         if attempts > 1:
             figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
             figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
-        counts = {"episodes": float(len(self.valid)), "faults": float(self.faults)}
-        return (figures if self.valid else {}) | counts
+        counts = {"episodes": len(self.attempts), "timeouts": self.timeouts, "faults": self.faults}
+        return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
 
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
         tasks = [each for each in self.by_task.values() if len(each) >= k]
@@ -103,9 +119,17 @@ class Evaluation:
 
     def __str__(self) -> str:
         low, high = self.interval
-        faults = f", {self.faults} faults" if self.faults else ""
+        rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.attempts)} episodes"
         ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
-        return f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.valid)} episodes{ended}{faults}"
+        without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
+        return f"{rate}{ended}{without if self.timeouts else ''}{f', {self.faults} faults' if self.faults else ''}"
+
+
+def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    tasks: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        tasks[episode.task.id].append(episode)
+    return dict(tasks)
 
 
 def is_success(episode: Episode) -> bool:

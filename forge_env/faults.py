@@ -1,4 +1,4 @@
-"""What becomes of a group when episodes of it end by a fault of ours.
+"""What becomes of a group when episodes of it end by a fault of ours, or a TIMEOUT.
 
 Such an episode has no reward. It is never scored as a zero and takes no part in its group's baseline; what is left to
 decide is whether it is run again, and how many valid siblings a group needs to be trained on.
@@ -11,6 +11,7 @@ from typing import Literal
 
 from forge_env.episode import Group
 from forge_env.errors import UserError
+from forge_env.types import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class FaultPolicy:
     """Valid episodes that a group needs; fewer than two have no baseline to differ from."""
     tries: int = 2
     """How often one place of a group is filled at most, the first time among them, where the mode is "refill"."""
+    refills_timeouts: bool = True
+    """Whether "refill" is of TIMEOUTs too: not in an evaluation, where each is an attempt that counts."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("refill", "shrink", "drop"):
@@ -39,6 +42,11 @@ class FaultPolicy:
     @property
     def attempts(self) -> int:
         return self.tries if self.mode == "refill" else 1
+
+    def runs_again(self, outcome: Outcome, attempts: int) -> bool:
+        """Whether a place is filled once more, whose last episode of so many ended so."""
+        stays = outcome.is_valid or (outcome is Outcome.TIMEOUT and not self.refills_timeouts)
+        return not stays and attempts < self.attempts
 
     def keeps(self, group: Group) -> bool:
         """Whether a group can be trained on."""

@@ -9,7 +9,6 @@ from typing import Protocol
 from forge_env.episode import Turn
 from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
 
-
 ANSWER_SECONDS = 1800.0
 """An agent's answer is waited for so long, where the agent does not say otherwise."""
 

@@ -19,6 +19,10 @@ from forge_env.rollout import run_episode
 from forge_env.run_files import RunSettings
 from forge_env.types import Action, Message, Outcome, ToolSpec, ToolUse
 
+_NOT_THE_ENVIRONMENTS = {
+    Outcome.INFRA_FAULT: "the machinery failed then",
+    Outcome.TIMEOUT: "services were too slow then",
+}
 Verdict = Literal["same", "expected", "different", "not reached"]
 """Of one thing that both episodes have; "expected" is the same but for times and random names."""
 
@@ -235,7 +239,9 @@ def _broke_off(episode: Episode, turn: Turn) -> bool:
 def _compare_ends(found: Replay) -> None:
     was, now = found.recorded, found.replayed
     if was.outcome in _NOT_THE_ENVIRONMENTS:
-        found.notes.append(f"{_NOT_THE_ENVIRONMENTS[was.outcome]}, which says nothing about the environment: {was.error}")
+        found.notes.append(
+            f"{_NOT_THE_ENVIRONMENTS[was.outcome]}, which says nothing about the environment: {was.error}"
+        )
         return
     found.outcome = _check(found, None, "outcome", _outcome(was), _outcome(now))
     found.reward = _check(found, None, "reward", was.reward, now.reward)

@@ -45,8 +45,8 @@ async def run_group(
 ) -> Group:
     """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`.
 
-    A sibling that ends by a fault of ours is run again where `on_fault` refills, with the same seed; each runs within
-    an `around()` of its own, its repetitions included.
+    A sibling without a reward, by a fault of ours or a TIMEOUT, is run again where `on_fault` refills, with the same
+    seed. Each runs within an `around()` of its own, its repetitions included.
     """
     replaced: list[Episode] = []
 
@@ -65,7 +65,7 @@ async def run_group(
                 env_options=env_options,
             )
             attempt += 1
-            if episode.outcome.is_valid or attempt >= on_fault.attempts:
+            if not on_fault.runs_again(episode.outcome, attempt):
                 return episode
             replaced.append(episode)
 

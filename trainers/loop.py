@@ -17,7 +17,7 @@ from typing import TypeVar
 from forge_env.episode import Group
 from forge_env.errors import ReplicaDied, ServiceError, first_error
 from forge_env.faults import SHRINK
-from forge_env.types import Task
+from forge_env.types import Outcome, Task
 from trainers.ledger import Ledger
 from trainers.lengths import Lengths
 from trainers.objective import Objective
@@ -203,7 +203,7 @@ class Loop:
             self._settle(number, await self.run_group(self._task(number), number))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
-            self._count_dropped(str(error))
+            self._count_dropped(f"the last error: {error}")
         self._news.set()
 
     async def _wave(self, prompts: Iterator[int], run_wave: RunWave) -> None:
@@ -221,7 +221,7 @@ class Loop:
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.keeps(group):
             self._drop(number, "too few valid episodes")
-            self._count_dropped(next((e.error for e in group.faults if e.error), "none was given"))
+            self._count_dropped(_why_dropped(group))
         elif self.objective.needs_signal and not self.objective.has_signal(group):
             self._drop(number, "no signal")
             self._count_flat(group)
@@ -267,6 +267,7 @@ class Loop:
 
     def _counts(self) -> dict[str, float]:
         return {
+            "episodes_timed_out": float(self.faults[Outcome.TIMEOUT.value]),
             "groups_dropped": float(self.faults["dropped groups"]),
             "groups_without_signal": float(self.faults["groups without signal"]),
             "groups_open": float(self._schedule.open),
@@ -278,9 +279,7 @@ class Loop:
         self.faults["dropped groups"] += 1
         self.faults["dropped groups in a row"] += 1
         if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
-            raise ServiceError(
-                f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; the last error: {reason}"
-            )
+            raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
 
     def _count_idle(self, group: Group) -> None:
         """Count groups that are trained on although all episodes have one reward, and so change nothing."""
@@ -309,3 +308,11 @@ class Loop:
             raise ServiceError(f"{said}: the tasks are too easy or too hard, or dynamic sampling must be off")
         if warning and row % warning == 0:
             self.warn(f"{said}; the run ends at {error}" if error else said)
+
+
+def _why_dropped(group: Group) -> str:
+    """How the episodes of a group without a reward ended, and what one of them says."""
+    outcomes = Counter(episode.outcome.value for episode in group.faults)
+    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
+    error = next((e.error for e in group.faults if e.error), "none was given")
+    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -304,6 +305,9 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
             "success_after_ci95": after.interval,
             "success_tool_off": _rate(tool_off),
             "evaluation_episodes": len(after.episodes),
+            "success_before_without_timeouts": _number(before.without_timeouts.value),
+            "success_after_without_timeouts": _number(after.without_timeouts.value),
+            "evaluation_timeouts": before.timeouts + after.timeouts,
             "evaluation_faults": before.faults + after.faults,
             "evaluation_ended_by": after.ended_by,
             "train_seconds": train_seconds,
@@ -320,4 +324,8 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
 
 def _rate(evaluation: Evaluation | None) -> float | None:
     """The success rate, or None where nothing could be measured: JSON has no NaN."""
-    return evaluation.success_rate if evaluation is not None and evaluation.valid else None
+    return _number(evaluation.success_rate) if evaluation is not None else None
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -94,12 +94,26 @@ class Run:
     # ---- rollouts ----
 
     async def run_group(
-        self, task: Task, index: int, *, phase: str, agent: str, count: int, **env_options: Any
+        self,
+        task: Task,
+        index: int,
+        *,
+        phase: str,
+        agent: str,
+        count: int,
+        is_measured: bool = False,
+        **env_options: Any,
     ) -> Group:
         """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
         seed = self._seed(phase, index)
         call = self.services.envs.deadline(self._group_seconds).run_group.route(
-            task, agent=agent, count=count, seed=seed, group_id=f"{phase}/{index}", env_options=env_options
+            task,
+            agent=agent,
+            count=count,
+            seed=seed,
+            group_id=f"{phase}/{index}",
+            env_options=env_options,
+            is_measured=is_measured,
         )
         with self.report.timeline.span(
             f"{phase.partition('/')[0]} rollouts", f"group {index}", version=self.engines_version
@@ -109,13 +123,20 @@ class Run:
         return group
 
     async def run_wave(
-        self, numbered: Sequence[tuple[Task, int]], *, phase: str, agent: str, count: int, **env_options: Any
+        self,
+        numbered: Sequence[tuple[Task, int]],
+        *,
+        phase: str,
+        agent: str,
+        count: int,
+        is_measured: bool = False,
+        **env_options: Any,
     ) -> list[Group]:
         """Run groups of (task, index) in lockstep; each has the seed that it has in `run_group`."""
         members = [(task, self._seed(phase, index), f"{phase}/{index}") for task, index in numbered]
         # Each turn is as slow as the slowest of the wave.
         envs = self.services.envs.deadline(self._group_seconds * self.config.env.max_turns)
-        call = envs.run_wave.route(members, agent=agent, count=count, env_options=env_options)
+        call = envs.run_wave.route(members, agent=agent, count=count, env_options=env_options, is_measured=is_measured)
         name = f"groups {numbered[0][1]} to {numbered[-1][1]}"
         with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", name, version=self.engines_version):
             groups: list[Group] = await call
@@ -133,6 +154,7 @@ class Run:
     ) -> Evaluation:
         """Episodes of the policy, `count` per task, with the seeds of the phase."""
         at_once = episodes_at_once(self.config)
+        options["is_measured"] = True
         if not self.config.training.deterministic:
             run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=count, **options)
             return await evaluate(run_group, tasks, concurrency=at_once, on_done=on_done)

@@ -207,9 +207,11 @@ async def _measure(run: Run) -> dict[str, object]:
     run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.report.say(f"held-out success after sft: {after}")
     return {
-        "success_after": after.success_rate if after.valid else None,
+        "success_after": after.success_rate if after.attempts else None,
         "success_after_ci95": after.interval,
+        "success_after_without_timeouts": after.without_timeouts.value if after.valid else None,
         "evaluation_episodes": len(after.episodes),
+        "evaluation_timeouts": after.timeouts,
     }
 
 

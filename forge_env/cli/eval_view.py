@@ -10,6 +10,7 @@ from forge_env.cli.output import say, show_table
 from forge_env.episode import Episode
 from forge_env.eval_summary import Prices, tokens_of
 from forge_env.evaluate import is_success
+from forge_env.types import Outcome
 
 _LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
 
@@ -22,7 +23,7 @@ class LiveView:
         self._title = title
         self._quiet = quiet
         self._prices = prices
-        self._successes = self._faults = self._prompt = self._completion = 0
+        self._successes = self._timeouts = self._faults = self._prompt = self._completion = 0
         self._bar: Any = None
         self._last_line = time.monotonic()
 
@@ -41,8 +42,9 @@ class LiveView:
         """Count one episode that is there; None before the first one."""
         self.total = total
         if episode is not None:
-            self.done += episode.outcome.is_valid
-            self._faults += not episode.outcome.is_valid
+            self.done += episode.outcome.is_attempt
+            self._timeouts += episode.outcome is Outcome.TIMEOUT
+            self._faults += not episode.outcome.is_attempt
             self._successes += is_success(episode)
             prompt, completion = tokens_of(episode)
             self._prompt, self._completion = self._prompt + prompt, self._completion + completion
@@ -54,6 +56,7 @@ class LiveView:
 
     def _figures(self) -> str:
         shown = [f"success {self._successes / self.done:.3f}"] if self.done else []
+        shown += [f"{self._timeouts} time-outs"] * bool(self._timeouts)
         shown += [f"{self._faults} faults"] * bool(self._faults)
         shown += [f"{self._prompt + self._completion:,} tokens"] * bool(self._prompt + self._completion)
         if self._prices is not None:
@@ -67,7 +70,7 @@ def show_result(result: dict[str, Any]) -> None:
     names = [f"avg@{n}", *(f"pass@{k}" for k in range(1, n + 1)), *(f"pass^{k}" for k in range(1, n + 1)), "reward"]
     show_table(
         ("figure", "value", "95% interval, by task"),
-        [(name, _short(result[name]), _range(result["intervals"][name])) for name in names],
+        [(name, _short(result[name]), _range(result["intervals"][name])) for name in names] + _without_timeouts(result),
     )
     if result["tools"]:
         tools = [
@@ -86,6 +89,15 @@ def show_result(result: dict[str, Any]) -> None:
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
     say(f"everything is in {result['out']}")
+
+
+def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The score of the attempts that ended with a reward, where some did not."""
+    if not result["timeouts"]:
+        return []
+    without = result["without_timeouts"]
+    name = f"avg@{result['n']}"
+    return [(f"{name} without {result['timeouts']} time-outs", _short(without[name]), _range(without["ci95"]))]
 
 
 def _bar() -> Any:

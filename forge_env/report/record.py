@@ -73,7 +73,7 @@ class RunRecord:
         return Counter(episode.outcome.value for episode in self.trained)
 
     def errors(self) -> dict[str, Counter[str]]:
-        """What episodes that ended by a fault of ours say, by the class of the fault."""
+        """What episodes without a reward say, by their outcome."""
         found: dict[str, Counter[str]] = {}
         for episode in (*self.trained, *(e for each in self.evaluations.values() for e in each.episodes)):
             if not episode.outcome.is_valid:

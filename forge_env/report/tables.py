@@ -69,7 +69,7 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
 def _measured(run: RunRecord, when: str) -> Values | None:
     """What an evaluation measured, from its episodes."""
     evaluation = run.evaluations.get(when)
-    return {"success": evaluation.success_rate} if evaluation is not None and evaluation.valid else None
+    return {"success": evaluation.success_rate} if evaluation is not None and evaluation.attempts else None
 
 
 def _median(values: Sequence[float]) -> float:
@@ -90,14 +90,17 @@ def evaluations(run: RunRecord) -> str:
                 short(evaluation.success_rate),
                 f"[{short(low)}, {short(high)}]",
                 f"{short(reward.value)}",
-                f"{len(evaluation.valid):,}",
+                f"{len(evaluation.attempts):,}",
+                f"{evaluation.timeouts:,} (without: {short(evaluation.without_timeouts.value)})"
+                if evaluation.timeouts
+                else "0",
                 f"{evaluation.faults:,}",
             ]
         )
     if not rows:
         return ""
-    head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "faults"]
-    return table(head, rows, range(2, 7)) + _difference(run)
+    head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
+    return table(head, rows, range(2, 8)) + _difference(run)
 
 
 def _order(name: str) -> tuple[int, int]:
@@ -114,7 +117,7 @@ def _title(run: RunRecord, name: str) -> str:
 
 def _bar(evaluation: Evaluation) -> str:
     """The success rate and its interval as a small bar."""
-    if not evaluation.valid:
+    if not evaluation.attempts:
         return ""
     (low, high), rate = evaluation.interval, evaluation.success_rate
     return (

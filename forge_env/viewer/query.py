@@ -179,17 +179,19 @@ def choices(db: sqlite3.Connection) -> dict[str, Any]:
         "reward": [low, high],
         "versions": [first, last],
         "steps": [step_low, step_high],
-        "faults": db.execute("SELECT count(*) FROM episodes WHERE fault <> ''").fetchone()[0],
+        "faults": db.execute("SELECT count(*) FROM episodes WHERE fault NOT IN ('', 'timeout')").fetchone()[0],
         "timeouts": db.execute("SELECT count(*) FROM episodes WHERE outcome = 'timeout'").fetchone()[0],
     }
 
 
 def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Success of every phase that measures, with its 95% interval by task; of the episodes that have a reward."""
+    """Success of every phase that measures, with its 95% interval by task; a time-out is no success."""
     sql = (
-        f"SELECT phase, step, task, avg(success) AS share, avg(reward) AS reward, count(*) AS episodes {_FROM} "
-        "WHERE kind = 'episodes' AND reward IS NOT NULL AND phase NOT IN ('train', 'demonstrations') "
-        "GROUP BY file, task"
+        "SELECT phase, step, task, avg(success) AS share, "
+        "avg(CASE WHEN reward IS NOT NULL THEN success END) AS share_without, "
+        f"avg(reward) AS reward, count(*) AS episodes, count(*) - count(reward) AS timeouts {_FROM} "
+        "WHERE kind = 'episodes' AND (reward IS NOT NULL OR outcome = 'timeout') "
+        "AND phase NOT IN ('train', 'demonstrations') GROUP BY file, task"
     )
     phases: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
     for row in db.execute(sql):
@@ -253,10 +255,18 @@ def _measured(phase: str, step: int | None, rows: Sequence[sqlite3.Row]) -> dict
         "step": step,
         "success": success.value,
         "interval": _finite(success),
-        "reward": math.fsum(row["reward"] for row in rows) / len(rows),
+        "reward": _mean([row["reward"] for row in rows]),
+        "timeouts": sum(row["timeouts"] for row in rows),
+        "without_timeouts": _mean([row["share_without"] for row in rows]),
         "episodes": sum(row["episodes"] for row in rows),
         "tasks": success.tasks,
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of the tasks that have the value."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _place(phase: str) -> int:

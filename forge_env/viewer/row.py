@@ -18,7 +18,8 @@ COLUMNS = (
     "offset", "length", "id", "group_id", "task", "env", "seed", "outcome", "reward", "success", "turns", "sampled",
     "seconds", "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error", "question",
 )  # fmt: skip
-"""Of an episode. `success` is 0 or 1, `tools` is ",name,name," and `fault` the class of a fault of ours, or empty."""
+"""Of an episode. `success` is 0 or 1, `tools` is ",name,name,", `fault` the class of a fault of ours, "timeout", or
+empty."""
 SHOWN = 160
 _NO_TASK = Task(prompt=(), id="none")
 _LARGE = 1 << 62

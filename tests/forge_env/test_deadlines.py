@@ -7,7 +7,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
 from forge_env.deadlines import Deadline, queued
 
 
@@ -174,3 +178,42 @@ def test_every_mix_of_waits_ends_with_its_result() -> None:
             assert await nested == steps
 
     asyncio.run(all_of_them())
+
+
+@settings(deadline=None)
+@given(
+    limit=st.floats(0.01, 10),
+    parts=st.lists(st.tuples(st.sampled_from(["work", "queue", "two queues"]), st.floats(0, 4)), max_size=12),
+)
+def test_however_the_clock_stops_and_goes_on_it_counts_the_work_and_no_more(
+    limit: float, parts: list[tuple[str, float]]
+) -> None:
+    worked = [0.0]
+
+    async def work() -> None:
+        for kind, seconds in parts:
+            started = asyncio.get_running_loop().time()
+            try:
+                if kind == "work":
+                    await asyncio.sleep(seconds)
+                elif kind == "queue":
+                    await in_queue(after(seconds))
+                else:
+                    await asyncio.gather(in_queue(after(seconds)), in_queue(after(seconds / 2)))
+            finally:
+                worked[0] += (asyncio.get_running_loop().time() - started) * (kind == "work")
+
+    async def main() -> Deadline:
+        deadline = Deadline(limit)
+        try:
+            await deadline.run(work())
+        except TimeoutError:
+            assert deadline.expired
+        return deadline
+
+    deadline = simulated(World(), main())
+    total = sum(seconds for kind, seconds in parts if kind == "work")
+    assert worked[0] <= limit + 1e-6
+    assert deadline.used == pytest.approx(worked[0], abs=1e-6)
+    if abs(total - limit) > 1e-6:
+        assert deadline.expired == (total > limit)

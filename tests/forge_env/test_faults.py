@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
 from forge_env.env import Env
 from forge_env.episode import Group
 from forge_env.errors import SandboxError, UserError
@@ -21,7 +24,7 @@ from forge_env.types import Action, EpisodeLimits, Outcome, Task
 from trainers.advantages import group_relative
 
 TASK = Task(prompt=({"role": "user", "content": "?"},))
-FATES = ("scored", "truncated", "model_fault", "env_fault", "infra_fault")
+FATES = ("scored", "truncated", "model_fault", "timeout", "env_fault", "infra_fault")
 
 
 class Fated(Env):
@@ -39,6 +42,8 @@ class Fated(Env):
         fate = self.fates[self.place].pop(0)
         if fate == "infra_fault":
             raise SandboxError("gone")
+        if fate == "timeout":
+            await asyncio.Event().wait()
         if fate == "env_fault":
             raise ZeroDivisionError("a bug of the environment")
         info = {"outcome": Outcome.MODEL_FAULT} if fate == "model_fault" else {}
@@ -62,11 +67,11 @@ def play(fates: list[list[str]], rewards: list[float], policy: FaultPolicy) -> G
                 count=len(fates),
                 seed=0,
                 group_id="g",
-                limits=EpisodeLimits(),
+                limits=EpisodeLimits(episode_seconds=1.0),
                 on_fault=policy,
             )
 
-    return asyncio.run(run())
+    return simulated(World(), run())  # a TIMEOUT takes no time then
 
 
 TRIES = 3
@@ -84,7 +89,7 @@ policies = st.builds(
 
 
 def is_ours(fate: str) -> bool:
-    return fate in ("env_fault", "infra_fault")
+    return fate in ("timeout", "env_fault", "infra_fault")
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,3 +138,15 @@ def test_a_refilled_sibling_has_the_same_seed_and_another_id() -> None:
 def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         FaultPolicy(**settings)
+
+
+def test_a_timeout_is_run_again_as_often_as_the_policy_says_and_not_at_all_where_it_is_measured() -> None:
+    slow = [["timeout"] * TRIES, ["timeout", "scored", "scored"], ["scored"] * TRIES, ["scored"] * TRIES]
+    rewards = [9.0, 1.0, 0.0, 1.0]
+    policy = FaultPolicy(mode="refill", tries=TRIES)
+    group = play(slow, rewards, policy)
+    assert [episode.outcome for episode in group.replaced] == [Outcome.TIMEOUT] * 3
+    assert group.rewards == (1.0, 0.0, 1.0) and policy.keeps(group)  # and no zero for the one that stays
+
+    measured = play(slow, rewards, replace(policy, refills_timeouts=False))
+    assert not measured.replaced and [e.outcome for e in measured.episodes].count(Outcome.TIMEOUT) == 2

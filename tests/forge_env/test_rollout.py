@@ -11,11 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
+from forge_env.deadlines import queued
 from forge_env.env import Env
 from forge_env.episode import Episode, Turn
-from forge_env.errors import InvariantError, PolicyError, SandboxError, TemplateError
+from forge_env.errors import InvariantError, PolicyError, SandboxError, TemplateError, UserError
 from forge_env.factory import EnvFactory
 from forge_env.protocols import ContextFull, Conversation, NextTurn
 from forge_env.rollout import run_episode, run_group
@@ -68,8 +73,22 @@ class Raises:
         return await self._first.act(conversation, tools)
 
 
+class CutOff(ScriptedAgent):
+    """An agent whose answers are cut off after so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(lambda messages: {"role": "assistant", "content": "hi"})
+        self._tokens = tokens
+
+    async def act(self, *args: Any) -> tuple[Turn, Action]:
+        turn, action = await super().act(*args)
+        return turn, replace(action, finish_reason="length", usage={"completion_tokens": self._tokens})
+
+
 class Hangs:
-    """An agent whose policy never answers."""
+    """An agent whose policy never answers, and is waited for no longer than it says."""
+
+    answer_seconds = 0.05
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         await asyncio.Event().wait()
@@ -105,6 +124,19 @@ def reset_that(result: Any) -> type[Env]:
     return Env_
 
 
+class StallsAtTheSecondTurn(Counter):
+    """Takes its time, which is its own or the model's."""
+
+    def __init__(self, by: Any, closed: list[Env] | None = None) -> None:
+        super().__init__(closed)
+        self.time_spent_by = by
+
+    async def step(self, action: Action) -> Result:
+        if self.turns:
+            await asyncio.Event().wait()
+        return await super().step(action)
+
+
 # ---- the model's doing: there is a reward ----
 
 
@@ -129,9 +161,16 @@ async def test_out_of_context_is_truncated_and_keeps_what_was_said() -> None:
     assert result.messages[-1]["content"] == "after 1"
 
 
-async def test_out_of_time_is_truncated() -> None:
-    result = await play(Counter, Hangs(), limits=EpisodeLimits(episode_seconds=0.05))
-    assert (result.outcome, result.reward, result.turns) == (Outcome.TRUNCATED, -1.0, ())
+async def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
+    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="model")
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 2)
+    assert (result.ended_by, result.error) == ("episode_seconds", "")
+
+
+async def test_a_step_that_the_model_stalls_is_no_fault() -> None:
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
+    result = await play(StallsAtTheSecondTurn, limits=limits, by="model")
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.25 - 1.0, "step_seconds")
 
 
 async def test_an_environment_may_truncate() -> None:
@@ -140,13 +179,7 @@ async def test_an_environment_may_truncate() -> None:
 
 
 async def test_a_last_answer_that_was_cut_off_is_truncated() -> None:
-    class CutOff(ScriptedAgent):
-        async def act(self, *args: Any) -> tuple[Turn, Action]:
-            turn, action = await super().act(*args)
-            return turn, replace(action, finish_reason="length")
-
-    who = CutOff(lambda messages: {"role": "assistant", "content": "hi"})
-    result = await play(step_that(((), 0.0, True, False, {})), who)
+    result = await play(step_that(((), 0.0, True, False, {})), CutOff(512))
     assert (result.outcome, result.reward) == (Outcome.TRUNCATED, -1.0)
 
 
@@ -215,6 +248,145 @@ async def test_a_step_that_hangs_is_given_up() -> None:
     result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05, episode_seconds=30.0))
     assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
     assert "longer than 0.05 s" in result.error
+
+
+async def test_out_of_time_by_what_is_not_the_models_doing_has_no_reward() -> None:
+    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="service")
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TIMEOUT, None, "episode_seconds")
+    assert "StallsAtTheSecondTurn" in result.error and "0.05 s of episode_seconds" in result.error
+
+
+async def test_nothing_is_the_models_doing_before_its_first_turn() -> None:
+    class Slow(Counter):
+        time_spent_by = "model"
+
+        async def reset(self, **_: Any) -> Any:
+            await asyncio.Event().wait()
+
+    result = await play(Slow, limits=EpisodeLimits(episode_seconds=0.05))
+    assert (result.outcome, result.reward, result.turns) == (Outcome.TIMEOUT, None, ())
+    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05))
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+
+
+async def test_time_that_an_environment_blocks_the_loop_for_counts() -> None:
+    class Blocks(Counter):
+        async def step(self, action: Action) -> Result:
+            until = asyncio.get_running_loop().time() + 0.03
+            while asyncio.get_running_loop().time() < until:
+                pass
+            return await super().step(action)
+
+    result = await play(Blocks, limits=EpisodeLimits(episode_seconds=0.05))
+    assert result.outcome is Outcome.TIMEOUT and len(result.turns) <= 2
+
+
+def test_whose_time_it_is_is_one_of_two_words() -> None:
+    with pytest.raises(UserError, match=r'Odd\.time_spent_by is \'agent\'; it is "model" or "service"'):
+
+        class Odd(Env):
+            time_spent_by = "agent"  # type: ignore[assignment]
+
+
+def test_the_clock_of_an_episode_stands_still_while_the_policy_generates() -> None:
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.05)
+
+    class Slow(ScriptedAgent):
+        async def act(self, *args: Any) -> tuple[Turn, Action]:
+            await asyncio.sleep(1000.0)
+            return await super().act(*args)
+
+    who = Slow(lambda messages: {"role": "assistant", "content": "hi"})
+    result = simulated(World(), play(Counter, who, limits=limits))
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 1.5, "environment")
+
+
+def test_the_clock_of_an_episode_counts_all_of_its_steps() -> None:
+    class Slow(Counter):
+        async def step(self, action: Action) -> Result:
+            await asyncio.sleep(30.0)
+            return await super().step(action)
+
+    result = simulated(World(), play(Slow, limits=EpisodeLimits(step_seconds=60.0, episode_seconds=70.0)))
+    assert (result.outcome, len(result.turns)) == (Outcome.TIMEOUT, 3)
+
+
+async def test_an_agent_that_never_answers_is_given_up() -> None:
+    result = await play(Counter, Hangs())
+    assert (result.outcome, result.reward) == (Outcome.INFRA_FAULT, None)
+    assert result.error == "PolicyError: Hangs did not answer within 0.05 s"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.floats(0.1, 10),
+    turns=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3), st.floats(0, 20)), min_size=1, max_size=8),
+)
+def test_an_episode_never_has_more_of_its_environments_time_than_its_limit(
+    limit: float, turns: list[tuple[float, float, float]]
+) -> None:
+    """Of any mix of generating, working and waiting in a queue, only the work counts."""
+    worked = [0.0]
+
+    class Works(Env):
+        async def reset(self, **_: Any) -> Any:
+            return TASK.prompt, {}
+
+        async def step(self, action: Action) -> Result:
+            _, seconds, queue = turns[int(action.text)]
+            started = asyncio.get_running_loop().time()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                worked[0] += asyncio.get_running_loop().time() - started
+            async with queued():
+                await asyncio.sleep(queue)
+            return (), 0.0, int(action.text) == len(turns) - 1, False, {}
+
+    class Generates(ScriptedAgent):
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            await asyncio.sleep(turns[len(conversation.turns)][0])
+            return await super().act(conversation, tools)
+
+    who = Generates(lambda messages: {"role": "assistant", "content": str(len(messages) - 1)})
+    limits = EpisodeLimits(max_turns=8, step_seconds=100.0, episode_seconds=limit)
+    result = simulated(World(), play(Works, who, limits=limits))
+    total = sum(seconds for _, seconds, _ in turns)
+    assert worked[0] <= limit + 1e-6
+    if abs(total - limit) > 1e-6:
+        assert result.outcome is (Outcome.TIMEOUT if total > limit else Outcome.SCORED)
+
+
+ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "environment": (Counter, {}),
+    "max_turns": (Counter, {"limits": EpisodeLimits(max_turns=2)}),
+    "max_tokens": (Counter, {"who": Raises(ContextFull())}),
+    "max_turn_tokens": (step_that(((), 0.0, True, False, {})), {"who": CutOff(512)}),
+    "max_tokens of a row": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20)}),
+    "environment that truncates": (step_that(((), 0.0, False, True, {})), {}),
+    "environment with a limit": (step_that(((), 0.0, False, True, {"ended_by": "step_seconds"})), {}),
+    "environment with a word of its own": (step_that(((), 0.0, True, False, {"ended_by": ["a fall"]})), {}),
+    "environment with an outcome": (step_that(((), 0.0, True, False, {"outcome": "model_fault"})), {}),
+    "environment with a fault": (step_that(((), 0.0, True, False, {"outcome": "infra_fault"})), {}),
+    "fault": (step_that(ValueError("odd")), {}),
+}
+TOLD = {
+    "max_tokens of a row": "max_tokens",
+    "environment that truncates": "environment",
+    "environment with a limit": "step_seconds",
+    "environment with a word of its own": "environment",
+    "environment with an outcome": "environment",
+    "environment with a fault": "",
+    "fault": "",
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+async def test_an_episode_says_what_ended_it(case: str) -> None:
+    env, options = ENDINGS[case]
+    result = await play(env, **options)
+    assert result.ended_by == TOLD.get(case, case)
+    assert Episode.from_json(result.to_json()) == result
 
 
 async def test_a_policy_that_does_not_answer_is_a_fault_underneath() -> None:

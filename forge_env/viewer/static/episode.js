@@ -34,13 +34,20 @@ export async function showEpisode(main, route, context) {
   return { fixed: true, record, shade };
 }
 
+// How the episode ended, and by which limit.
+function endOf(record) {
+  const outcome = OUTCOMES[record.outcome] || record.outcome;
+  const limit = record.episode.ended_by;
+  return limit && limit !== "environment" ? `${outcome} (${limit})` : outcome;
+}
+
 function head(route, record) {
   const to = (key, text, label) => (key ? h("a", { class: "page", href: withParams(route, { key }), "aria-label": label }, text)
     : h("span", { class: "page off", "aria-hidden": "true" }, text));
   const ended = record.episode.ended_by;
   const list = listOf(route.params);
   const parts = [
-    record.phase, record.step !== null ? `step ${record.step}` : "", record.env, OUTCOMES[record.outcome] || record.outcome,
+    record.phase, record.step !== null ? `step ${record.step}` : "", record.env, endOf(record),
     `${number(record.turns)} turns`, record.sampled ? `${number(record.sampled)} sampled tokens` : "", seconds(record.seconds), `seed ${record.seed}`,
     ended && ended !== "environment" ? `ended by ${ended}` : "",
   ];

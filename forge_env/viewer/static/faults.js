@@ -8,7 +8,7 @@ import { badLines } from "./runs.js";
 export async function showFaults(main, route, context) {
   const { faults, bad } = await ask(`${context.run.number}/faults`, {}, context.signal);
   fill(main, h("h1", null, "Faults"),
-    h("p", { class: "dim" }, "Episodes that ended by a fault of the environment or the machinery. They have no reward and are never counted as failures."),
+    h("p", { class: "dim" }, "Episodes that ended by a fault of the environment or the machinery, or by a time-out. They have no reward. In an evaluation a time-out counts as not solved, and a fault not at all."),
     badLines(bad),
     faults.length ? h("div", { class: "scroll" }, h("table", { class: "list" },
       h("thead", null, h("tr", null, ["Episodes", "Class", "Message", "Phase", "Newest"].map((text, i) => h("th", { scope: "col", class: i ? "" : "num" }, text)))),

@@ -77,7 +77,7 @@ export function filterBar(route, choices, orders) {
     h("label", { class: "field wide" }, h("span", null, "Text"), searchBox(route)),
     phases.length > 1 ? select("Phase", p.phase, [["", "all"], ...phases], set("phase")) : null,
     select("Order", p.order || orders[0][0], orders, (value) => set("order")(value === orders[0][0] ? "" : value)),
-    select("Only", p.has, [["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults of ours"],
+    select("Only", p.has, [["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults of ours and time-outs"],
       ["tool_error", "tool errors"], ["tools", "with tools"], ["no_tools", "without tools"]], set("has")),
   ];
   const more = [

@@ -87,7 +87,8 @@ function measured(view) {
       h("td", null, h("a", { href: address(view.name, "episodes", { phase: each.phase }) }, each.phase)),
       h("td", { class: "num" }, number(each.step)), h("td", { class: "num" }, number(each.success)),
       h("td", { class: "num" }, interval(each.interval)), h("td", { class: "num" }, number(each.reward)),
-      h("td", { class: "num" }, number(each.episodes)), h("td", { class: "num" }, number(each.tasks))))))));
+      h("td", { class: "num" }, number(each.episodes), each.timeouts ? ` (${number(each.timeouts)} time-outs; success without them ${number(each.without_timeouts)})` : ""),
+      h("td", { class: "num" }, number(each.tasks))))))));
 }
 
 // Charts of chosen metrics; with several runs one line each, in the colour of the list.
