@@ -18,6 +18,7 @@ from mcp_types import ToolAnnotations
 
 from envs.apis.mcp_tools import McpServer, open_mcp
 from envs.apis.sources import open_sources
+from forge_env.deadlines import Deadline
 from forge_env.errors import ServiceError, UserError
 from forge_env.toolbox import Toolbox
 from forge_env.types import ToolCall
@@ -218,6 +219,15 @@ async def test_a_server_that_does_not_come_up_is_a_fault(source: str, problem: s
     with pytest.raises(ServiceError, match=problem):
         async with open_mcp(source, start_seconds=1):
             pass
+
+
+async def test_waiting_for_the_connection_is_not_the_episodes_time() -> None:
+    server = McpServer("http://127.0.0.1:1/mcp", env=(), headers={}, call_seconds=1, start_seconds=1)
+    await server.close()
+    await server._opening.acquire()
+    asyncio.get_running_loop().call_later(0.1, server._opening.release)
+    with pytest.raises(ServiceError, match="is closed"):
+        await Deadline(0.05).run(server.call("add", {}))
 
 
 # Streamable HTTP.

@@ -15,7 +15,7 @@ from forge_env.errors import SandboxError, UserError
 from forge_env.factory import EnvFactory, make
 from forge_env.rollout import run_episode, run_group
 from forge_env.sandbox import Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
-from forge_env.types import Action, EpisodeLimits, Outcome, Task, ToolCall
+from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
 
 TASK = CodeExec.tasks(count=1)[0]
 LIMITS = EpisodeLimits()
@@ -338,6 +338,21 @@ async def test_an_endless_answer_ends() -> None:
         [message], *_ = await env.step(says(code="while True: pass"))
     assert reward == 0.0
     assert "timeout" in message["content"]
+
+
+@pytest.mark.parametrize("limit", ["episode_seconds", "step_seconds"])
+async def test_code_that_stalls_is_the_models_own_doing(limit: str) -> None:
+    """It is truncated with its reward, so that stalling is worth no more than a wrong answer."""
+
+    def stalls(messages: list[Message]) -> Message:
+        arguments = {"code": "while True: pass"}
+        call = {"type": "function", "function": {"name": "python", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    async with EnvFactory(CodeExec) as factory:
+        limits = EpisodeLimits(**{limit: 0.5})
+        result = await run_episode(factory, ScriptedAgent(stalls), TASK, seed=0, episode_id="", limits=limits)
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.0, limit)
 
 
 # ---- the tool ----

@@ -286,7 +286,7 @@ async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(limits: A
     pids = tmp_path / "pids"
     episode = await play("hang", str(pids), limits=EpisodeLimits(**limits))
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED, 0.0), episode.error
-    assert len(episode.turns) == 1
+    assert len(episode.turns) == 1 and episode.ended_by == next(iter(limits))
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
     assert not _descendants()
 

@@ -40,6 +40,18 @@ def test_only_what_both_did_is_compared(tmp_path: Path) -> None:
     assert success.paired.p_value == 0.5
 
 
+def test_a_time_out_is_an_attempt_that_failed_and_has_no_reward_to_compare(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    slow = replace(episode("x", 0, None), outcome=Outcome.TIMEOUT)
+    write_jsonl(first, [episode("x", 0, 1.0), episode("y", 0, 0.0)])
+    write_jsonl(second, [slow, episode("y", 0, 0.0)])
+    success, reward = compare(first, second)
+    assert (success.episodes, success.first, success.second) == (2, 0.5, 0.0)
+    assert (reward.episodes, reward.first, reward.second) == (1, 0.0, 0.0)
+    write_jsonl(tmp_path / "c.jsonl", [slow])
+    assert [found.measure for found in compare(first, tmp_path / "c.jsonl")] == ["success"]
+
+
 def test_training_runs_are_compared_phase_by_phase(tmp_path: Path) -> None:
     for run, after in (("a", 0.0), ("b", 1.0)):
         write(tmp_path / run / "episodes/before.jsonl", {"x": [0.0]})

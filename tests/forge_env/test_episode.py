@@ -196,7 +196,7 @@ def test_a_valid_outcome_needs_a_finite_reward(outcome: Outcome, reward: float |
         episode(outcome=outcome, reward=reward)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.ENV_FAULT, Outcome.INFRA_FAULT])
+@pytest.mark.parametrize("outcome", [o for o in Outcome if not o.is_valid])
 def test_a_fault_of_ours_has_no_reward(outcome: Outcome) -> None:
     assert episode(outcome=outcome, reward=None).reward is None
     with pytest.raises(InvariantError, match="has no reward"):
@@ -251,6 +251,23 @@ def test_files_are_appended_to_and_read_in_order(tmp_path: Path) -> None:
     write_jsonl(path, [episode(id="a", error="ü\n\u2028")])
     write_jsonl(path, [episode(id="b"), episode(id="c")])
     assert [e.id for e in read_jsonl(path)] == ["a", "b", "c"]
+
+
+OLD_LINE = (
+    '{"reward": 0.5, "task": {"prompt": [{"role": "user", "content": "2+2?"}], "target": "4", "metadata": {}, '
+    '"id": "938222841a5750ed"}, "turns": [{"kind": "sampled", "observation": [{"role": "user", "content": "2+2?"}], '
+    '"message": {"role": "assistant", "content": "4"}, "tool_calls": [], "prompt_ids": [1, 8, 3], "token_ids": [9, 2], '
+    '"logprobs": [-0.1, -0.2], "versions": [[0, 2]], "starts_row": true, "context_digest": "568e2f18ef3dbf81", '
+    '"finish_reason": "stop", "reward": 0.0, "policy_seconds": 0.0, "env_seconds": 0.0, "tool_uses": [], '
+    '"usage": null}], "outcome": "truncated", "id": "g/0", "group_id": "g", "env": "math", "seed": 0, "rewards": {}, '
+    '"tail": [], "error": "", "info": {}, "schema_version": 2}'
+)
+
+
+def test_a_line_that_does_not_say_what_ended_the_episode_is_read() -> None:
+    old = Episode.from_json(OLD_LINE)
+    assert (old.outcome, old.reward, old.ended_by, old.num_sampled) == (Outcome.TRUNCATED, 0.5, "", 2)
+    assert Episode.from_json(old.to_json()) == old
 
 
 FOREIGN = [

@@ -52,6 +52,8 @@ class Coin(ToolEnv):
     async def throw(self) -> str:
         """Throw it."""
         self.luck = float(self.np_random.random())
+        if Path("slow").exists() and self.luck > 0.8:
+            await asyncio.Event().wait()
         await asyncio.sleep(self.luck / 1000)  # so that episodes end in another order than they began
         return f"{self.luck}"
 
@@ -329,6 +331,21 @@ def test_faults_stand_apart_and_are_tried_again(run: Run, project: Path) -> None
     second = run(*coin("play", "out"))
     assert second["faults_retried"] == len(lines)
     assert figures(second) | {"faults_retried": 0} == figures(whole)
+
+
+def test_a_time_out_counts_as_an_attempt_and_stays(run: Run, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (project / "slow").touch()
+    first = run(*coin("play", "out", "--episode-seconds", "0.2"))
+    there = list(read_jsonl(Path("out/episodes.jsonl")))
+    slow = [episode for episode in there if episode.outcome is Outcome.TIMEOUT]
+    assert 0 < len(slow) == first["timeouts"] == first["outcomes"]["timeout"]
+    assert first["episodes"] == 48 == len(there) and first["faults"] == {} and not Path("out/faults.jsonl").exists()
+    assert first["avg@4"] == pytest.approx(first["successes"] / 48)
+    assert first["without_timeouts"]["avg@4"] > first["avg@4"]
+    (project / "slow").unlink()
+    assert figures(run(*coin("play", "out", "--episode-seconds", "0.2"))) == figures(first), "it is not tried again"
+    assert main(["eval", *coin("play", "out", "--episode-seconds", "0.2")]) == 0
+    assert f"avg@4 without {len(slow)} time-outs" in capfd.readouterr().out
 
 
 def test_only_faults_are_no_result(run: Run) -> None:

@@ -74,6 +74,25 @@ def test_faults_are_counted_apart_and_never_as_failures() -> None:
     assert str(result) == "0.500 [0.150, 0.850] over 4 episodes, 2 faults"
 
 
+def test_a_timeout_is_an_attempt_that_failed_and_the_score_without_it_stands_beside() -> None:
+    slow = [episode(1, None, Outcome.TIMEOUT), episode(2, None, Outcome.TIMEOUT)]
+    result = Evaluation(episodes=(episode(0, 1.0), episode(1, 1.0), *slow, episode(3, None, Outcome.ENV_FAULT)))
+    assert (result.successes, len(result.attempts), result.timeouts, result.faults) == (2, 4, 2, 1)
+    assert result.success_rate == (1.0 + 0.5 + 0.0) / 3 and result.without_timeouts.value == 1.0
+    assert result.pass_at(2).value == 1.0 and result.pass_hat(2).value == 0.0, "of the one task with two attempts"
+    assert result.reward.value == 1.0, "a time-out has no reward"
+    metrics = result.metrics()
+    assert (metrics["success"], metrics["success_without_timeouts"], metrics["timeouts"]) == (0.5, 1.0, 2.0)
+    assert (metrics["episodes"], metrics["faults"]) == (4.0, 1.0)
+    assert str(result).endswith("over 4 episodes, 2 time-outs (without them 1.000), 1 faults")
+
+
+def test_time_outs_alone_are_no_success_and_no_reward() -> None:
+    result = Evaluation(episodes=(episode(0, None, Outcome.TIMEOUT),))
+    assert result.success_rate == 0.0 and math.isnan(result.without_timeouts.value)
+    assert {"reward", "success_without_timeouts"}.isdisjoint(result.metrics())
+
+
 def test_nothing_valid_is_no_rate_at_all() -> None:
     result = Evaluation(episodes=(episode(0, None, Outcome.ENV_FAULT),))
     assert math.isnan(result.success_rate)

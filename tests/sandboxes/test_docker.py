@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -14,13 +15,14 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
+from forge_env.deadlines import Deadline
 from forge_env.errors import SandboxError, SandboxUnavailable, UserError
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Session, SessionFileError
+from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits, Session, SessionFileError
 from sandboxes.docker import DockerSandbox, open_docker, open_docker_sandbox
 from sandboxes.docker_engine import Engine
 from sandboxes.docker_image import build_context, ensure_image
@@ -635,3 +637,19 @@ async def test_a_missing_sdk_is_said_in_one_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(SandboxUnavailable, match=r"pip install 'forge-env\[docker\]'"):
         await open_docker_sandbox()
+
+
+@pytest.mark.parametrize("waits_for", ["_slots", "_session_slots"])
+async def test_waiting_for_a_place_is_not_the_episodes_time(waits_for: str) -> None:
+    """The engine is never asked: the sandbox is closed by the time that the place is free."""
+    engine = cast(Engine, None)
+    sandbox = DockerSandbox(engine, cast(Pool, None), cast(Capabilities, None), slots=0, max_sessions=0)
+
+    def free() -> None:
+        sandbox._closed = True
+        getattr(sandbox, waits_for).release()
+
+    asyncio.get_running_loop().call_later(0.1, free)
+    work = sandbox.run("1") if waits_for == "_slots" else sandbox._take_session_slot()
+    with contextlib.suppress(SandboxError):
+        await Deadline(0.05).run(work)  # type: ignore[arg-type]

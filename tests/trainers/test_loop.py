@@ -557,6 +557,18 @@ async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
     assert loop.faults["groups without signal"] == 0
 
 
+async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_happened() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.SCORED], "the services were slow")
+
+    record = Record(run_group)
+    loop = record.loop()
+    words = "32 groups in a row had too few valid episodes; .*: timeout 2; the last error: the services were slow"
+    with pytest.raises(ServiceError, match=words):
+        await loop.run()
+    assert not record.trained and loop.faults["timeout"] == 64
+
+
 # ---- waves ----
 
 

@@ -93,6 +93,12 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert "incomplete" not in text
 
 
+def test_time_outs_are_shown_with_the_success_without_them(tmp_path: Path) -> None:
+    slow = attempt("b", None, error="services were slow", outcome=Outcome.TIMEOUT)
+    text = read(write_run(tmp_path / "run", facts=FACTS, episodes={"after": [attempt("a", 1.0), slow]})).text
+    assert "1 (without: 1)" in text and "services used up the time" in text and "services were slow" in text
+
+
 def test_how_a_run_started(tmp_path: Path) -> None:
     startup = {
         "first_step": 80.0,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_env.cli.main import main
+from forge_env.types import Outcome
 from forge_env.viewer.library import Library
 from forge_env.viewer.page import MODULES, page, policy
 from forge_env.viewer.series import MOST_POINTS, Series
@@ -127,3 +129,16 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
         again = record["commands"]["the same evaluation again"]
         assert "--env math --agent 'scripted:expert; rm -rf /' --tasks 2" in again, "a name is one word of the shell"
     assert (tmp_path / "run" / ".view" / "index.sqlite").exists()
+
+
+def test_time_outs_stand_among_the_faults_and_count_in_an_evaluation(tmp_path: Path) -> None:
+    slow = replace(make_episode("a/2", reward=None), outcome=Outcome.TIMEOUT, error="services were slow")
+    write(tmp_path / "run" / "episodes.jsonl", make_episode("a/0"), make_episode("a/1"), slow)
+    (tmp_path / "run" / "plan.json").write_text(json.dumps({"env": "math", "agent": "scripted:expert"}))
+    with Library(tmp_path / "run") as library:
+        library.runs[0].follow()
+        [fault] = library.answer("0/faults", {})["faults"]
+        assert (fault["fault"], fault["error"], fault["count"]) == ("timeout", "services were slow", 1)
+        [measured] = library.answer("0/overview", {})["evaluations"]
+        assert measured["success"] == pytest.approx(2 / 3) and measured["without_timeouts"] == 1.0
+        assert (measured["episodes"], measured["timeouts"], measured["reward"]) == (3, 1, 1.0)
