@@ -67,10 +67,11 @@ class EnvConfig:
     """Prompt and sampled tokens of an episode at most."""
     step_seconds: float = 60.0
     episode_seconds: float = 300.0
+    """Of the environment's own time, without generation and queues."""
     scoring_seconds: float = 120.0
     on_fault: Literal["refill", "shrink", "drop"] = "refill"
-    """What becomes of a group when an episode ends by a fault of ours: run the episode again, go on with the rest, or
-    give the group up."""
+    """What becomes of a group when an episode ends by a fault of ours, or by slow services: run the episode again, go
+    on with the rest, or give the group up."""
     min_valid: int = 2
     """Valid episodes that a group needs to be trained on."""
 
