@@ -208,13 +208,24 @@ def test_gymnasiums_own_limit_is_that_of_an_episode(turns: int) -> None:
         assert (truncated, info["ended_by"]) == (True, "max_turns")
 
 
-@pytest.mark.parametrize("way", ["truncated", "scored", "model_fault", "env_fault", "infra_fault"])
+def test_a_step_that_the_model_stalls_is_truncated() -> None:
+    class Stalled(Trouble):
+        time_spent_by = "model"
+        truncation_reward = -0.5
+
+    with SyncEnv(Stalled, limits=EpisodeLimits(step_seconds=0.05)) as env:
+        env.reset(options=task("hang"))
+        _, score, terminated, truncated, info = env.step("go on")
+        assert (score, terminated, truncated, info["outcome"]) == (-0.5, False, True, "truncated")
+
+
+@pytest.mark.parametrize("way", ["truncated", "scored", "model_fault", "timeout", "env_fault", "infra_fault"])
 def test_what_the_environment_says_of_the_end(way: str) -> None:
     with SyncEnv(Trouble) as env, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         env.reset(options=task(way))
         _, score, terminated, truncated, info = env.step("")
-    is_fault = way in ("env_fault", "infra_fault")
+    is_fault = way in ("timeout", "env_fault", "infra_fault")
     assert info["outcome"] == way
     assert (score, truncated) == (0.0 if is_fault else 0.25, is_fault or way == "truncated")
     assert terminated is not truncated

@@ -11,6 +11,8 @@ from typing import Any
 import pydantic
 import pytest
 
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
 from forge_env.deadlines import Deadline
 from forge_env.errors import EnvError, SandboxError
 from forge_env.toolbox import Toolbox
@@ -106,6 +108,16 @@ async def test_places_are_shared_by_all_episodes_and_waiting_for_one_does_not_co
     assert await asyncio.gather(*(episode(0.1) for _ in range(4))) == [["done"]] * 4
     await holding
     assert most == 2
+
+
+def test_the_pause_before_a_further_attempt_does_not_count() -> None:
+    @tool(retries=3, idempotent=True)
+    async def weak() -> None:
+        """Fail."""
+        raise ValueError("weak")
+
+    call = said(Toolbox({"weak": make_tool(weak)}), "weak")
+    assert simulated(World(), Deadline(0.01).run(call)) == ["Error: ValueError: weak"]
 
 
 async def test_a_call_out_of_time_is_told_and_its_work_is_stopped() -> None:
