@@ -112,7 +112,7 @@ def test_nothing_that_was_measured_is_no_figure(run: Measured) -> None:
     from forge_env.evaluate import Evaluation
 
     fault = Episode(task=Task(prompt=()), outcome=Outcome.ENV_FAULT, reward=None, id="e/0")
-    assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "faults": 1.0}
+    assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "timeouts": 0.0, "faults": 1.0}
 
 
 # ---- settings ----
