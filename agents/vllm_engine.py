@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from forge_env.runtime.weights import WeightStore
 
 logger = logging.getLogger(__name__)
-PULL_S = 300.0  # deadline of an engine's taking new weights over
+PULL_S = 300.0  # that the processes of an engine have for taking new weights over, where nobody says otherwise
 _STOP = object()
+_LOOKS = 8  # at whether an engine gets on, within the seconds that it may stand still
 
 
 @dataclass(slots=True)
@@ -87,7 +88,11 @@ class VLLMEngine:
         self._gathering = Gathering(settings.gather_s, settings.gather_most_s)
         self._batch: _Batch | None = None  # waits until the engine is idle
         self._engine: Any = None
-        self._broken: BaseException | None = None
+        self._waiting: set[asyncio.Future[Any]] = set()  # for an answer; touched on the loop only
+        self._watching: asyncio.Task[None] | None = None
+        self._answered = 0
+        self._is_commanded = False  # whether the engine's thread is at something other than its steps
+        self._broken = ""
         self._closed = False
         self.version = 0
         self.use = EngineUse()
@@ -96,8 +101,8 @@ class VLLMEngine:
 
     @property
     def broken(self) -> str:
-        """What broke the engine for good; empty while it runs."""
-        return f"the engine broke: {type(self._broken).__name__}: {self._broken}" if self._broken else ""
+        """What broke the engine for good, in a sentence; empty while it runs."""
+        return self._broken
 
     async def start(self) -> None:
         """Load the model; takes seconds to minutes."""
@@ -106,23 +111,27 @@ class VLLMEngine:
         self._thread = threading.Thread(target=self._main, args=(ready,), name="vllm-engine", daemon=True)
         self._thread.start()
         await ready
+        self._watching = asyncio.create_task(self._watch(), name="watch the engine")
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
-        """Sample one completion. Cancelling the call aborts the request."""
+        """Sample one completion, however long it takes; an engine that stands still is broken, see `EngineSettings`.
+
+        Cancelling the call aborts the request.
+        """
         self._check_running()
         request = self._request(prompt_ids, sampling, request_id)
         self._inbox.put(request)
         try:
             return await request.future
         except asyncio.CancelledError:
-            self._inbox.put(_Command(lambda: self._abort(request), self._loop.create_future()))
+            self._abandon([request])
             raise
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample for all of them as one batch: it begins between two steps of an idle engine, on an empty prefix cache.
 
         On CPU the same batch on the same weights then gives the same bits, logprobs included, as long as nothing else
-        is asked for meanwhile.
+        is asked for meanwhile. Cancelling the call aborts all of its requests.
 
         Returns:
             In the order of the requests; for one that was refused, its PolicyError.
@@ -130,8 +139,12 @@ class VLLMEngine:
         self._check_running()
         batch = [self._request(*request) for request in requests]
         self._inbox.put(_Batch(batch))
-        found = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
-        return [_answer(each) for each in found]
+        try:
+            answers = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
+        except asyncio.CancelledError:
+            self._abandon(batch)
+            raise
+        return [_answer(answer) for answer in answers]
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
         """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
@@ -143,13 +156,16 @@ class VLLMEngine:
 
         await self._command(swap)
 
-    async def pull_weights(self, version: int, store: WeightStore, *, stored_as: int | None = None) -> dict[str, float]:
+    async def pull_weights(
+        self, version: int, store: WeightStore, *, stored_as: int | None = None, seconds: float = PULL_S
+    ) -> dict[str, float]:
         """Let each process of the engine fetch new weights by itself, between two of its steps.
 
         Args:
             version: that they have.
             store: one that needs no actor, see `WeightStore.actors_only`.
             stored_as: the version that the store knows them by, if it is another one.
+            seconds: that the processes have for it.
 
         Returns:
             Seconds that fetching and swapping took the slowest of them.
@@ -159,7 +175,7 @@ class VLLMEngine:
 
         def pull() -> dict[str, float]:
             self._settle()
-            pulls = self._engine.collective_rpc(pull_weights, timeout=PULL_S, args=arguments)
+            pulls = self._engine.collective_rpc(pull_weights, timeout=seconds, args=arguments)
             self._become(version)
             return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
 
@@ -170,21 +186,69 @@ class VLLMEngine:
         """Stop the engine and free its memory."""
         if not self._closed:
             self._closed = True
+            if self._watching is not None:
+                self._watching.cancel()
             self._inbox.put(_STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
+            self._fail_all("the engine was closed")
 
     def _check_running(self) -> None:
         if self._broken or self._closed:
             raise PolicyError(f"the engine is not running: {self._broken or 'it was closed'}")
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> _Request:
-        return _Request(request_id, list(prompt_ids), sampling, self._loop.create_future())
+        return _Request(request_id, list(prompt_ids), sampling, self._future())
 
     async def _command(self, run: Callable[[], Any]) -> Any:
         self._check_running()
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future = self._future()
         self._inbox.put(_Command(run, future))
         return await future
+
+    def _future(self) -> asyncio.Future[Any]:
+        """What is done at the latest when the engine ends, whichever of the two threads was sooner."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        return future
+
+    def _abandon(self, requests: Sequence[_Request]) -> None:
+        """Free the places of requests that nobody waits for any more."""
+
+        def abort() -> None:
+            for request in requests:
+                self._abort(request)
+
+        self._inbox.put(_Command(abort, self._loop.create_future()))
+
+    def _fail_all(self, reason: str) -> None:
+        """The engine answers nothing any more. On the loop, so that nobody can begin to wait meanwhile."""
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(PolicyError(reason))
+
+    def _break(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        self._fail_all(reason)
+
+    async def _watch(self) -> None:
+        """Notice an engine that has requests and does not get on, whether a step never ends or steps do nothing.
+
+        Looks are counted, and not the clock alone: a time in which the whole process stood still is one of them.
+        """
+        seconds, place, still = self._settings.stall_seconds, self._place(), 0
+        while still < _LOOKS:
+            await asyncio.sleep(seconds / _LOOKS)
+            before, place = place, self._place()
+            # The first request may compile for minutes: whoever starts an engine has a deadline for that.
+            is_working = self._waiting and self._answered and not self._is_commanded
+            still = still + 1 if is_working and place == before else 0
+        self._break(f"the engine hangs: it has {len(self._waiting)} requests, and made no step for {seconds:g} s")
+
+    def _place(self) -> tuple[int, int]:
+        """How far the engine has come; it differs whenever a token was computed."""
+        running = list(self._engine.engine_core.engine_core.scheduler.running)
+        return self._answered, sum(request.num_computed_tokens for request in running)
 
     # ---- everything below runs in the engine's thread ----
 
@@ -200,7 +264,7 @@ class VLLMEngine:
             self._engine.set_weight_version(str(self.version))
             self._vocabulary: int = self._engine.model_config.get_vocab_size()
         except BaseException as error:
-            self._broken = error
+            self._broken = f"the engine did not start: {type(error).__name__}: {error}"
             self._tell(ready, error=error)
             return
         self._tell(ready, None)
@@ -208,8 +272,7 @@ class VLLMEngine:
             self._drive()
         except BaseException as error:
             logger.exception("the engine broke")
-            self._broken = error
-            self._fail_all(PolicyError(f"the engine broke: {type(error).__name__}: {error}"))
+            self._loop.call_soon_threadsafe(self._break, f"the engine broke: {type(error).__name__}: {error}")
         finally:
             if self._settings.apart:
                 self._engine.engine_core.shutdown()  # ends its processes
@@ -217,7 +280,6 @@ class VLLMEngine:
     def _drive(self) -> None:
         while True:
             if not self._take_in():
-                self._fail_all(PolicyError("the engine was closed"))
                 return
             if self._engine.has_unfinished_requests():
                 started = time.perf_counter()
@@ -266,14 +328,15 @@ class VLLMEngine:
                 self._run(item)
             elif isinstance(item, _Batch):
                 self._batch = item
-            elif not item.future.cancelled():
+            elif not item.future.done():
                 self._admit(item)
                 self._gathering.arrived(len(self._pending))
 
     def _begin(self, batch: _Batch) -> None:
         self._engine.reset_prefix_cache()
         for request in batch.requests:
-            self._admit(request)
+            if not request.future.done():
+                self._admit(request)
         self._gathering.arrived(len(self._pending))
         self._batch = None
 
@@ -287,10 +350,13 @@ class VLLMEngine:
         self.version = version
 
     def _run(self, command: _Command) -> None:
+        self._is_commanded = True
         try:
             self._tell(command.future, command.run())
         except Exception as error:
             self._tell(command.future, error=error)
+        finally:
+            self._is_commanded = False
 
     def _admit(self, request: _Request) -> None:
         from vllm import SamplingParams
@@ -353,6 +419,7 @@ class VLLMEngine:
 
     def _finish(self, output: Any) -> None:
         pending = self._pending.pop(output.request_id)
+        self._answered += 1
         answer = output.outputs[0]
         token_ids = tuple(answer.token_ids)
         spans = answer.weight_versions or ()
@@ -366,21 +433,6 @@ class VLLMEngine:
                 finish_reason=answer.finish_reason,
             ),
         )
-
-    def _fail_all(self, error: Exception) -> None:
-        pending, self._pending = self._pending, {}
-        for each in pending.values():
-            self._tell(each.future, error=error)
-        if self._batch is not None:
-            self._inbox.put(self._batch)
-            self._batch = None
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, _Batch):
-                for request in item.requests:
-                    self._tell(request.future, error=error)
-            elif item is not _STOP:
-                self._tell(item.future, error=error)
 
     def _tell(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
         def deliver() -> None:

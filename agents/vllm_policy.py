@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agents.rendering import Renderer
-from agents.vllm_engine import EngineUse, VLLMEngine
+from agents.vllm_engine import PULL_S, EngineUse, VLLMEngine
 from agents.vllm_start import EngineSettings
 from forge_env.errors import PolicyError, ReplicaBroken, UserError
 from forge_env.lockstep import Request
 from forge_env.protocols import Conversation
-from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from forge_env.types import Completion, Sampling
@@ -56,11 +56,11 @@ class PolicyActor(ForgeActor):
         if self._relay is not None:
             await self._relay.close()
 
-    @concurrent_endpoint
+    @long_endpoint
     async def generate(
         self, prompt: str | Sequence[int], sampling: Sampling | None = None, request_id: str = ""
     ) -> Completion:
-        """Sample one completion.
+        """Sample one completion, however long it takes; an engine that stands still is replaced.
 
         Args:
             prompt: token ids; or a user's message, which the model's chat template makes a prompt of. The completion
@@ -95,7 +95,7 @@ class PolicyActor(ForgeActor):
             self.on_ping()
             raise
 
-    @concurrent_endpoint
+    @long_endpoint
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample for all of them as one batch, see `VLLMEngine.generate_batch`."""
         try:
@@ -109,41 +109,47 @@ class PolicyActor(ForgeActor):
         return replace(self._engine.use)
 
     @concurrent_endpoint
-    async def pull(self, version: int) -> dict[str, float]:
-        """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took."""
+    async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:
+        """Fetch a published snapshot into the live engine; returns the seconds that fetching and swapping took.
+
+        Args:
+            version: of the snapshot.
+            seconds: that the engine's own processes have for it, where there are any.
+        """
         if self._store is None:
             raise UserError("this policy has no weight store to pull from: give PolicyActor store=")
         if self._apart and self._relay is None:
-            return await self._engine.pull_weights(version, self._store)
+            return await self._engine.pull_weights(version, self._store, seconds=seconds)
         started = time.perf_counter()
         async with self._store.fetch(version) as state_dict:
             fetched = time.perf_counter()
             if self._relay is None:
                 await self._engine.update_weights(version, state_dict)
             else:
-                await self._pull_through(self._relay, version, state_dict)
+                await self._pull_through(self._relay, version, state_dict, seconds)
         return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
 
-    async def _pull_through(self, relay: SharedMemoryStore, version: int, state_dict: Mapping[str, Tensor]) -> None:
+    async def _pull_through(
+        self, relay: SharedMemoryStore, version: int, state_dict: Mapping[str, Tensor], seconds: float
+    ) -> None:
         """Hand weights that only this process can fetch on to the engine's own processes."""
         self._relayed += 1  # a version may be pulled twice, and published only once
         await relay.commit(await asyncio.to_thread(relay.take, self._relayed, state_dict))
-        await self._engine.pull_weights(version, relay, stored_as=self._relayed)
+        await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
 
 
 class ActorPolicy:
     """The Policy that speaks to the replicas of a PolicyActor. Small, and travels in messages.
 
-    A conversation stays with one replica, whose prefix cache knows it. When that one dies, another one is asked.
+    A conversation stays with one replica, whose prefix cache knows it. When that one dies, or its engine hangs, another
+    one is asked. Cancelling a call frees its place in the engine.
 
     Args:
         service: the client of the replicas.
-        seconds: deadline of one completion.
     """
 
-    def __init__(self, service: ServiceClient, *, seconds: float = 300.0) -> None:
+    def __init__(self, service: ServiceClient) -> None:
         self._service = service
-        self._seconds = seconds
 
     answer_seconds = None
     """The service ends every call."""
@@ -151,11 +157,10 @@ class ActorPolicy:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
-        generate = self._service.session(session).deadline(self._seconds).generate
+        generate = self._service.session(session).generate
         completion: Completion = await generate.route(tuple(prompt_ids), sampling, request_id)
         return completion
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
-        generate = self._service.deadline(self._seconds).generate_batch
-        completions: list[Completion | Exception] = await generate.route(tuple(requests))
+        completions: list[Completion | Exception] = await self._service.generate_batch.route(tuple(requests))
         return completions

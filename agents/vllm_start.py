@@ -43,6 +43,8 @@ class EngineSettings:
     and does not wait for the one that takes calls."""
     threads: int = 0
     """CPU threads of the engine; 0 leaves it to torch."""
+    stall_seconds: float = 300.0
+    """An engine that has requests and computes no token for so long is broken; the first request may take longer."""
     seed: int = 0
 
     @property

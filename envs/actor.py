@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from forge_env.lockstep import Wave
 from forge_env.protocols import Agent
 from forge_env.registry import load
 from forge_env.rollout import run_group
-from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.types import EpisodeLimits, Task
 
 AgentSpec = tuple[str, Mapping[str, Any]]
@@ -50,6 +50,7 @@ class EnvActor(ForgeActor):
         self._on_fault = on_fault
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
+        self._ended = 0
 
     async def on_start(self) -> None:
         relax_collector()
@@ -59,7 +60,7 @@ class EnvActor(ForgeActor):
     async def on_finish(self) -> None:
         await self._stack.aclose()
 
-    @concurrent_endpoint
+    @long_endpoint
     async def run_group(
         self,
         task: Task,
@@ -77,7 +78,7 @@ class EnvActor(ForgeActor):
         """
         return await self._run_group(task, agent, count, seed, group_id, env_options, is_measured)
 
-    @concurrent_endpoint
+    @long_endpoint
     async def run_wave(
         self,
         members: Sequence[WaveMember],
@@ -101,6 +102,11 @@ class EnvActor(ForgeActor):
                 raise first_error(errors) from None
         return [group.result() for group in groups]
 
+    @concurrent_endpoint
+    async def ended(self) -> int:
+        """Episodes that have ended here so far, in groups that are not back yet among them."""
+        return self._ended
+
     async def _run_group(
         self,
         task: Task,
@@ -112,6 +118,12 @@ class EnvActor(ForgeActor):
         is_measured: bool,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> Group:
+        @contextmanager
+        def counted() -> Iterator[None]:
+            with around():
+                yield
+            self._ended += 1
+
         return await run_group(
             self._factory,
             self._agents[agent],
@@ -122,5 +134,5 @@ class EnvActor(ForgeActor):
             limits=self._limits,
             on_fault=replace(self._on_fault, refills_timeouts=not is_measured),
             env_options=env_options,
-            around=around,
+            around=counted,
         )

@@ -9,6 +9,7 @@ ForgeError
 │   ├── SandboxUnavailable   no sandbox can be had on this machine
 │   ├── PolicyError          the policy did not answer
 │   └── ServiceError         an actor or service died, or missed its deadline
+│       ├── MissedDeadline   it did not answer in time
 │       ├── ReplicaDied      it died during a call that may have had an effect
 │       └── ReplicaBroken    it says of itself that it can do nothing any more
 └── InvariantError           our own data is wrong: a bug, so it always raises
@@ -54,6 +55,10 @@ class PolicyError(InfraError):
 
 class ServiceError(InfraError):
     """An actor or service died or missed its deadline."""
+
+
+class MissedDeadline(ServiceError):
+    """A call was not answered in time; whoever was called may still be at it."""
 
 
 class ReplicaDied(ServiceError):

@@ -22,7 +22,7 @@ MANIFEST = "forge_env.json"
 CHECKPOINT_VERSION = 1
 MAY_CHANGE = re.compile(
     r"output|resume|dry_run|(services|parallelism|checkpoint|metrics)\..*|evaluation\.interval"
-    r"|env\.(step|episode|scoring)_seconds"
+    r"|env\.(step|episode|scoring)_seconds|deadlines\..*"
     r"|training\.(steps|step_seconds|learning_rate|lr_schedule|weight_decay|max_grad_norm|dtype|compile)"
     r"|training\.(activation_checkpoint|packing|max_tokens_per_micro_batch|mismatch_alarm)"
 )

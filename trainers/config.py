@@ -153,7 +153,8 @@ class TrainingConfig:
     """What becomes of the engine's keys and values of running requests when new weights come, with staleness above 0:
     go on with those of the old weights, or compute them again."""
     step_seconds: float = 600.0
-    """Deadline for one step's groups, and for one optimizer step."""
+    """Deadline of one optimizer step, and how long a run waits for groups while nothing moves: no group comes back, no
+    engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
     deterministic: bool = False
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
     It needs staleness 0."""
@@ -263,6 +264,19 @@ class LauncherConfig:
 
 
 @dataclass(kw_only=True)
+class DeadlinesConfig:
+    """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
+
+    stall_seconds: float = 300.0
+    """An engine that has requests and computes no token for so long is ended and replaced."""
+    base_seconds: float = 300.0
+    """For the start of a process, and for publishing, pulling, saving, loading or exporting weights; the time that
+    their bytes take comes on top."""
+    least_mib_per_second: float = 50.0
+    """The slowest disk or network that still counts as working."""
+
+
+@dataclass(kw_only=True)
 class ParallelismConfig:
     """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
 
@@ -337,6 +351,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -36,6 +36,7 @@ def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettin
         worker_process=on_gpu and generator.worker_process,
         seed=config.training.seed,
         cache_on_update=config.training.cache_on_update,
+        stall_seconds=config.deadlines.stall_seconds,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
 

@@ -18,6 +18,7 @@ from forge_env.episode import Group
 from forge_env.errors import ReplicaDied, ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Outcome, Task
+from trainers.deadlines import while_moving
 from trainers.ledger import Ledger
 from trainers.lengths import Lengths
 from trainers.objective import Objective
@@ -28,6 +29,11 @@ T = TypeVar("T")
 RunWave = Callable[[Sequence[tuple[Task, int]]], Awaitable[Sequence[Group]]]
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
+
+
+async def _unknown() -> object:
+    """Only groups that come back are movement."""
+    return None
 
 
 @dataclass
@@ -58,7 +64,9 @@ class Loop:
     keeps: Callable[[Group], bool] = SHRINK.keeps
     """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
-    """Seconds to wait for one step's groups."""
+    """Seconds to wait for one step's groups while nothing moves."""
+    progress: Callable[[], Awaitable[object]] = _unknown
+    """How far the engines and environments have come; two that are equal say that nothing has moved in between."""
     evaluate: Callable[[int], Awaitable[None]] | None = None
     """Awaited after so many steps, when every engine has their weights and gets no others meanwhile."""
     is_evaluated: Callable[[int], bool] = lambda step: False
@@ -87,6 +95,7 @@ class Loop:
         for each in ready:
             self._schedule.restore(each.number, each.deadline)
             self._ready[each.number] = each.group
+        self._settled = 0  # groups that came back
         self._news = asyncio.Event()
         self._is_held = False
         self._pull: asyncio.Task[dict[str, float]] | None = None
@@ -218,6 +227,7 @@ class Loop:
 
     def _settle(self, number: int, group: Group) -> None:
         """Decide whether a group will be trained on."""
+        self._settled += 1
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.keeps(group):
             self._drop(number, "too few valid episodes")
@@ -239,11 +249,15 @@ class Loop:
 
     async def _take(self) -> list[int]:
         """Wait for the groups of the next step; returns their numbers, in the order of their admission."""
-        try:
-            async with asyncio.timeout(self.patience):
-                taken = await self._when(self._schedule.take)
-        except TimeoutError:
-            raise ServiceError(f"no step for {self.patience:g} s: {self._waiting_for()}") from None
+
+        async def place() -> object:
+            return self._settled, await self.progress()
+
+        def stuck() -> str:
+            return f"no step, and nothing has moved for {self.patience:g} s: {self._waiting_for()}"
+
+        async with while_moving(place, seconds=self.patience, stuck=stuck):
+            taken = await self._when(self._schedule.take)
         self._news.set()  # there may be room for others
         return sorted(taken)
 

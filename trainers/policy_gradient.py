@@ -18,6 +18,7 @@ from forge_env.types import Task
 from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
+from trainers.deadlines import patience
 from trainers.ledger import Ledger
 from trainers.lengths import Lengths
 from trainers.loop import Loop
@@ -144,7 +145,8 @@ async def _phases(run: Run, objective: Objective) -> None:
         batch_size=config.groups_per_step,
         sync_interval=training.sync_interval,
         staleness=training.staleness,
-        patience=training.step_seconds,
+        patience=patience(config),
+        progress=run.services.progress,
         keeps=run.config.env.fault_policy().keeps,
         warn=report.warn,
     )
@@ -219,7 +221,7 @@ async def _begin_training(run: Run) -> None:
         lr_schedule=training.lr_schedule,
         total_steps=training.steps,
     )
-    await within(60.0, begin, "the trainer")
+    await within(run.deadlines.base, begin, "the trainer")
 
 
 def _has_tools(run: Run) -> bool:
@@ -251,7 +253,9 @@ async def _settle_reference(run: Run, objective: Objective) -> None:
         return
     service, kept = run.services.reference, run.report.folder / KEPT_AS
     assert service is not None
-    reference = service.deadline(300.0)
+    # Checked, fetched, and written to a file: the weights go three ways.
+    seconds = 3 * run.deadlines.weights
+    reference = service.deadline(seconds)
     origin = f"the model {run.results['model']}"
     if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from
         await reference.load.fanout(str(kept))
@@ -259,11 +263,11 @@ async def _settle_reference(run: Run, objective: Objective) -> None:
     elif run.results["warmup_steps"]:
         if run.checkpoint is not None:
             raise UserError(f"--resume: {kept} is missing, the reference model that this run was trained against")
-        await reference.pull.route(run.version, str(kept))
+        await reference.pull.route(run.version, str(kept), seconds)
         await reference.load.fanout(str(kept))
         origin = f"the policy after the warm-up, kept as {kept}"
     if kept.exists():
-        run.services.settle_reference = lambda actor: within(300.0, actor.load.call_one(str(kept)), "the reference")
+        run.services.settle_reference = lambda actor: within(seconds, actor.load.call_one(str(kept)), "the reference")
     place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
     say(f"the reference model, on {place} and frozen, is {origin}")
 

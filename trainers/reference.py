@@ -48,9 +48,15 @@ class ReferenceActor(ForgeActor):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @concurrent_endpoint
-    async def pull(self, version: int, keep: str) -> None:
-        """Take a published snapshot for good, and keep it in a file for `load`."""
-        await self._store.verify(version)  # once in a run, for what is kept for good
+    async def pull(self, version: int, keep: str, seconds: float = 300.0) -> None:
+        """Take a published snapshot for good, and keep it in a file for `load`.
+
+        Args:
+            version: of the snapshot.
+            keep: the file.
+            seconds: that its checksum may take.
+        """
+        await self._store.verify(version, seconds=seconds)  # once in a run, for what is kept for good
         async with self._store.fetch(version) as state_dict:
             await self._run(self._reference.load, state_dict)
         await self._run(self._reference.save_file, keep)

@@ -8,13 +8,12 @@ import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import find_model
-from agents.vllm_engine import PULL_S
 from forge_env.disks import full_disk
 from forge_env.episode import Group
 from forge_env.errors import InvariantError, ServiceError, UserError, first_error
@@ -26,6 +25,7 @@ from forge_env.types import Task
 from trainers.batch import Sample
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.config import RunConfig
+from trainers.deadlines import Deadlines, patience, while_moving
 from trainers.engine import episodes_at_once
 from trainers.facts import add_fact, code_at_start, versions, write_facts
 from trainers.metrics.system import SystemMetrics
@@ -40,6 +40,8 @@ from trainers.startup import Startup
 from trainers.weight_store import find_store
 
 TINY_WARMUP_STEPS = 200
+STEP = "the trainer, which has training.step_seconds for a step,"
+PUBLISH = "publishing the weights"
 SAMPLES_SHOWN = 3
 
 
@@ -84,6 +86,7 @@ class Run:
         """Of the weights that were published last."""
         self.engines_version = -1
         """Of the weights that the engines generate from."""
+        self._is_ahead = True  # the trainer of what it published last
         self.tokens_generated = 0
         self.tokens_trained = 0
         self.results: dict[str, Any] = {}
@@ -104,9 +107,12 @@ class Run:
         is_measured: bool = False,
         **env_options: Any,
     ) -> Group:
-        """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only."""
+        """Run one group in the EnvActor; its seed depends on the run's seed, the phase and the index only.
+
+        It takes as long as it takes, so it is waited for within `moving`, or by the loop.
+        """
         seed = self._seed(phase, index)
-        call = self.services.envs.deadline(self._group_seconds).run_group.route(
+        call = self.services.envs.run_group.route(
             task,
             agent=agent,
             count=count,
@@ -134,9 +140,9 @@ class Run:
     ) -> list[Group]:
         """Run groups of (task, index) in lockstep; each has the seed that it has in `run_group`."""
         members = [(task, self._seed(phase, index), f"{phase}/{index}") for task, index in numbered]
-        # Each turn is as slow as the slowest of the wave.
-        envs = self.services.envs.deadline(self._group_seconds * self.config.env.max_turns)
-        call = envs.run_wave.route(members, agent=agent, count=count, env_options=env_options, is_measured=is_measured)
+        call = self.services.envs.run_wave.route(
+            members, agent=agent, count=count, env_options=env_options, is_measured=is_measured
+        )
         name = f"groups {numbered[0][1]} to {numbered[-1][1]}"
         with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", name, version=self.engines_version):
             groups: list[Group] = await call
@@ -153,6 +159,18 @@ class Run:
         **options: Any,
     ) -> Evaluation:
         """Episodes of the policy, `count` per task, with the seeds of the phase."""
+        async with self.moving(phase):
+            return await self._measure(tasks, phase=phase, count=count, on_done=on_done, **options)
+
+    def moving(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Around groups that are waited for: an error ends them when nothing has moved for `patience`."""
+        seconds = patience(self.config)
+        stuck = f"{what}: nothing has moved for {seconds:g} s; the environments or the policy hang"
+        return while_moving(self.services.progress, seconds=seconds, stuck=lambda: stuck)
+
+    async def _measure(
+        self, tasks: Sequence[Task], *, phase: str, count: int, on_done: Callable[[int], None], **options: Any
+    ) -> Evaluation:
         at_once = episodes_at_once(self.config)
         options["is_measured"] = True
         if not self.config.training.deterministic:
@@ -216,10 +234,9 @@ class Run:
         return random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
 
     @property
-    def _group_seconds(self) -> float:
-        """Deadline of one group."""
-        env = self.config.env
-        return (env.episode_seconds + env.scoring_seconds) * env.fault_policy().attempts + 60.0
+    def deadlines(self) -> Deadlines:
+        """Of what moves the weights of this run's model."""
+        return Deadlines(self.config, self.results.get("model_parameters", 0))
 
     # ---- training ----
 
@@ -239,9 +256,10 @@ class Run:
 
     async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
         training = self.config.training
+        self._is_ahead = True
         call = self.services.trainer.step.call_one(samples, loss, self.config.temperature)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
-            metrics: dict[str, float] = await within(training.step_seconds, call, "the trainer")
+            metrics: dict[str, float] = await within(training.step_seconds, call, STEP)
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
@@ -249,7 +267,7 @@ class Run:
         """The trainer's logprobs of the sampled targets under its present weights, per sample."""
         call = self.services.trainer.logprobs.call_one(samples, self.config.temperature)
         with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
-            found: list[list[float]] = await within(self.config.training.step_seconds, call, "the trainer")
+            found: list[list[float]] = await within(self.config.training.step_seconds, call, STEP)
         return found
 
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
@@ -261,16 +279,23 @@ class Run:
         return found
 
     async def sync_weights(self) -> dict[str, float]:
-        """Publish the trainer's weights as the next version, and put them into the live engine."""
+        """Publish the trainer's weights as the next version, and put them into the live engine, unless it has them."""
+        if self.is_synced:
+            return {}
         return await self.publish_weights() | await self.pull_weights()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the engines generate from the weights that the trainer has now."""
+        return not self._is_ahead and self.engines_version == self.version
 
     async def publish_weights(self) -> dict[str, float]:
         """Publish the trainer's weights as the next version: steps may go on, and `pull_weights` does the rest."""
         version = self.version + 1
         span = self.report.timeline.span("weights", "publish", version=version)
         with self.startup.phase("weights: publish"), span:
-            seconds = await within(300.0, self.services.trainer.take.call_one(version), "publishing the weights")
-        self.version = version
+            seconds = await within(self.deadlines.weights, self.services.trainer.take.call_one(version), PUBLISH)
+        self.version, self._is_ahead = version, False
         return {"seconds/publish": seconds}
 
     async def pull_weights(self) -> dict[str, float]:
@@ -278,12 +303,13 @@ class Run:
         version = self.version
         span = self.report.timeline.span("weights", "commit", version=version)
         with self.startup.phase("weights: commit"), span:
-            commit = await within(300.0, self.services.trainer.commit.call_one(), "publishing the weights")
+            commit = await within(self.deadlines.weights, self.services.trainer.commit.call_one(), PUBLISH)
         self.services.published = version
         with self.startup.phase("waiting for the engine"):
             await self.services.engine_ready
         with self.startup.phase("weights: pull"), self.report.timeline.span("weights", "pull", version=version):
-            pulls = await self.services.policy.deadline(PULL_S).pull.fanout(version)
+            seconds = self.deadlines.weights
+            pulls = await self.services.policy.deadline(seconds).pull.fanout(version, seconds)
         self.engines_version = version
         slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
         return {"seconds/commit": commit, **slowest}
@@ -327,7 +353,7 @@ class Run:
         options = {"texts": texts, "asynchronous": asynchronous, "keep_last": self.config.checkpoint.keep_last}
         call = self.services.trainer.save.call_one(folder, step, extra, **options)
         with self.report.timeline.span("checkpoint", f"step {step}"):
-            await within(600.0, call, "the checkpoint")
+            await within(self.deadlines.checkpoint, call, "the checkpoint")
 
     async def restore(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Put the trainer and the report where they were at a checkpoint; returns its `place`.
@@ -336,13 +362,14 @@ class Run:
         has loaded: until then, another checkpoint could be chosen.
         """
         saved = checkpoint.extra
-        await within(600.0, self.services.trainer.load.call_one(str(checkpoint.path)), "loading the checkpoint")
+        load = self.services.trainer.load.call_one(str(checkpoint.path))
+        await within(self.deadlines.checkpoint, load, "loading the checkpoint")
         clean(self.report.folder, checkpoint.step)
         self.report.go_back(saved["report"])
         self.measure_system()
         self.results |= saved["results"]
         self.tokens_generated, self.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
-        self.version = saved["version"] - 1
+        self.version, self._is_ahead = saved["version"] - 1, True
         self.report.say(f"{self.algorithm} goes on after step {checkpoint.step}, from {checkpoint.path}")
         place: Mapping[str, Any] = saved["place"]
         return place
@@ -350,7 +377,7 @@ class Run:
     async def export(self) -> None:
         """Write the model as a Hugging Face folder."""
         call = self.services.trainer.export_hf.call_one(str(self.report.folder / "model"))
-        await within(600.0, call, "the export")
+        await within(self.deadlines.weights, call, "the export")
 
     def measure_system(self) -> None:
         """Measure what the run takes of this machine, from now on."""
@@ -427,13 +454,18 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             for sentence in hosts.summary() if hosts else ():
                 report.say(sentence)
             run.pids = launcher.pids
-            run.services = await start_services(config, launcher, str(model), store)
+            run.services = await start_services(config, launcher, str(model), store, run.deadlines)
             stack.push_async_callback(run.services.stop_waiting)
             stack.callback(report.stop_measuring)
             run.results["setup_seconds"] = time.perf_counter() - report.started
             report.say(placement(config))
             if config.env.name:
                 report.say(which)
+                if patience(config) > config.training.step_seconds:
+                    report.say(
+                        f"groups are waited for while nothing moves for {patience(config):g} s, not for "
+                        f"training.step_seconds ({config.training.step_seconds:g}): a legal episode may take so long"
+                    )
             may_remove = False
             if not checkpoint:  # one that goes on has its record cut first
                 run.measure_system()

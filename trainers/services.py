@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.vllm_engine import PULL_S
 from agents.vllm_policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.errors import ServiceError
@@ -24,6 +23,7 @@ from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.actor import spawn_trainer
 from trainers.config import RunConfig, ServiceConfig
+from trainers.deadlines import Deadlines
 from trainers.engine import engine_settings
 from trainers.own_parts import names_reference
 from trainers.reference import ReferenceActor
@@ -45,6 +45,8 @@ class Services:
     """Runs work until it ends or a process dies that nothing replaces."""
     reference: Service | None = None
     """The reference model; None where nothing needs one."""
+    pull_seconds: float
+    """Deadline of an engine's taking new weights over."""
     published: int = -1
     """The newest version of the weights in the store; a new engine is given it before it is put to use."""
     settle_reference: Callable[[Any], Awaitable[None]] | None = None
@@ -72,13 +74,27 @@ class Services:
                 found[name] = await service.deadline(10.0).started.fanout() if service else []
         return found
 
+    async def progress(self) -> object:
+        """How far engines and environments have come: it differs from the last time where anything has moved.
+
+        A replica that is being started is movement: its start has a deadline of its own.
+        """
+        if self.policy.is_starting or self.envs.is_starting:
+            return object()
+        with suppress(ServiceError):  # who does not answer is noticed by its ping, and does not move
+            uses = await self.policy.deadline(10.0).use.fanout()
+            ended = await self.envs.deadline(10.0).ended.fanout()
+            return self.replaced, [use.steps for use in uses], ended
+        return None
+
     async def _catch_up(self, engine: Spawned) -> None:
         """Give a new engine the weights that the others have. Nothing is awaited after the last look at `published`."""
         version = -1
         while version != self.published:
             version = self.published
             try:
-                await unless_gone(within(PULL_S, engine.handle.pull.call_one(version), "the new engine"), engine.dead)
+                pull = engine.handle.pull.call_one(version, self.pull_seconds)
+                await unless_gone(within(self.pull_seconds, pull, "the new engine"), engine.dead)
             except ServiceError:
                 if version == self.published:  # otherwise there is a newer one, and this one may be forgotten
                     raise
@@ -88,7 +104,9 @@ class Services:
             await unless_gone(self.settle_reference(reference.handle), reference.dead)
 
 
-async def start_services(config: RunConfig, launcher: Launcher, model: str, store: WeightStore) -> Services:
+async def start_services(
+    config: RunConfig, launcher: Launcher, model: str, store: WeightStore, deadlines: Deadlines
+) -> Services:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
     Args:
@@ -96,13 +114,15 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         launcher: that ends everything.
         model: a Hugging Face folder.
         store: prepared and opened here; who made it closes it, after the launcher.
+        deadlines: of the starts, and of the engines' pulls.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
     if not config.env.name:
-        return await _start_trainer(config, launcher, model)
+        return await _start_trainer(config, launcher, model, deadlines)
+    start_seconds = deadlines.weights
     wanted, places = config.services, find_places(config)
     store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
@@ -117,7 +137,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         arguments={"model": model, "settings": engine_settings(config, find_shape(model).shape), "store": store},
         name="generator",
         # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
-        options=replace(_options(wanted.generator, places["generator"]), procs=1),
+        options=replace(_options(wanted.generator, places["generator"], start_seconds), procs=1),
         on_ready=catch_up,
         launcher=launcher,
     )
@@ -140,7 +160,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
             "on_fault": config.env.fault_policy(),
         },
         name="envs",
-        options=_options(wanted.envs, places["envs"]),
+        options=_options(wanted.envs, places["envs"], start_seconds),
         launcher=launcher,
     )
     reference = None
@@ -149,7 +169,7 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
             actor_class=ReferenceActor,
             arguments={"model": model, "settings": _reference(config), "store": store},
             name="reference",
-            options=_options(wanted.ref_model, places["ref_model"]),
+            options=_options(wanted.ref_model, places["ref_model"], start_seconds),
             on_ready=settle,
             launcher=launcher,
         )
@@ -161,15 +181,16 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
         engine_ready=asyncio.create_task(policy.start()),
         guard=launcher.guard,
         reference=reference,
+        pull_seconds=deadlines.weights,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(launcher.start("trainer"))
+            tasks.create_task(launcher.start("trainer", seconds=start_seconds))
             tasks.create_task(envs.start())
             if reference is not None:
                 tasks.create_task(reference.start())
             if processes is not None:
-                tasks.create_task(launcher.start("store"))
+                tasks.create_task(launcher.start("store", seconds=start_seconds))
             tasks.create_task(store.open(processes))
     except BaseException:
         await services.stop_waiting()
@@ -177,27 +198,35 @@ async def start_services(config: RunConfig, launcher: Launcher, model: str, stor
     return services
 
 
-def _options(service: ServiceConfig, places: Sequence[Place]) -> ServiceOptions:
+def _options(service: ServiceConfig, places: Sequence[Place], start_seconds: float) -> ServiceOptions:
     """How a service is run; the GPUs of each replica are its own, and those of its replacement."""
     return ServiceOptions(
         procs=service.procs,
         num_replicas=service.num_replicas,
         with_gpus=service.with_gpus,
+        start_seconds=start_seconds,
         ping_seconds=service.ping_seconds,
         environ=lambda replica: _resources(service, places[replica]),
         host=lambda replica: places[replica].host,
     )
 
 
-async def _start_trainer(config: RunConfig, launcher: Launcher, model: str) -> Services:
+async def _start_trainer(config: RunConfig, launcher: Launcher, model: str, deadlines: Deadlines) -> Services:
     trainer = config.services.trainer
     (place,) = find_places(config)["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
     titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, **where)
-    await launcher.start("trainer")
+    await launcher.start("trainer", seconds=deadlines.weights)
     no_engine = asyncio.create_task(asyncio.sleep(0))
     nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
-    return Services(trainer=titan, policy=nobody, envs=nobody, engine_ready=no_engine, guard=launcher.guard)
+    return Services(
+        trainer=titan,
+        policy=nobody,
+        envs=nobody,
+        engine_ready=no_engine,
+        guard=launcher.guard,
+        pull_seconds=deadlines.weights,
+    )
 
 
 def _trainer(config: RunConfig) -> dict[str, Any]:

@@ -152,7 +152,7 @@ async def _steps(run: Run, data: SFTData) -> dict[str, Any]:
         lr_schedule=training.lr_schedule,
         total_steps=training.steps,
     )
-    await within(60.0, begin, "the trainer")
+    await within(run.deadlines.base, begin, "the trainer")
     place: dict[str, Any]
     if run.checkpoint is None:
         with run.startup.phase("held-out loss"):

@@ -38,7 +38,7 @@ async def warm_up(
     begin = run.services.trainer.begin.call_one(
         learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
     )
-    await within(60.0, begin, "the trainer")
+    await within(run.deadlines.base, begin, "the trainer")
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
     run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
@@ -73,12 +73,13 @@ async def _demonstrations(run: Run) -> list[Episode]:
     """Let the environment's expert solve training tasks; only full successes are kept."""
     started = time.perf_counter()
     tasks = demonstrated(run.train_tasks, run.config.warmup)
-    result = await evaluate(
-        lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
-        tasks,
-        concurrency=episodes_at_once(run.config),
-        on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
-    )
+    async with run.moving("demonstrations"):
+        result = await evaluate(
+            lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+            tasks,
+            concurrency=episodes_at_once(run.config),
+            on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
+        )
     run.report.episodes("demonstrations", result.episodes)
     return [episode for episode in result.valid if is_success(episode)]
 

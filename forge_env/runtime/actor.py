@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
+from forge_env.errors import ServiceError
 from forge_env.runtime.client import Members, update_client
 from forge_env.runtime.clock import process_began
 from forge_env.runtime.compiled import keep_compiled
@@ -21,7 +23,24 @@ from forge_env.runtime.ranks import log_of_rank
 if TYPE_CHECKING:
     from forge_env.runtime.service import ActorOptions
 
-__all__ = ["ForgeActor", "concurrent_endpoint"]
+__all__ = ["ForgeActor", "concurrent_endpoint", "long_endpoint"]
+
+
+def long_endpoint(method: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+    """A concurrent endpoint that takes as long as it takes, and that ends with its caller.
+
+    A call through a service has no deadline unless the caller sets one: `on_ping` says when the actor hangs. Where the
+    caller is cancelled, gives up or dies, the work is cancelled.
+    """
+
+    async def endpoint(self: ForgeActor, *args: Any, call_id: str = "", **kwargs: Any) -> Any:
+        return await self._as_call(call_id, method(self, *args, **kwargs))
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(endpoint, name, getattr(method, name))
+    made = concurrent_endpoint(endpoint)
+    made.is_long = True
+    return made
 
 
 class ForgeActor(Actor):
@@ -58,6 +77,7 @@ class ForgeActor(Actor):
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
+        self._calls: dict[str, asyncio.Task[Any]] = {}  # to long endpoints
         self.phases: dict[str, tuple[float | None, float]] = {}
         """Of its start: when each began, in seconds since the epoch, and how many seconds it took. "A: B" may
         be without a beginning, as a part of A."""
@@ -80,6 +100,13 @@ class ForgeActor(Actor):
         update_client(service, members)
 
     @concurrent_endpoint
+    async def cancel(self, call_id: str) -> None:
+        """End a call to a long endpoint, or all calls of a caller that is gone ("NAME/")."""
+        for known, work in list(self._calls.items()):
+            if known == call_id or (call_id.endswith("/") and known.startswith(call_id)):
+                work.cancel()
+
+    @concurrent_endpoint
     async def started(self) -> dict[str, tuple[float | None, float]]:
         """The phases of its start: "process" until `start` was called, "start", and what `on_start` says of itself."""
         return self.phases
@@ -92,6 +119,19 @@ class ForgeActor(Actor):
     async def finish(self) -> None:
         """Free everything that the actor holds; it answers no further call."""
         await self.on_finish()
+
+    async def _as_call(self, call_id: str, work: Coroutine[Any, Any, Any]) -> Any:
+        if not call_id:
+            return await work
+        task = self._calls[call_id] = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise ServiceError("the call was cancelled")  # nobody hears it
+            return task.result()
+        finally:
+            del self._calls[call_id]
+            task.cancel()
 
     def on_ping(self) -> None:
         """Raise ReplicaBroken when the actor can do nothing any more; it is then ended and replaced."""

@@ -6,14 +6,19 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from forge_env.errors import ForgeError, ServiceError, first_error
+from forge_env.errors import ForgeError, MissedDeadline, ServiceError, first_error
 
 T = TypeVar("T")
 GRACE_S = 1.0  # a death is noticed as a broken call or as a dead process, and either may be the first
 
 
-async def within(seconds: float, call: Awaitable[T], what: str) -> T:
+async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """Await a call to an actor, with a deadline, and raise what went wrong as one of our own errors.
+
+    Args:
+        seconds: None for a call that ends otherwise where the actor hangs, as one of a replica that is pinged.
+        call: to the actor.
+        what: who is called, for people.
 
     Raises:
         ServiceError: when the deadline passed, or the actor or its process died.
@@ -27,7 +32,7 @@ async def within(seconds: float, call: Awaitable[T], what: str) -> T:
     try:
         return await asyncio.wait_for(awaited(), seconds)
     except TimeoutError:
-        raise ServiceError(f"{what} did not answer within {seconds:g} s") from None
+        raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None

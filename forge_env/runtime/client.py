@@ -7,19 +7,24 @@ keeps its copies in all other processes up to date (forge_env/runtime/service.py
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forge_env.deadlines import queued
-from forge_env.errors import ReplicaBroken, ReplicaDied, ServiceError, UserError
-from forge_env.runtime.calls import unless_gone, within
+from forge_env.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
+from forge_env.runtime.calls import quietly, unless_gone, within
 
 MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
+CALLER = "FORGE_ENV_CALLER"
+"""Environment variable that names a process of a run; the controller has none."""
 _REPLACED_S = 10.0  # by then a broken replica is no longer asked
+_CANCEL_S = 10.0
 _MOST_SESSIONS = 65_536  # whose replica is remembered
 
 
@@ -31,6 +36,8 @@ class Members(NamedTuple):
     """By a number that no other replica ever has, nor a successor of it."""
     said: str = ""
     """Why the last replica that left has left."""
+    is_over: bool = False
+    """Whether no other one will come."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +54,8 @@ class ServiceClient:
     Args:
         name: for people.
         idempotent: endpoints that may be called again when a replica dies during a call.
-        seconds: deadline of a call, the waiting for a replica among it.
+        long: endpoints whose calls have no deadline, and are cancelled with their callers.
+        seconds: deadline of a call to any other, the waiting for a replica among it.
         id: its own among all services.
         members: the replicas that are up.
     """
@@ -57,12 +65,14 @@ class ServiceClient:
         name: str,
         *,
         idempotent: frozenset[str] = frozenset(),
+        long: frozenset[str] = frozenset(),
         seconds: float = 300.0,
         id: str = "",
         members: Members | None = None,
     ) -> None:
         self.name = name
         self.idempotent = idempotent
+        self.long = long
         self.seconds = seconds
         self.id = id or uuid.uuid4().hex
         self.members = Members(handles={})  # a mapping proxy cannot travel
@@ -76,16 +86,16 @@ class ServiceClient:
             self.update(members)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (self.name, self.idempotent, self.seconds, self.id, self.members)
+        return _revive, (self.name, self.idempotent, self.long, self.seconds, self.id, self.members)
 
     def __getattr__(self, name: str) -> Endpoint:
         if name.startswith("_"):
             raise AttributeError(name)
-        return Endpoint(self, name, "", self.seconds)
+        return Endpoint(self, name, "", None)
 
     def session(self, name: str) -> View:
         """The same service for one session: its calls go to one replica as long as that one is up."""
-        return View(self, name, self.seconds)
+        return View(self, name, None)
 
     def deadline(self, seconds: float) -> View:
         """The same service with another deadline for a call."""
@@ -115,6 +125,10 @@ class ServiceClient:
         if not self._up:
             async with queued():  # it is not the episode's time
                 while not self._up:
+                    if self.members.is_over:
+                        raise ServiceError(
+                            f"{self.name} has no replica any more: {self.members.said or 'it was stopped'}"
+                        )
                     change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting.append(change)
                     await change
@@ -130,9 +144,9 @@ class ServiceClient:
 
 
 class View:
-    """A service with a session and a deadline."""
+    """A service with a session and a deadline; without one, with that of each endpoint."""
 
-    def __init__(self, client: ServiceClient, session: str, seconds: float) -> None:
+    def __init__(self, client: ServiceClient, session: str, seconds: float | None) -> None:
         self._client = client
         self._session = session
         self._seconds = seconds
@@ -152,17 +166,19 @@ class View:
 class Endpoint:
     """One endpoint of a service."""
 
-    def __init__(self, client: ServiceClient, name: str, session: str, seconds: float) -> None:
+    def __init__(self, client: ServiceClient, name: str, session: str, seconds: float | None) -> None:
         self._client = client
         self._name = name
         self._session = session
-        self._seconds = seconds
+        self._is_long = name in client.long
+        self._seconds = seconds if seconds is not None or self._is_long else client.seconds
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on one replica: that of the session, or the one with the fewest calls in flight.
 
         Where no replica is up, the call waits for one. Where the replica dies during the call, an idempotent endpoint
-        is called again on another one, up to MOST_TRIES times in all.
+        is called again on another one, up to MOST_TRIES times in all. A call to a long endpoint that is cancelled, or
+        misses its deadline, is cancelled in the actor too.
 
         Raises:
             ReplicaDied: the replica died during a call to an endpoint that is not idempotent, or in every try.
@@ -219,25 +235,50 @@ class Endpoint:
 
     async def _call(self, member: _Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         what = f"{self._client.name}.{self._name}"
+        call_id = _next_call() if self._is_long else ""
         member.calls += 1
         try:
-            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **kwargs), what)
+            named = {**kwargs, "call_id": call_id} if call_id else kwargs
+            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
             return await unless_gone(call, member.gone, ReplicaDied)
         except ReplicaBroken as error:
             await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping says so too
             raise ReplicaDied(str(error)) from None
+        except (asyncio.CancelledError, MissedDeadline):
+            if call_id and not member.gone.done():
+                _in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)))
+            raise
         finally:
             member.calls -= 1
 
 
+def long_endpoints(actor_class: type) -> frozenset[str]:
+    """The names of the long endpoints of an actor's class, see `forge_env.runtime.actor.long_endpoint`."""
+    return frozenset(name for name in dir(actor_class) if getattr(getattr(actor_class, name), "is_long", False))
+
+
+def _next_call() -> str:
+    return f"{os.environ.get(CALLER, 'controller')}/{next(_calls)}"
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+_calls = itertools.count()
+_background: set[asyncio.Task[None]] = set()
 _clients: dict[str, ServiceClient] = {}
 """Those of this process, by their ids: however often a client arrives, it stays one object."""
 
 
-def _revive(name: str, idempotent: frozenset[str], seconds: float, service_id: str, members: Members) -> ServiceClient:
+def _revive(
+    name: str, idempotent: frozenset[str], long: frozenset[str], seconds: float, service_id: str, members: Members
+) -> ServiceClient:
     known = _clients.get(service_id)
     if known is None:
-        return ServiceClient(name, idempotent=idempotent, seconds=seconds, id=service_id, members=members)
+        return ServiceClient(name, idempotent=idempotent, long=long, seconds=seconds, id=service_id, members=members)
     known.update(members)
     return known
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from forge_env.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
+from forge_env.runtime.client import CALLER
 from forge_env.runtime.hosts import Hosts
 from forge_env.runtime.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.ranks import LOOPBACK, AllRanks, MeetingPoint, log_of_rank
@@ -29,6 +30,7 @@ __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_END_S = 10.0  # that a killed process has for being gone
 
 
 @dataclass(eq=False, kw_only=True)
@@ -37,6 +39,8 @@ class Spawned:
 
     name: str
     """Its own among the actors of a launcher."""
+    caller: str
+    """Its own among all that were ever spawned: who makes the calls of its processes."""
     log: Path
     mesh: Any
     actor: Any
@@ -90,6 +94,7 @@ class Launcher:
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
         self._closing: list[Callable[[], Awaitable[None]]] = []
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Launcher:
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -161,7 +166,8 @@ class Launcher:
             raise UserError(f"there is an actor named {name!r} already: give each one a name of its own")
         here = os.getcwd() if self.hosts else ""  # a process on this machine finds what is here by itself
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), here]))
-        settings = {"PYTHONPATH": path, "TMPDIR": self._temp, **(environ or {})}
+        caller = f"{name}_{next(_numbers)}"
+        settings = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, **(environ or {})}
         hosts, per_host = self.hosts, procs // num_hosts
         places = []
         if hosts:
@@ -177,13 +183,12 @@ class Launcher:
             return default_bootstrap_cmd().with_env(settings | place | ranked)
 
         where = hosts.mesh(host, num_hosts) if hosts else this_host()
-        mesh = where.spawn_procs(
-            per_host={"procs": per_host}, name=f"{name}_{next(_numbers)}", bootstrap_command=command
-        )
+        mesh = where.spawn_procs(per_host={"procs": per_host}, name=caller, bootstrap_command=command)
         log_path = self.log_dir / f"{name}.log"
         actor = mesh.spawn(name, actor_class, controller_pid=os.getpid(), log_path=str(log_path), **kwargs)
         self._spawned[name] = Spawned(
             name=name,
+            caller=caller,
             log=log_path,
             mesh=mesh,
             actor=actor,
@@ -248,9 +253,7 @@ class Launcher:
         if seconds and not spawned.dead.done():
             await quietly(seconds, spawned.actor.finish.call())
         _kill(spawned.pids)
-        for pid in spawned.pids:
-            await asyncio.to_thread(_reap, pid)
-            self._pids.discard(pid)
+        self._pids -= spawned.pids - await self._reap(spawned.pids)
         if self.hosts:
             await asyncio.gather(*(self.hosts.kill(index, pid) for index, pid in spawned.far))
         if self._is_reached(spawned):
@@ -319,10 +322,27 @@ class Launcher:
         if spawned.dead.done() or self.is_stopping:
             return
         spawned.dead.set_result(said)
+        self._end_calls_of(spawned.caller)
         if spawned.on_death is not None:
             spawned.on_death(said)
         else:
             self.fail(ServiceError(said))
+
+    def _end_calls_of(self, caller: str) -> None:
+        """Let all other actors end what they do for one that is dead."""
+        for actor in self.actors():
+            task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{caller}/")))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _reap(self, pids: Iterable[int]) -> set[int]:
+        """Wait for the ends of processes that were killed; returns those that the kernel has not ended in time."""
+        left, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
+        while (left := {pid for pid in left if not _is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.005)
+        if left:
+            self.say(f"killed {_END_S:g} s ago and not gone yet, as one that waits for a disk or a GPU: {sorted(left)}")
+        return left
 
     def _on_fault(self, failure: Any) -> None:
         """Monarch's word that something failed. Deaths are noticed sooner by `_watch`; this only keeps us alive."""
@@ -333,6 +353,8 @@ class Launcher:
 
     async def _stop(self) -> None:
         self.is_stopping = True
+        for task in self._telling:
+            task.cancel()
         await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
         # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
         reached = [each for each in self._spawned.values() if self._is_reached(each)]
@@ -348,8 +370,7 @@ class Launcher:
         for pidfd in list(self._watched):
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
-        for pid in self._pids:
-            _reap(pid)
+        await self._reap(self._pids)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
             self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
         self._spawned.clear()
@@ -388,8 +409,8 @@ def _kill(pids: Iterable[int]) -> None:
             pass
 
 
-def _reap(pid: int) -> None:
+def _is_reaped(pid: int) -> bool:
     try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass
+        return os.waitpid(pid, os.WNOHANG) != (0, 0)
+    except ChildProcessError:  # somebody else was sooner
+        return True

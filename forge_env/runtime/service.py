@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.errors import ForgeError, ReplicaBroken, ServiceError, UserError, nearest
+from forge_env.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
 from forge_env.runtime.calls import quietly, unless_gone, within
-from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client
+from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client, long_endpoints
 from forge_env.runtime.gpus import names_of
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
 from forge_env.runtime.ranks import AllRanks
@@ -44,7 +44,7 @@ class ServiceOptions:
     with_gpus: bool = False
     """Whether each process has a GPU of its own. They are counted from 0 for each service; `environ` says otherwise."""
     seconds: float = 300.0
-    """Deadline of a call."""
+    """Deadline of a call to an endpoint that is no long one."""
     start_seconds: float = 300.0
     """Deadline of a replica's start."""
     ping_seconds: float = 30.0
@@ -98,6 +98,7 @@ class Service:
         self.client = ServiceClient(
             self.name,
             idempotent=getattr(self.actor_class, "idempotent", frozenset()),
+            long=long_endpoints(self.actor_class),
             seconds=self.options.seconds,
         )
         self._numbers = itertools.count(1)
@@ -110,6 +111,11 @@ class Service:
             raise AttributeError(name)
         endpoint: Endpoint = getattr(self.client, name)
         return endpoint
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a replica is on its way, the first one or another."""
+        return len(self._keepers) > self.client.up
 
     def session(self, name: str) -> View:
         """The same service for one session: its calls go to one replica as long as that one is up."""
@@ -154,27 +160,41 @@ class Service:
     async def stop(self) -> None:
         """End all replicas."""
         await asyncio.gather(*(self._end(place) for place in list(self._keepers)))
+        self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
 
     # ---- one replica's place ----
 
     async def _keep(self, place: int, first: asyncio.Future[None]) -> None:
-        """Keep a replica in this place: start it, watch it, and put another one there when it is gone."""
+        """Keep a replica in this place; who waits for the first one is told in any case, and the place is free then."""
+        try:
+            await self._refill(place, first)
+        finally:
+            if self._keepers.get(place) is asyncio.current_task():
+                del self._keepers[place]
+            if not first.done():
+                first.set_exception(ServiceError(f"{self.name} was stopped before it was up"))
+
+    async def _refill(self, place: int, first: asyncio.Future[None]) -> None:
+        """Start a replica, watch it, and put another one there when it is gone."""
         death: Death | None = None
+        failed = 0
         while True:
             try:
                 number, spawned = await self._begin(place)
             except Exception as error:
                 if not first.done():
-                    del self._keepers[place]
                     first.set_exception(error)
                     return
                 if not isinstance(error, ForgeError):
                     self.launcher.fail(ServiceError(f"replacing {self.name}: {type(error).__name__}: {error}"))
                     raise
-                if not self._may_go_on(str(error)):
+                failed += 1
+                is_slow = death is not None and failed > 1 and time.monotonic() - death.at > DEATHS_S
+                if not self._may_go_on(str(error), is_hopeless=is_slow):
                     return
                 continue
+            failed = 0
             if death is not None:
                 death.recovered_at = time.monotonic()
                 seconds = death.recovered_at - death.at
@@ -227,13 +247,16 @@ class Service:
         seconds = self.options.ping_seconds
         while not spawned.dead.done():
             try:
-                await unless_gone(within(seconds, AllRanks(spawned.actor).ping.call_one(), ""), spawned.dead)
+                await unless_gone(within(seconds, AllRanks(spawned.actor).ping.call_one(), "the ping"), spawned.dead)
                 await asyncio.wait({spawned.dead}, timeout=PING_EVERY_S)
             except ReplicaBroken as error:
                 return f"the {spawned.name} process was ended: {error}"
-            except ForgeError:
+            except MissedDeadline:
                 if not spawned.dead.done():
                     return f"the {spawned.name} process did not answer a ping within {seconds:g} s, and was ended"
+            except ForgeError as error:
+                if not spawned.dead.done():
+                    return f"the {spawned.name} process was ended, for its ping failed: {error}"
         return spawned.dead.result()
 
     def _leave(self, number: int, said: str) -> None:
@@ -241,27 +264,38 @@ class Service:
         if handles.pop(number, None) is not None:
             self._change(handles, said)
 
-    def _may_go_on(self, said: str, death: Death | None = None) -> bool:
-        """Whether another replica is tried; if not, what is guarded ends."""
+    def _may_go_on(self, said: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
+        """Whether another replica is tried; if not, what is guarded ends.
+
+        Args:
+            said: of the one that is gone, or did not start.
+            death: of one that was up.
+            is_hopeless: that none has started since the last one was up, for too long.
+        """
         self.deaths.append(death or Death(said, time.monotonic()))
         if not self.options.respawn:
-            self.launcher.fail(ServiceError(said))
+            self._give_up(said)
             return False
         recent = [each for each in self.deaths if time.monotonic() - each.at < DEATHS_S]
-        if len(recent) > MOST_DEATHS and self.client.up:
-            self.launcher.say(f"{said}; as {self._lost(recent)}, it is not replaced, and {self.client.up} go on")
-            return False
-        if len(recent) > MOST_DEATHS:
-            self.launcher.fail(ServiceError(f"{said}; {self._lost(recent)}"))
-            return False
-        return True
+        if len(recent) <= MOST_DEATHS and not is_hopeless:
+            return True
+        lost = f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
+        if is_hopeless:
+            lost = f"no {self.name} has started for {DEATHS_S / 60:g} minutes"
+        if self.client.up:
+            self.launcher.say(f"{said}; as {lost}, it is not replaced, and {self.client.up} go on")
+        else:
+            self._give_up(f"{said}; {lost}")
+        return False
 
-    def _lost(self, recent: Sequence[Death]) -> str:
-        return f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
+    def _give_up(self, said: str) -> None:
+        """End what is guarded, and the calls that wait for a replica."""
+        self._change({}, said, is_over=True)
+        self.launcher.fail(ServiceError(said))
 
-    def _change(self, handles: dict[int, Any], said: str) -> None:
+    def _change(self, handles: dict[int, Any], said: str, *, is_over: bool = False) -> None:
         """Tell this process, and all others, which replicas are up."""
-        members = Members(self.client.members.edition + 1, handles, said)
+        members = Members(self.client.members.edition + 1, handles, said, is_over)
         self.client.update(members)
         for actor in self.launcher.actors():
             self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
@@ -287,6 +321,7 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.client.update(Members(self.client.members.edition + 1, {}, "its launcher has ended", is_over=True))
         forget_client(self.client.id)
 
 

@@ -14,6 +14,8 @@ from torchtitan.distributed import utils as titan_dist
 
 from forge_env.errors import UserError
 
+_GROUP_SECONDS = 86_400  # whoever calls the ranks has deadlines, by what they do; the first may write for an hour
+
 
 def init_process_group() -> bool:
     """Bring up the process group unless there is one; returns whether it was made here."""
@@ -23,7 +25,8 @@ def init_process_group() -> bool:
         titan_utils.device_module.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # No flight recorder: it leaves a folder in the working directory.
-        titan_dist.init_distributed(CommConfig(trace_buf_size=0), enable_cpu_backend=titan_utils.device_type != "cpu")
+        settings = CommConfig(trace_buf_size=0, init_timeout_seconds=_GROUP_SECONDS)
+        titan_dist.init_distributed(settings, enable_cpu_backend=titan_utils.device_type != "cpu")
     else:  # alone: no port to choose, nobody to wait for
         backend = "gloo" if titan_utils.device_type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -87,9 +87,9 @@ class WeightStore(ABC):
             ServiceError: when there is no such version, or no longer.
         """
 
-    async def verify(self, version: int) -> None:  # noqa: B027 some keep no checksum
+    async def verify(self, version: int, *, seconds: float = 60.0) -> None:  # noqa: B027 some keep no checksum
         """Check a snapshot against the checksum that was taken of it; does nothing in a store that keeps none.
 
         Raises:
-            ServiceError: it has changed; or there is no such version, or no checksum of it in time.
+            ServiceError: it has changed; or there is no such version, or no checksum of it within `seconds`.
         """
