@@ -249,6 +249,12 @@ class Episode:
             raise UserError(f"not an Episode: {line[:80]!r} ({reason}); expected one JSON object per line") from None
 
 
+for _name in ("prompt_ids", "response_ids", "logprobs"):
+    # Arguments only: as an attribute, each would read None, and `replace` would hand it on.
+    delattr(Episode, _name)
+    del Episode.__dataclass_fields__[_name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Sibling episodes of one task; advantages are computed over its valid members only."""

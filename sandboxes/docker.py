@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from forge_env.deadlines import queued
@@ -74,31 +72,6 @@ async def open_docker_sandbox(
         engine.close()
         raise
     return DockerSandbox(engine, pool, capabilities, slots=slots, max_sessions=max_sessions)
-
-
-@asynccontextmanager
-async def open_docker(
-    *,
-    slots: int | None = None,
-    max_sessions: int = 32,
-    cpus: float = 1.0,
-    base_image: str | None = None,
-    runtime: str | None = None,
-    pid_namespace: bool | None = None,
-) -> AsyncIterator[DockerSandbox]:
-    """Open the sandbox as `open_docker_sandbox` does, and close it at the end of the block."""
-    sandbox = await open_docker_sandbox(
-        slots=slots,
-        max_sessions=max_sessions,
-        cpus=cpus,
-        base_image=base_image,
-        runtime=runtime,
-        pid_namespace=pid_namespace,
-    )
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
 
 
 class DockerSandbox:

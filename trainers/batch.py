@@ -71,11 +71,6 @@ class MicroBatch:
     units: tuple[int, int]
     """Valid tokens, and episodes that have any: what losses are divided by."""
 
-    def to_loss(self, values: Tensor) -> Tensor:
-        """Bring values of every model token, (B, L), into the loss layout, (E, T); zero where there is no target."""
-        picked = values.flatten()[self.source.clamp(min=0)]
-        return torch.where(self.source >= 0, picked, torch.zeros_like(picked))
-
     def scatter(self, values: Tensor) -> Tensor:
         """Bring values of the sampled targets only, (N,), into the loss layout, (E, T); zero elsewhere."""
         flat = torch.zeros(self.source.numel(), dtype=values.dtype, device=values.device)

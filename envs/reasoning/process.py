@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Worker:
     """One helper process. `ask` is thread-safe and blocks; each wait has a deadline."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # it knows its owner
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
@@ -56,15 +57,15 @@ class Worker:
             EnvError: when reasoning-gym itself raised.
             ServiceError: when the helper process broke, or did not answer in time.
         """
-        if not self._lock.acquire(timeout=QUEUE_SECONDS):
-            raise ServiceError(f"no turn at the reasoning-gym process within {QUEUE_SECONDS:g} s")
+        lock = self._lock
         try:
-            answer = self._ask(request)
-        except BaseException:
-            self._stop()  # whatever it still writes belongs to nobody
-            raise
+            # Within the block: an interruption may come right after it.
+            if not lock.acquire(timeout=QUEUE_SECONDS):
+                raise ServiceError(f"no turn at the reasoning-gym process within {QUEUE_SECONDS:g} s")
+            answer = self._ask_or_stop(request)
         finally:
-            self._lock.release()
+            with suppress(RuntimeError):  # this thread never had it
+                lock.release()
         if "error" in answer:
             raise EnvError(f"the reasoning-gym dataset {request.get('dataset', '')} raised {answer['error']}")
         return answer
@@ -77,11 +78,18 @@ class Worker:
 
     def forget(self) -> None:
         """Let go of the parent's helper process, in a fork."""
-        process, self._process, self._lock, self._unread = self._process, None, threading.Lock(), b""
+        process, self._process, self._lock, self._unread = self._process, None, threading.RLock(), b""
         if process is not None and process.stdin and process.stdout:
             process.stdin.close()
             process.stdout.close()
             process.returncode = 0  # not ours to wait for
+
+    def _ask_or_stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._ask(request)
+        except BaseException:
+            self._stop()  # whatever it still writes belongs to nobody
+            raise
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._process is not None and self._process.poll() is not None:

@@ -203,6 +203,15 @@ def test_a_fault_of_ours_has_no_reward(outcome: Outcome) -> None:
         episode(outcome=outcome, reward=0.0)
 
 
+def test_what_the_short_form_is_given_is_no_attribute() -> None:
+    """As one, it read None whatever the episode holds."""
+    short = Episode(prompt_ids=(1, 2), response_ids=(3,), logprobs=(-0.5,), reward=1.0)
+    for name in ("prompt_ids", "response_ids", "logprobs"):
+        assert not hasattr(Episode, name) and not hasattr(short, name)
+    assert short.turns[0].prompt_ids == (1, 2) and short.turns[0].token_ids == (3,)
+    assert replace(short, reward=0.5).turns == short.turns
+
+
 def test_only_a_valid_episode_of_sampled_turns_is_trainable() -> None:
     turn = sampled((1,), (2,), context=(1,), starts_row=True)
     expert = replace(turn, kind="tokens", logprobs=(), versions=(), context_digest="", starts_row=False)

@@ -14,7 +14,7 @@ from typing import Any
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.errors import PolicyError, ReplicaBroken, ServiceError, UserError
-from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.weights import WeightStore
 
@@ -82,8 +82,11 @@ class Counting(Worker):
 
     idempotent = frozenset({"answer_when", "break_down", "die", "pid"})
     broken = False
+    ping_error: Exception | None = None
 
     def on_ping(self) -> None:
+        if self.ping_error is not None:
+            raise self.ping_error
         if self.broken:
             raise ReplicaBroken("it has no more numbers")
 
@@ -94,6 +97,19 @@ class Counting(Worker):
             self.broken = True
             raise ReplicaBroken("it has no more numbers")
         return os.getpid()
+
+    @concurrent_endpoint
+    async def fail_pings(self) -> None:
+        self.ping_error = ValueError("7 is not prime")
+
+    @long_endpoint
+    async def work(self, marks: str) -> None:
+        """Begin a work without an end, and leave a mark when it begins and when it is cancelled."""
+        (Path(marks) / "begun").touch()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            (Path(marks) / "ended").touch()
 
     @concurrent_endpoint
     async def die(self) -> None:
@@ -125,6 +141,10 @@ class Caller(ForgeActor):
     async def ask(self) -> int:
         pid: int = await self._client.pid.route()
         return pid
+
+    @concurrent_endpoint
+    async def let_work(self, marks: str) -> None:
+        await self._client.work.route(marks)
 
 
 class Team(Worker):

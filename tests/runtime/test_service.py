@@ -154,6 +154,62 @@ async def test_a_client_in_another_process_learns_of_the_replacement(launcher: L
         assert second != first and second == (await pids(service))[0]
 
 
+async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Path) -> None:
+    """Cancelled, out of time, or dead: the work ends in the actor, which goes on."""
+    service = await Counting.options(seconds=0.001).as_service()  # a deadline that long calls do not have
+    caller = launcher.spawn("caller", Caller, client=service.client)
+    await launcher.start("caller")
+
+    async def marks(name: str) -> Path:
+        folder = tmp_path / name
+        await asyncio.to_thread(folder.mkdir)
+        return folder
+
+    cancelled, late, orphaned = [await marks(name) for name in ("cancelled", "late", "orphaned")]
+    call = asyncio.create_task(service.work.route(str(cancelled)))
+    await until((cancelled / "begun").exists, "the work")
+    call.cancel()
+    await until((cancelled / "ended").exists, "the end of what was cancelled")
+    with pytest.raises(ServiceError, match="counting.work did not answer within 0.2 s"):
+        await service.deadline(0.2).work.route(str(late))
+    await until((late / "ended").exists, "the end of what was late")
+    asking = asyncio.ensure_future(caller.let_work.call_one(str(orphaned)))
+    await until((orphaned / "begun").exists, "the work of the caller")
+    os.kill(await caller.pid.call_one(), signal.SIGKILL)
+    await until((orphaned / "ended").exists, "the end of what nobody waits for")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert await service.deadline(DEADLINE_S).add.route(1, 2) == 3
+
+
+async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> None:
+    """Who waits for its start is told, and so is who waits for a replica."""
+    asked = asyncio.Event()
+
+    async def never(replica: Spawned) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    service = Service(actor_class=Counting, arguments={}, name="slow", on_ready=never)
+    starting, calling = asyncio.create_task(service.start()), asyncio.create_task(service.add.route(1, 2))
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    await service.stop()
+    with pytest.raises(ServiceError, match="^slow was stopped before it was up$"):
+        await asyncio.wait_for(starting, DEADLINE_S)
+    with pytest.raises(ServiceError, match="^slow has no replica any more: it was stopped$"):
+        await asyncio.wait_for(calling, DEADLINE_S)
+
+
+@pytest.mark.slow
+async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+    await service.fail_pings.route()
+    await until(lambda: service.deaths, "the death")
+    assert service.deaths[0].said == (
+        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
+    )
+
+
 async def test_scaling_up_and_down(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
@@ -207,6 +263,9 @@ async def test_the_death_of_an_actor_ends_what_is_guarded(launcher: Launcher) ->
     os.kill(await actor.pid.call_one(), signal.SIGKILL)
     with pytest.raises(ServiceError, match="the single process died"):
         await launcher.guard(actor.hold.call_one())
+    assert not actor.is_starting
+    await actor.scale(1)  # its place is free again, and nobody counts it
+    assert await actor.add.route(1, 2) == 3
 
 
 async def test_mistakes_are_one_sentence() -> None:

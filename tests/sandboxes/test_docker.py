@@ -23,7 +23,7 @@ import pytest_asyncio
 from forge_env.deadlines import Deadline
 from forge_env.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits, Session, SessionFileError
-from sandboxes.docker import DockerSandbox, open_docker, open_docker_sandbox
+from sandboxes.docker import DockerSandbox, open_docker_sandbox
 from sandboxes.docker_engine import Engine
 from sandboxes.docker_image import build_context, ensure_image
 from sandboxes.docker_owner import LABEL, labels, reap, remove
@@ -462,15 +462,15 @@ async def _enough(engine: Engine, before: set[str]) -> bool:
 OWNER = """
 import asyncio
 from forge_env.sandbox import ExecRequest, Limits
-from sandboxes.docker import open_docker
+from sandboxes.docker import open_docker_sandbox
 
 async def main():
-    async with open_docker(slots=1) as sandbox:
-        session = await sandbox.open_session(limits=Limits(wall_s=60))
-        await session.run("import os, time\\nif not os.fork(): os.setsid(); time.sleep(60)")
-        await sandbox.run("pass")
-        print("ready", flush=True)
-        await sandbox.run(ExecRequest(code="import time; time.sleep(60)", limits=Limits(wall_s=60)))
+    sandbox = await open_docker_sandbox(slots=1)
+    session = await sandbox.open_session(limits=Limits(wall_s=60))
+    await session.run("import os, time\\nif not os.fork(): os.setsid(); time.sleep(60)")
+    await sandbox.run("pass")
+    print("ready", flush=True)
+    await sandbox.run(ExecRequest(code="import time; time.sleep(60)", limits=Limits(wall_s=60)))
 
 asyncio.run(main())
 """
@@ -622,8 +622,7 @@ async def test_a_base_image_that_is_nowhere_is_named(engine: Engine) -> None:
 async def test_settings_out_of_range_are_user_errors() -> None:
     for settings in ({"slots": 0}, {"max_sessions": 0}, {"cpus": 0.0}):
         with pytest.raises(UserError, match=next(iter(settings))):
-            async with open_docker(**settings):  # type: ignore[arg-type]
-                pass
+            await open_docker_sandbox(**settings)  # type: ignore[arg-type]
 
 
 async def test_no_engine_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +181,16 @@ async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:
     assert await engine._command(lambda: engine._engine.has_unfinished_requests()) is False
 
 
+async def test_a_cancelled_batch_ends_its_requests(engine: VLLMEngine) -> None:
+    batch = [Request((4, i), Sampling(max_tokens=200, seed=i), f"batch/{i}") for i in range(5)]
+    call = asyncio.create_task(engine.generate_batch(batch))
+    while not await engine._command(engine._engine.has_unfinished_requests):
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert await engine._command(engine._engine.has_unfinished_requests) is False
+
+
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
     """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
     running = [
@@ -231,6 +243,63 @@ async def _over_a_swap(engine: VLLMEngine, weights: dict[str, torch.Tensor]) -> 
     await engine.generate([1], Sampling(max_tokens=3), "begun")
     await engine.update_weights(engine.version + 1, weights)
     return await running
+
+
+async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found(model: Path) -> None:
+    """Completions that take longer than the engine may stand still are not cut; then its scheduler is paused."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    stall = 1.0
+    engine = VLLMEngine(str(model), replace(SETTINGS, max_model_len=1024, stall_seconds=stall))
+    await engine.start()
+    try:
+        started = time.perf_counter()
+        long = [engine.generate([i + 1], Sampling(max_tokens=1000, seed=i), f"long/{i}") for i in range(32)]
+        assert [len(completion.token_ids) for completion in await asyncio.gather(*long)] == [1000] * 32
+        assert time.perf_counter() - started > stall, "they were too quick to show anything"
+        scheduler = engine._engine.engine_core.engine_core.scheduler
+        await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
+        with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
+            await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
+        assert engine.broken.startswith("the engine hangs")
+        with pytest.raises(PolicyError, match="is not running: the engine hangs"):
+            await engine.generate([1], Sampling(max_tokens=1), "late")
+    finally:
+        await engine.close()
+
+
+class AsItBreaks(list[int]):
+    """A prompt whose tokens can be read only once the engine's thread has ended."""
+
+    def __init__(self, engine: VLLMEngine, gate: threading.Event) -> None:
+        super().__init__([1, 2])
+        self._engine, self._gate = engine, gate
+
+    def __iter__(self) -> Iterator[int]:
+        self._gate.set()
+        self._engine._thread.join(60.0)
+        return super().__iter__()
+
+
+async def test_a_request_that_comes_as_the_engine_breaks_is_answered(model: Path) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    engine, gate = VLLMEngine(str(model), SETTINGS), threading.Event()
+    await engine.start()
+
+    def add() -> None:
+        gate.wait(60.0)
+        prompt = TokensPrompt(prompt_token_ids=[10**6])  # past the check: the next step raises
+        engine._engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
+
+    breaking = asyncio.ensure_future(engine._command(add))
+    await asyncio.sleep(0)  # let it reach the inbox
+    with pytest.raises(PolicyError, match="the engine broke"):
+        await asyncio.wait_for(engine.generate(AsItBreaks(engine, gate), Sampling(max_tokens=2), "queued"), 60.0)
+    await asyncio.gather(breaking, return_exceptions=True)
+    assert engine.broken.startswith("the engine broke")
+    await engine.close()
 
 
 async def test_a_closed_engine_refuses(model: Path) -> None:

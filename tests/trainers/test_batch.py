@@ -43,7 +43,8 @@ def loss_layout(batches: list[MicroBatch]) -> dict[int, tuple]:
     seen = {}
     for batch in batches:
         values, scattered = model_values(batch), batch.scatter(model_values(batch).flatten()[batch.selected])
-        laid_out = batch.to_loss(values)
+        picked = values.flatten()[batch.source.clamp(min=0)]
+        laid_out = torch.where(batch.source >= 0, picked, 0)
         for line, index in enumerate(batch.samples):
             assert index not in seen
             width = int((batch.source[line] >= 0).sum())

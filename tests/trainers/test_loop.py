@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -648,7 +649,7 @@ async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
         raise AssertionError("unreachable")
 
     async with nothing_left():
-        with pytest.raises(ServiceError, match=r"no step for 0\.05 s: 0 of 2 open groups are finished"):
+        with pytest.raises(ServiceError, match=r"nothing has moved for 0\.05 s: 0 of 2 open groups are finished"):
             await Record(lambda task, index: pytest.fail("alone")).loop(patience=0.05, run_wave=hangs).run()
 
 
@@ -661,8 +662,31 @@ async def test_no_group_in_time_ends_the_run() -> None:
         raise AssertionError("unreachable")
 
     async with nothing_left():
-        with pytest.raises(ServiceError, match=r"no step for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env"):
+        with pytest.raises(
+            ServiceError,
+            match=r"nothing has moved for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env",
+        ):
             await Record(run_group).loop(patience=0.05).run()
+
+
+async def test_a_group_may_take_as_long_as_something_moves() -> None:
+    """It is back only after twice the looks that are taken within the patience, each of which saw a step more."""
+    steps, back = itertools.count(), asyncio.Event()
+
+    async def progress() -> int:
+        step = next(steps)
+        if step >= 16:
+            back.set()
+        return step
+
+    async def run_group(task: Task, index: int) -> Group:
+        await back.wait()
+        return group(index)
+
+    record = Record(run_group)
+    async with nothing_left():
+        await record.loop(steps=1, patience=0.05, progress=progress).run()
+    assert record.steps == [1] and next(steps) > 16
 
 
 class Bug(Exception):

@@ -25,7 +25,7 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
         )
     )
     wanted, places = config.services, find_places(config)
-    generators = services._options(wanted.generator, places["generator"]).environ
+    generators = services._options(wanted.generator, places["generator"], 300.0).environ
     assert generators is not None
     seen = [generators(replica)["CUDA_VISIBLE_DEVICES"] for replica in (0, 1)]
     seen += [services._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
