@@ -30,6 +30,8 @@ class ChatAgent:
         max_concurrency: requests at once, per event loop.
         requests_per_minute: at most; None for no limit.
         timeout: seconds for one answer, retries included, waiting for a place not.
+        idle_timeout: streams the answers: each may take as long as it takes, and has failed when no byte came for so
+            many seconds. None asks for whole answers.
         retries: further attempts after a refusal that may pass (HTTP 408, 409, 429, 5xx), a failed connection, or an
             answer that cannot be read.
         extra_body: further fields of every request; None takes a field out.
@@ -48,6 +50,7 @@ class ChatAgent:
         max_concurrency: int = 16,
         requests_per_minute: float | None = None,
         timeout: float = 120.0,
+        idle_timeout: float | None = None,
         retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class ChatAgent:
             max_concurrency=max_concurrency,
             requests_per_minute=requests_per_minute,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             retries=retries,
             extra_body=dict(extra_body or {}),
         )

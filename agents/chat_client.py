@@ -22,7 +22,6 @@ import httpx
 
 from agents.chat_reply import (
     Reply,
-    body_of,
     message_of,
     read_reply,
     redacted,
@@ -30,6 +29,7 @@ from agents.chat_reply import (
     says_context_full,
     says_no_quota,
 )
+from agents.chat_stream import read_body
 from forge_env.deadlines import queued
 from forge_env.errors import PolicyError, UserError
 from forge_env.protocols import ContextFull
@@ -87,7 +87,10 @@ class ChatClient:
     max_concurrency: int = 16
     requests_per_minute: float | None = None
     timeout: float = 120.0
-    """Seconds for one answer, with its retries and the pauses between them; waiting for a place does not count."""
+    """Seconds for one answer, with its retries and the pauses between them; waiting for a place does not count. Of a
+    streamed answer only the pauses and the attempts that failed."""
+    idle_timeout: float | None = None
+    """Streams the answer: it may take as long as it takes, and has failed when no byte came for so many seconds."""
     retries: int = 4
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request; None takes one of ours out."""
@@ -109,6 +112,8 @@ class ChatClient:
             raise UserError(
                 f"base_url {shown!r} is no plain address: write it as 'https://host/v1', the key goes elsewhere"
             )
+        if self.idle_timeout is not None and not self.idle_timeout > 0:
+            raise UserError(f"idle_timeout={self.idle_timeout} is not above 0; None asks for whole answers")
         if self.max_concurrency < 1 or not self.timeout > 0 or self.retries < 0:
             raise UserError(
                 f"max_concurrency={self.max_concurrency}, timeout={self.timeout}, retries={self.retries}: "
@@ -149,6 +154,8 @@ class ChatClient:
         # OpenAI's own models want the new name; most other servers know only the old one.
         limit = "max_completion_tokens" if urlsplit(self.base_url).hostname == "api.openai.com" else "max_tokens"
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), limit: max_tokens}
+        if self.idle_timeout is not None:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= {"temperature": temperature, "tools": list(tools) or None, **self.extra_body}
         text = json.dumps({k: v for k, v in body.items() if v is not None}, ensure_ascii=False)
         # What a model wrote need not be text that UTF-8 can carry.
@@ -183,14 +190,25 @@ class ChatClient:
         key = self._key()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.usage.requests += 1
+        idle = self.idle_timeout
+        limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
+        url = f"{self.base_url}/chat/completions"
         try:
-            async with asyncio.timeout(left):
-                response = await client.post(f"{self.base_url}/chat/completions", content=content, headers=headers)
+            # Nothing is asked again after a time-out of ours: the server may still be at the first answer.
+            async with (
+                asyncio.timeout(left if idle is None else None),
+                client.stream("POST", url, content=content, headers=headers, timeout=limits) as response,
+            ):
+                body = await read_body(response)
         except TimeoutError:
             raise self._error(f"did not answer within {seconds:g} s") from None
+        except httpx.ReadTimeout:
+            raise self._error(f"sent nothing for {idle:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:  # from None below: the request in it holds the key
             return _Failure(redacted(f"the connection failed: {type(error).__name__}: {error}".rstrip(": "), key))
-        data = redacted(body_of(response), key)
+        if body is None:
+            return _Failure("its stream ended before the answer did")
+        data = redacted(body, key)
         if response.status_code != 200:
             return self._refusal(response, data)
         reply = read_reply(data)

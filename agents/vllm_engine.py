@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agents.vllm_gathering import Gathering
@@ -44,6 +44,8 @@ class EngineUse:
     """In its steps; the rest of the time it took requests in, or had none."""
     request_steps: int = 0
     """Requests in each step, added up: over `steps`, how many it had at once."""
+    running: int = 0
+    """Requests that it has at this moment."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,11 @@ class VLLMEngine:
         self.use = EngineUse()
         self.phases: dict[str, tuple[float | None, float]] = {}
         """Of its start, as `ForgeActor.phases`: "import", "load", and of that "load: compile", where vLLM compiles."""
+
+    @property
+    def used(self) -> EngineUse:
+        """What it has done so far."""
+        return replace(self.use, running=len(self._pending))
 
     @property
     def broken(self) -> str:

@@ -106,7 +106,7 @@ class PolicyActor(ForgeActor):
     @concurrent_endpoint
     async def use(self) -> EngineUse:
         """What the engine has done since its start."""
-        return replace(self._engine.use)
+        return self._engine.used
 
     @concurrent_endpoint
     async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:

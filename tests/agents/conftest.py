@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 Behaviour = Callable[["Asked"], Awaitable[Response]]
@@ -83,6 +83,21 @@ class ChatServer:
             made.status_code = status
             made.headers.update(headers or {})
             return made
+
+        return behave
+
+    def streams(self, *pieces: Any, more: AsyncIterator[Any] | None = None) -> Behaviour:
+        """Send pieces of an answer as events: dictionaries as JSON, texts as they are; then those of `more`."""
+
+        async def events() -> AsyncIterator[str]:
+            for piece in pieces:
+                yield piece if isinstance(piece, str) else f"data: {json.dumps(piece)}\n\n"
+            if more is not None:
+                async for piece in more:
+                    yield f"data: {json.dumps(piece)}\n\n"
+
+        async def behave(asked: Asked) -> Response:
+            return StreamingResponse(events(), media_type="text/event-stream")
 
         return behave
 

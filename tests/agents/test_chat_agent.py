@@ -262,6 +262,75 @@ async def test_a_wait_beyond_the_deadline_is_not_begun(chat_server: Any) -> None
     assert len(chat_server.asked) == 1
 
 
+def piece(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+USED = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}}
+
+
+async def test_a_streamed_answer_is_that_of_a_whole_one(chat_server: Any) -> None:
+    half = {"index": 0, "function": {"arguments": '"2 + 2"}'}}
+    begun = {**CALL, "index": 0, "function": {"name": "calculator", "arguments": '{"expression": '}}
+    chat_server.will(
+        chat_server.streams(
+            ": a comment\n\n",
+            piece(role="assistant", content="I "),
+            piece(content="add", reasoning_content="hm"),
+            piece(tool_calls=[begun]),
+            piece(tool_calls=[half]),
+            piece("tool_calls"),
+            USED,
+            "data: [DONE]\n\n",
+        )
+    )
+    turn, action = await ask(chat_server, idle_timeout=20.0)
+    body = chat_server.asked[0].body
+    assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
+    assert turn.message == {"role": "assistant", "content": "I add", "reasoning_content": "hm", "tool_calls": [CALL]}
+    assert (action.tool_calls[0].arguments, action.finish_reason) == ({"expression": "2 + 2"}, "stop")
+    assert dict(turn.usage) == {"prompt_tokens": 9, "completion_tokens": 4}
+
+
+async def test_a_streamed_answer_may_take_longer_than_any_deadline(chat_server: Any) -> None:
+    """It is longer than the deadline of a whole answer; it has failed where no byte comes any more."""
+    alone = threading.Event()
+
+    async def slowly() -> Any:
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            yield piece(content="a")
+        yield piece("stop")
+
+    async def then_nothing() -> Any:
+        yield piece(content="a")
+        await asyncio.to_thread(alone.wait, 20.0)
+
+    chat_server.will(chat_server.streams(more=slowly()))
+    turn, _ = await ask(chat_server, idle_timeout=20.0, timeout=0.02)
+    assert turn.message["content"] == "a" * 10
+    chat_server.reset()
+    chat_server.will(chat_server.streams(more=then_nothing()))
+    try:
+        assert "sent nothing for 0.2 s" in await refused(chat_server, PolicyError, idle_timeout=0.2)
+    finally:
+        alone.set()
+    assert len(chat_server.asked) == 1, "it is not asked again: the server may still be at it"
+
+
+async def test_a_stream_that_breaks_is_asked_again_and_one_that_says_why_is_an_error(chat_server: Any) -> None:
+    cut, whole = chat_server.streams(piece(content="4")), chat_server.streams(piece(content="4"), piece("stop"))
+    chat_server.will(cut, whole)
+    turn, _ = await ask(chat_server, idle_timeout=20.0)
+    assert turn.message["content"] == "4" and len(chat_server.asked) == 2
+    chat_server.will(chat_server.streams({"error": {"message": f"out of memory, {KEY}"}}))
+    text = await refused(chat_server, PolicyError, idle_timeout=20.0, retries=0)
+    assert "its answer is no chat completion: out of memory, [API key]" in text
+    chat_server.will(chat_server.says("whole"))
+    turn, _ = await ask(chat_server, idle_timeout=20.0)  # a server that does not stream
+    assert turn.message["content"] == "whole"
+
+
 async def test_a_server_that_hangs_is_left_at_the_deadline(chat_server: Any) -> None:
     chat_server.will(chat_server.waits())
     assert "did not answer within 0.2 s" in await refused(chat_server, PolicyError, timeout=0.2)
@@ -410,6 +479,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half an address": ({"base_url": "http://[::1/v1"}, "no address"),
     "places": ({"max_concurrency": 0}, "max_concurrency=0"),
     "time": ({"timeout": 0}, "timeout=0"),
+    "idle": ({"idle_timeout": 0}, "idle_timeout=0"),
     "rate": ({"requests_per_minute": 0}, "requests_per_minute=0"),
 }
 
