@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,7 @@ pytest.importorskip("reasoning_gym")
 from agents.scripted import ScriptedAgent
 from envs.reasoning import env as reasoning_gym_env
 from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve
-from envs.reasoning.process import worker
+from envs.reasoning.process import Worker, worker
 from envs.reasoning.worker import literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
 
@@ -239,3 +243,22 @@ def test_extracting_the_answer() -> None:
 def test_literals_are_all_that_is_evaluated(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
         literal(text)
+
+
+def test_an_interruption_right_after_the_lock_was_taken_leaves_it_free() -> None:
+    """The others would wait for it in vain."""
+
+    def interrupt(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_return" and getattr(called, "__name__", "") == "acquire":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    interrupted = Worker()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.ask({"do": "datasets"})
+    finally:
+        sys.setprofile(None)
+    with ThreadPoolExecutor(max_workers=1) as other:
+        assert other.submit(interrupted._lock.acquire, timeout=0.0).result()

@@ -405,3 +405,16 @@ def test_an_import_alone_leaves_no_log_of_monarch(control: Control) -> None:
     controller.end()
     assert controller.process.returncode == 0, controller.errors()
     controller.assert_nothing_left()
+
+
+async def test_a_killed_process_that_does_not_end_is_left_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for a disk ends when the disk answers; the loop goes on, and so does the end of the run."""
+    monkeypatch.setattr("forge_env.runtime.launcher._END_S", 0.05)
+    said: list[str] = []
+    launcher = Launcher(tmp_path, say=said.append)
+    with subprocess.Popen(["sleep", "60"]) as lives, subprocess.Popen(["true"]) as ended:
+        assert await launcher._reap([lives.pid, ended.pid]) == {lives.pid}
+        lives.kill()
+    assert len(said) == 1 and said[0].endswith(f"[{lives.pid}]")

@@ -293,11 +293,15 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(model: Path
         prompt = TokensPrompt(prompt_token_ids=[10**6])  # past the check: the next step raises
         engine._engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
 
-    breaking = asyncio.ensure_future(engine._command(add))
-    await asyncio.sleep(0)  # let it reach the inbox
+    others = [
+        asyncio.ensure_future(engine.generate([3], Sampling(max_tokens=200), "running")),
+        asyncio.ensure_future(engine._command(add)),
+    ]
+    await asyncio.sleep(0)  # let them reach the inbox
     with pytest.raises(PolicyError, match="the engine broke"):
         await asyncio.wait_for(engine.generate(AsItBreaks(engine, gate), Sampling(max_tokens=2), "queued"), 60.0)
-    await asyncio.gather(breaking, return_exceptions=True)
+    running, _ = await asyncio.gather(*others, return_exceptions=True)
+    assert isinstance(running, PolicyError)
     assert engine.broken.startswith("the engine broke")
     await engine.close()
 
