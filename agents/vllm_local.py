@@ -84,7 +84,7 @@ class LocalPolicy:
         if self._alone is None:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         async with queued():
-            await self._alone.acquire()  # ends, for the engine ends the request of the episode that has it
+            await self._alone.acquire()  # ends, for the engine answers who has it, or breaks
         try:
             await self._engine.forget()
             return await self._engine.generate(prompt_ids, sampling, request_id)

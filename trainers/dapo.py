@@ -30,8 +30,8 @@ class DAPOConfig(AlgorithmConfig):
     signal_warning: int = 32
     """Dropped groups in a row after which, and after each further so many, the run says so; 0 is never."""
     signal_error: int = 512
-    """Dropped groups in a row after which the run ends with an error; 0 is never, and then only
-    training.step_seconds bounds how long a step is waited for."""
+    """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
+    is then waited for as long as groups come back."""
     overlong_length: int = 0
     """Sampled tokens of an episode at most, beyond which the whole penalty is due; 0 is env.max_tokens."""
     overlong_buffer: float = 0.2

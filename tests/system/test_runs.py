@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -135,6 +136,9 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
+    changes = [event for event in trace if event["name"] in ("optimizer step", "publish")]
+    changes = [event["name"] for event in sorted(changes, key=lambda event: event["ts"])]
+    assert ("publish", "publish") not in itertools.pairwise(changes), "the same weights were published twice"
     assert list((run.output / "tensorboard").iterdir())
     evaluated = {step["step"]: step["success"] for step in steps if step["phase"] == "evaluation"}
     assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
