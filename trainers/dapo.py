@@ -28,12 +28,13 @@ class DAPOConfig(AlgorithmConfig):
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
     signal_warning: int = 32
-    """Dropped groups in a row after which, and after each further so many, the run says so; 0 is never."""
+    """Dropped groups in a row after which the run says so, once; 0 is never. The summary counts them in any case."""
     signal_error: int = 512
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
     overlong_length: int = 0
-    """Sampled tokens of an episode at most, beyond which the whole penalty is due; 0 is env.max_tokens."""
+    """Sampled tokens of an episode from which on the whole penalty is due; 0 is what an episode can sample: env.max_turns
+    times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens where that is less."""
     overlong_buffer: float = 0.2
     """The share of that length, at its end, over which the penalty rises from 0; the paper's is 4096 of 20480."""
     overlong_penalty: float = 1.0
@@ -58,20 +59,26 @@ def objective(config: Config) -> Objective:
         if getattr(section, name) < 0:
             raise UserError(f"--dapo.{name} is {getattr(section, name)}; it is a number of groups, or 0 for never")
     loss = DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
-    punishment = OverlongPunishment(
-        length=section.overlong_length or config.env.max_tokens,
-        buffer=section.overlong_buffer,
-        penalty=section.overlong_penalty,
-    )
     return make_objective(
         "dapo",
         loss,
         section,
-        reward=punishment.reward,
+        reward=_punishment(config).reward,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
         signal_warning=section.signal_warning,
         signal_error=section.signal_error,
+    )
+
+
+def _punishment(config: Config) -> OverlongPunishment:
+    """The punishment of the settings: without a length of its own, that of an episode that samples all it can."""
+    section, env = config.dapo, config.env
+    return OverlongPunishment(
+        length=section.overlong_length or env.max_turns * env.max_turn_tokens,
+        buffer=section.overlong_buffer,
+        penalty=section.overlong_penalty,
+        context=0 if section.overlong_length else env.max_tokens,
     )
 
 

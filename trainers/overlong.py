@@ -28,6 +28,9 @@ class OverlongPunishment:
     buffer: float = 0.2
     """The share of `length`, at its end, over which the penalty rises from 0."""
     penalty: float = 1.0
+    context: int = 0
+    """Prompt and sampled tokens of an episode at most. Where it is above 0, the length of an episode is at most what
+    its first prompt leaves of it: no episode can sample more."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.buffer <= 1 or not self.penalty >= 0:
@@ -36,18 +39,25 @@ class OverlongPunishment:
                 "the length is at least 1, the buffer a share of it from 0 to 1, and the penalty not negative"
             )
 
-    def __call__(self, tokens: int) -> float:
-        """What an episode of so many sampled tokens gets, from 0 down to -penalty."""
-        width = self.buffer * self.length
-        beyond = tokens - (self.length - width)
+    def __call__(self, tokens: int, *, length: int = 0) -> float:
+        """What an episode of so many sampled tokens gets, from 0 down to -penalty; `length` 0 is the setting."""
+        length = length or self.length
+        width = self.buffer * length
+        beyond = tokens - (length - width)
         if beyond <= 0:
             return 0.0
-        return -self.penalty * (beyond / width if tokens < self.length else 1.0)
+        return -self.penalty * (beyond / width if tokens < length else 1.0)
+
+    def length_of(self, episode: Episode) -> int:
+        """The sampled tokens from which on the whole penalty is due for this episode, at least 1."""
+        if not self.context or not episode.turns:
+            return self.length
+        return max(1, min(self.length, self.context - len(episode.turns[0].prompt_ids)))
 
     def reward(self, episode: Episode) -> float:
         """A valid episode's reward with the punishment for the tokens that it sampled in all its turns."""
         assert episode.reward is not None, "a valid episode has a reward"
-        return episode.reward + self(episode.num_sampled)
+        return episode.reward + self(episode.num_sampled, length=self.length_of(episode))
 
 
 def is_truncated(episode: Episode) -> bool:

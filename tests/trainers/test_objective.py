@@ -174,7 +174,6 @@ def test_rloo_is_a_setting_of_reinforce() -> None:
 def test_dapos_parts_are_settings_of_its_page() -> None:
     objective = made("dapo")
     assert objective.needs_signal and objective.skips is None and objective.reward is not None
-    assert objective.reward(episode(1.0, tokens=512)) == 0.0 and objective.reward(episode(1.0, tokens=400)) == 1.0
     other = made("dapo", "--dapo.dynamic_sampling", "false", "--dapo.overlong_filtering", "true")
     assert not other.needs_signal and other.skips is is_truncated
     with pytest.raises(UserError, match="overlong_buffer 2"):
@@ -184,3 +183,28 @@ def test_dapos_parts_are_settings_of_its_page() -> None:
     assert (patient.signal_warning, patient.signal_error) == (8, 0)
     with pytest.raises(UserError, match=r"--dapo\.signal_error is -1"):
         made("dapo", "--dapo.signal_error", "-1")
+
+
+def shaped(objective: Objective, tokens: int, *, prompt: int = 1) -> float:
+    """What DAPO makes of the reward 1 of an episode with so many sampled tokens."""
+    one = episode(1.0, tokens=tokens)
+    assert objective.reward is not None
+    return objective.reward(replace(one, turns=(replace(one.turns[0], prompt_ids=(0,) * prompt),)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt", "most"),
+    [
+        ((), 20, 3 * 32),  # the defaults: every turn as long as it may be
+        (("--env.max_turns", "8", "--env.max_turn_tokens", "512"), 100, 512 - 100),  # until the context is full
+        (("--env.max_tokens", "64", "--env.max_turn_tokens", "64", "--env.max_turns", "1"), 14, 50),
+        (("--dapo.overlong_length", "40"), 20, 40),
+    ],
+)
+def test_an_episode_that_samples_all_it_can_loses_the_whole_penalty(
+    arguments: Sequence[str], prompt: int, most: int
+) -> None:
+    objective = made("dapo", *arguments)
+    assert shaped(objective, most, prompt=prompt) == 0.0
+    assert shaped(objective, round(0.9 * most), prompt=prompt) == pytest.approx(0.5, abs=0.05)
+    assert shaped(objective, int(0.8 * most), prompt=prompt) == 1.0
