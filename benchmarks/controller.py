@@ -90,7 +90,7 @@ async def measure(way: str, steps: int = STEPS) -> dict[str, float]:
     groups = Groups(way, ledger)
     loop = Loop(
         objective=Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8),
-        tasks=[TASK],
+        task=lambda number: TASK,
         run_group=groups.run,
         train_step=nothing,
         publish_weights=nothing,

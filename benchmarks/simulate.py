@@ -151,7 +151,7 @@ def simulate(setup: Setup) -> Figures:
     measure = _Measure(setup, cluster)
     loop = Loop(
         objective=Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8),
-        tasks=[Task(prompt=(), target=None)],
+        task=lambda number: Task(prompt=(), target=None),
         run_group=cluster.run_group,
         train_step=cluster.train_step,
         publish_weights=cluster.publish_weights,

@@ -15,7 +15,6 @@ from trainers.config import RunConfig
 
 MEAN_BOUND = {"float32": 1e-4, "bfloat16": 0.1}
 KL_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of k3, which a few tokens far off move more than the mean
-SILENT_STEPS = 25  # after a warning
 CAUSES = (
     "a sampling temperature that the trainer does not know of, stale weights in the engine, a chat template or "
     "tokenizer that gives the two different tokens, or an engine that computes in another dtype"
@@ -32,19 +31,21 @@ class MismatchAlarm:
     bound: float = 0.0
     """Of the mean |logprob difference|; 0 is by dtype, and then the KL estimate k3 has a bound too."""
     _is_checked: bool = field(default=False, init=False)
-    _silent_until: int = field(default=0, init=False)
+    _has_warned: bool = field(default=False, init=False)
 
     def __call__(self, step: int, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
         """Judge one step; returns 1.0 where trainer and engine are further apart than they should be.
 
-        The first step that can be judged says what was found in any case; later ones only warn, and once in a while.
+        The first step that can be judged says what was found in any case; of all that are out of bounds, one warns. The
+        metric has each of them, and the summary their number.
 
         Args:
             step: of the run, from 1.
-            metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max, tokens.
+            metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no
+                token has none of them.
             is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is judged.
         """
-        if not is_fresh or not metrics["tokens"]:
+        if not is_fresh or "mean_abs_logprob_difference" not in metrics:
             return 0.0
         difference, kl = metrics["mean_abs_logprob_difference"], metrics["kl"]
         found = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
@@ -54,11 +55,12 @@ class MismatchAlarm:
             if not self._is_checked:
                 ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
                 self.say(f"on-policy check: {found}, {ratio}: as expected for {self.dtype}")
-        elif step > self._silent_until:
-            self._silent_until = step + SILENT_STEPS
+        elif not self._has_warned:
+            self._has_warned = True
             self.say(
                 f"warning: on-policy check at step {step}: {found} between trainer and engine on the same weights, "
-                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {CAUSES}"
+                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {CAUSES}; how many "
+                "more steps there are, the summary says"
             )
         self._is_checked = True
         return float(not within)

@@ -33,8 +33,8 @@ class DAPOConfig(AlgorithmConfig):
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
     overlong_length: int = 0
-    """Sampled tokens of an episode from which on the whole penalty is due; 0 is what an episode can sample: env.max_turns
-    times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens where that is less."""
+    """Sampled tokens of an episode from which on the whole penalty is due; 0 is what an episode can sample:
+    env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens where that is less."""
     overlong_buffer: float = 0.2
     """The share of that length, at its end, over which the penalty rises from 0; the paper's is 4096 of 20480."""
     overlong_penalty: float = 1.0

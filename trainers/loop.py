@@ -41,8 +41,8 @@ class Loop:
     """One run of a policy-gradient algorithm."""
 
     objective: Objective
-    tasks: Sequence[Task]
-    """Gone through again and again."""
+    task: Callable[[int], Task]
+    """The task of a group's number; there is one for every number from 0 on."""
     run_group: Callable[[Task, int], Awaitable[Group]]
     """(task, number of the group) -> its episodes."""
     train_step: Callable[[Sequence[Group]], Awaitable[dict[str, float]]]
@@ -83,8 +83,8 @@ class Loop:
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them; each also "in a row". "idle groups in a row" were trained on all the
-    same, for the algorithm drops none."""
+    without signal" one reward for all of them; "idle groups" had that too and were trained on all the same, for the
+    algorithm drops none. Each also "in a row", and the latter two ", longest row"."""
 
     def __post_init__(self, ready: Sequence[ReadyGroup]) -> None:
         self._schedule: Schedule[int] = Schedule(
@@ -204,12 +204,9 @@ class Loop:
         self._schedule.admit(number, self._version)
         return number
 
-    def _task(self, number: int) -> Task:
-        return self.tasks[number % len(self.tasks)]
-
     async def _rollout(self, number: int) -> None:
         try:
-            self._settle(number, await self.run_group(self._task(number), number))
+            self._settle(number, await self.run_group(self.task(number), number))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
             self._count_dropped(f"the last error: {error}")
@@ -220,7 +217,7 @@ class Loop:
         numbers = []
         while self._schedule.admits(self._version):
             numbers.append(self._admit(prompts))
-        groups = await run_wave([(self._task(number), number) for number in numbers])
+        groups = await run_wave([(self.task(number), number) for number in numbers])
         for number, group in zip(numbers, groups, strict=True):
             self._settle(number, group)
         self._news.set()
@@ -279,6 +276,17 @@ class Loop:
             said += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
         return f"{said}; the environments or the policy hang"
 
+    @property
+    def rows_without_signal(self) -> dict[str, int]:
+        """For the summary: groups with one reward for all their episodes, trained on or dropped, and the longest rows
+        of them."""
+        return {
+            "groups_idle": self.faults["idle groups"],
+            "groups_idle_longest_row": self.faults["idle groups, longest row"],
+            "groups_without_signal": self.faults["groups without signal"],
+            "groups_without_signal_longest_row": self.faults["groups without signal, longest row"],
+        }
+
     def _counts(self) -> dict[str, float]:
         return {
             "episodes_timed_out": float(self.faults[Outcome.TIMEOUT.value]),
@@ -301,27 +309,36 @@ class Loop:
         if not objective.needs_siblings or objective.signal_reward is not None or len(set(group.rewards)) > 1:
             self.faults["idle groups in a row"] = 0
             return
-        self.faults["idle groups in a row"] += 1
-        row, warning = self.faults["idle groups in a row"], objective.signal_warning
-        if warning and row % warning == 0:
+        row = self._count("idle groups")
+        if row:
             self.warn(
                 f"{row} groups in a row had one reward for all their episodes, {group.rewards[0]:g} in the last: "
-                "nothing is learned from them; the tasks are too easy or too hard for this policy"
+                "nothing is learned from their rewards, for the tasks are too easy or too hard for this policy; how "
+                "many more there are, the summary says"
             )
 
     def _count_flat(self, group: Group) -> None:
         """Count a group whose valid episodes all have one reward; it is no fault, so it ends a row of faults."""
         self.faults["dropped groups in a row"] = 0
-        self.faults["groups without signal"] += 1
-        self.faults["groups without signal in a row"] += 1
-        row = self.faults["groups without signal in a row"]
-        warning, error = self.objective.signal_warning, self.objective.signal_error
-        reward = self.objective.signal(group.valid[0])
+        warned, error = self._count("groups without signal"), self.objective.signal_error
+        row, reward = self.faults["groups without signal in a row"], self.objective.signal(group.valid[0])
         said = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
         if error and row >= error:
             raise ServiceError(f"{said}: the tasks are too easy or too hard, or dynamic sampling must be off")
-        if warning and row % warning == 0:
-            self.warn(f"{said}; the run ends at {error}" if error else said)
+        if warned:
+            end = f"the run ends at {error} in a row; " if error else ""
+            self.warn(f"{said}; {end}how many more there are, the summary says")
+
+    def _count(self, kind: str) -> int:
+        """Count a group of a kind that is warned of once in a run; returns the length of the row to warn of, or 0.
+
+        The longest row is kept with the counts, in checkpoints too: a run that goes on does not warn again.
+        """
+        self.faults[kind] += 1
+        self.faults[f"{kind} in a row"] += 1
+        row, longest = self.faults[f"{kind} in a row"], self.faults[f"{kind}, longest row"]
+        self.faults[f"{kind}, longest row"] = max(row, longest)
+        return row if row == self.objective.signal_warning > longest else 0
 
 
 def _why_dropped(group: Group) -> str:

@@ -51,7 +51,7 @@ class Objective:
     signal_reward: Callable[[Episode], float] | None = None
     """The reward that this is judged by; None for the episode's own. Neither overlong punishment nor KL is in it."""
     signal_warning: int = 32
-    """Groups without a signal in a row after which the run says so."""
+    """Groups without a signal in a row after which the run says so, once."""
     signal_error: int = 512
     """And after which it ends."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forge_env.episode import Episode, Group
@@ -24,6 +24,7 @@ from trainers.lengths import Lengths
 from trainers.loop import Loop
 from trainers.objective import Objective
 from trainers.own_parts import resolve
+from trainers.passes import Passes, first_whole_pass
 from trainers.ready import READY_FILE, ReadyGroup, pack, unpack
 from trainers.reference import KEPT_AS
 from trainers.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
@@ -92,6 +93,8 @@ class _Start:
     ready: Sequence[ReadyGroup] = ()
     lengths: Lengths = field(default_factory=Lengths)
     faults: Counter[str] = field(default_factory=Counter)
+    shuffled_from: int = 1
+    """The first pass over the tasks that is in an order of its own, see `Passes`."""
     seconds: float = 0.0
     """Seconds of training that were spent before."""
 
@@ -119,14 +122,16 @@ async def _phases(run: Run, objective: Objective) -> None:
 
     async def after_step(step: int) -> None:
         if run.is_due(step):
-            await _save(run, loop, started, asynchronous=config.checkpoint.asynchronous)
+            await _save(run, loop, passes, started, asynchronous=config.checkpoint.asynchronous)
 
     async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
         return await run.run_wave(numbered, phase="train", agent="policy", count=objective.group_size)
 
+    tasks = _train_tasks(config, run.train_tasks)
+    passes = Passes(tasks=tasks, seed=training.seed, shuffled_from=start.shuffled_from)
     loop = Loop(
         objective=objective,
-        tasks=_train_tasks(config, run.train_tasks),
+        task=passes.task,
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
         run_wave=run_wave if training.deterministic else None,
         train_step=step,
@@ -155,11 +160,11 @@ async def _phases(run: Run, objective: Objective) -> None:
     await loop.run()
     train_seconds = time.perf_counter() - started
     if run.checkpoint is None or run.checkpoint.step < training.steps:
-        await _save(run, loop, started)
+        await _save(run, loop, passes, started)
 
     after = await run.evaluate("after", step=training.steps)
     await run.export()
-    _close(run, start.before, after, start.tool_off, train_seconds)
+    _close(run, start.before, after, start.tool_off, loop, train_seconds)
 
 
 def _train_tasks(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
@@ -209,6 +214,8 @@ async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
         ready=ready,
         lengths=lengths,
         faults=Counter(place["faults"]),
+        # A checkpoint that does not say was written by a version whose passes were all in one order.
+        shuffled_from=place.get("shuffled_from", first_whole_pass(ledger.counts["begun"], len(run.train_tasks))),
         seconds=place["seconds"],
     )
 
@@ -228,7 +235,7 @@ def _has_tools(run: Run) -> bool:
     return issubclass(run.factory.env_class, ToolEnv)
 
 
-async def _save(run: Run, loop: Loop, started: float, *, asynchronous: bool = False) -> None:
+async def _save(run: Run, loop: Loop, passes: Passes, started: float, *, asynchronous: bool = False) -> None:
     seconds = time.perf_counter() - started
     places, episodes = pack(loop.ready_groups)
     place = {
@@ -236,6 +243,7 @@ async def _save(run: Run, loop: Loop, started: float, *, asynchronous: bool = Fa
         "ready": places,
         "lengths": loop.lengths.state_dict(),
         "faults": dict(loop.faults),
+        "shuffled_from": passes.shuffled_from,
         "seconds": seconds,
     }
     texts = {READY_FILE: episodes} if places else {}
@@ -296,11 +304,16 @@ def _record(run: Run, step: int, groups: Sequence[Group], metrics: dict[str, flo
     run.report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])
 
 
-def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, train_seconds: float) -> None:
+def _close(
+    run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation | None, loop: Loop, train_seconds: float
+) -> None:
     config, report = run.config, run.report
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {run.algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {run.algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
+    warned_of = loop.rows_without_signal | {
+        "mismatch_alarms": sum(bool(r["mismatch_alarm"]) for r in run.records("train"))
+    }
     run.summarise(
         {
             "success_before": _rate(before),
@@ -317,13 +330,26 @@ def _close(run: Run, before: Evaluation, after: Evaluation, tool_off: Evaluation
             "train_seconds": train_seconds,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
             "reward_curve": [point["reward"] for point in report.curve],
+            **warned_of,
         }
     )
     picture = report.draw_curve(f"{run.algorithm} on {config.env.name}, seed {config.training.seed}", before, after)
     report.say(f"held-out success after {run.algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     report.say(f"it was {before} before{off}")
+    for sentence in _counted(warned_of):
+        report.say(sentence)
     report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")
+
+
+def _counted(counts: Mapping[str, int]) -> Iterator[str]:
+    """What a run warns of once, and how often it came; nothing of what never came."""
+    for kind, said in (("groups_idle", "were trained on"), ("groups_without_signal", "were dropped")):
+        if counts[kind]:
+            row = counts[f"{kind}_longest_row"]
+            yield f"{counts[kind]} groups with one reward for all their episodes {said}, at most {row} in a row"
+    if counts["mismatch_alarms"]:
+        yield f"trainer and engine were too far apart in {counts['mismatch_alarms']} steps, see mismatch_alarm"
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:

@@ -214,9 +214,12 @@ class Run:
     @property
     def evaluations(self) -> dict[int, dict[str, float]]:
         """The figures of every evaluation that is written down, by step."""
+        return {int(record["step"]): record for record in self.records("evaluation")}
+
+    def records(self, phase: str) -> list[dict[str, float]]:
+        """The metrics of a phase that are written down, in order."""
         whole = (self.report.folder / "metrics.jsonl").read_text(encoding="utf-8").rpartition("\n")[0]
-        records = [json.loads(line) for line in whole.splitlines()]
-        return {record["step"]: record for record in records if record["phase"] == "evaluation"}
+        return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""

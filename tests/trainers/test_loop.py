@@ -109,7 +109,7 @@ class Record:
         objective = make_objective(**settings.pop("objective", {}))
         return Loop(
             objective=objective,
-            tasks=TASKS,
+            task=lambda number: TASKS[number % len(TASKS)],
             run_group=self.rollout,
             train_step=settings.pop("train_step", self.train),
             publish_weights=settings.pop("publish_weights", self.publish),
@@ -490,7 +490,7 @@ async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None
     async with nothing_left():
         with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
             await record.loop(objective=objective, warn=warnings.append).run()
-    assert [warning.split()[0] for warning in warnings] == ["3", "6"]
+    assert [warning.split()[0] for warning in warnings] == ["3"]
     assert record.trained == []
 
 
@@ -500,11 +500,19 @@ async def test_groups_from_which_nothing_is_learned_are_warned_of_where_none_is_
 
     warnings: list[str] = []
     record = Record(run_group)
-    await record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2).run()
+    loop = record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2)
+    await loop.run()
     assert len(record.trained) == 6  # it goes on
-    # The row ends with the group that has a signal.
-    assert [warning.split()[0] for warning in warnings][:2] == ["4", "4"]
-    assert "0.25 in the last: nothing is learned from them" in warnings[0]
+    # The row ends with the group that has a signal; the next one is counted and not warned of again.
+    assert [warning.split()[0] for warning in warnings] == ["4"]
+    assert "0.25 in the last: nothing is learned from their rewards" in warnings[0]
+    counts = loop.rows_without_signal
+    assert counts["groups_idle"] >= 11 and counts["groups_idle_longest_row"] == counts["groups_idle"] - 4
+
+    again = Record(run_group)
+    resumed = again.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=3, faults=loop.faults)
+    await resumed.run()
+    assert len(warnings) == 1 and resumed.rows_without_signal["groups_idle"] > counts["groups_idle"]
 
 
 async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
@@ -640,7 +648,7 @@ async def test_no_signal_in_waves_is_warned_of_and_ends_the_run() -> None:
     async with nothing_left():
         with pytest.raises(ServiceError, match="8 groups in a row"):
             await record.loop(objective=objective, warn=warnings.append, run_wave=flat).run()
-    assert [warning.split()[0] for warning in warnings] == ["3", "6"]
+    assert [warning.split()[0] for warning in warnings] == ["3"]
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
