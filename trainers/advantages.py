@@ -72,6 +72,10 @@ def has_signal(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) > 1
 
 
+BASELINES: dict[Baseline, Advantages] = {"mean": centred, "leave_one_out": leave_one_out, "none": no_baseline}
+"""A group's rewards less their baseline, not divided by anything."""
+
+
 def make_advantages(
     baseline: Baseline, normalization: Normalization, *, std_eps: float, ddof: int
 ) -> tuple[Advantages, Callable[[Sequence[float]], float] | None]:
@@ -82,7 +86,7 @@ def make_advantages(
     """
     if ddof not in (0, 1) or not 0 <= std_eps < math.inf:
         raise UserError(f"std_ddof is {ddof} and std_eps is {std_eps}; std_ddof is 0 or 1, std_eps is not negative")
-    difference = {"mean": centred, "leave_one_out": leave_one_out, "none": no_baseline}[baseline]
+    difference = BASELINES[baseline]
     if normalization == "none":
         return difference, None
     if normalization == "batch":

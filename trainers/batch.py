@@ -11,6 +11,7 @@ N sampled targets of the micro-batch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,21 @@ class Sample:
     """The reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
     old_logprobs: tuple[float, ...] | None = None
     """The trainer's own logprobs of the weights before the step, likewise."""
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any token's advantage is not 0."""
+        return any(self.advantage) if isinstance(self.advantage, tuple) else bool(self.advantage)
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Valid tokens, and 1 if it has any: its part of the `units` of a `MicroBatch`."""
+        tokens = sum(
+            sampled and math.isfinite(logprob)
+            for row in self.rows
+            for sampled, logprob in zip(row.mask[1:], row.logprobs[1:], strict=False)
+        )
+        return tokens, int(tokens > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

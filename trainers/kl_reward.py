@@ -11,7 +11,7 @@ import numpy as np
 
 from forge_env.episode import Episode
 from trainers.credit import by_turn, target_logprobs
-from trainers.loss_terms import MAX_LOG_RATIO
+from trainers.loss_terms import MAX_K3, MAX_LOG_RATIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +39,5 @@ class KLPenalty:
         with np.errstate(invalid="ignore"):
             d = np.asarray(target_logprobs(episode), dtype=np.float64) - np.asarray(reference, dtype=np.float64)
         d = np.where(np.isfinite(d), d, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        values = d if self.kind == "k1" else d * d / 2 if self.kind == "k2" else np.expm1(-d) + d
+        values = d if self.kind == "k1" else d * d / 2 if self.kind == "k2" else np.minimum(np.expm1(-d) + d, MAX_K3)
         return [self.beta * math.fsum(part) for part in by_turn(values.tolist(), episode)]

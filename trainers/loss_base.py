@@ -66,6 +66,9 @@ class PolicyLoss(nn.Module):
         UserError: on a value out of range, and in `forward` when what a setting needs is not given.
     """
 
+    policy_term_vanishes = False
+    """Whether the policy term, and so its gradient, is 0 wherever the advantage is 0; a subclass says so of its own."""
+
     def __init__(
         self,
         *,
@@ -106,6 +109,12 @@ class PolicyLoss(nn.Module):
     def unused_tensors(self) -> frozenset[str]:
         """Of what `forward` names, what it would not look at; the entropy costs, so it is not computed for nothing."""
         return frozenset() if self.entropy_coef else frozenset({"entropy"})
+
+    @property
+    def skips_idle(self) -> bool:
+        """Whether an episode without any advantage adds nothing to the loss and its gradient but to what they are
+        divided by, so that the trainer need not compute it."""
+        return self.policy_term_vanishes and not self.beta and not self.entropy_coef
 
     def _total(
         self,

@@ -31,7 +31,7 @@ class LossCall:
         loss: a function or module whose parameters are any of `LOSS_TENSORS`. One that names `normalizer` returns a
             sum over it; any other returns a local mean, which is weighted by the micro-batch's share of the valid
             tokens (of the episodes, if its `normalizer_unit` is "episodes"). What its `unused_tensors` names is not
-            computed for it.
+            computed for it; where its `skips_idle` is true, neither are samples without any advantage.
 
     Raises:
         UserError: the loss asks for something else.
@@ -40,6 +40,7 @@ class LossCall:
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
         self._per_episode = getattr(loss, "normalizer_unit", "tokens") == "episodes"
+        self.skips_idle = bool(getattr(loss, "skips_idle", False))
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
         self.names = {p.name for p in parameters if p.name in LOSS_TENSORS}
         variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainers.batch import MicroBatch
-from trainers.loss_terms import keep, log_ratio
+from trainers.loss_terms import keep, kl_estimate, log_ratio
 
 SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy")
 
@@ -51,7 +51,7 @@ class LossMetrics:
             "ratio": ratio,
             "ratio_squared": ratio * ratio,
             "k1": -difference,
-            "k3": keep(torch.expm1(difference) - difference, mask),
+            "k3": keep(kl_estimate(-difference, "k3"), mask),
             "difference": difference.abs(),
             "clipped_low": low,
             "clipped_high": high,
@@ -62,15 +62,20 @@ class LossMetrics:
         self.largest = torch.maximum(self.largest, bounds.flatten(1).amax(1))
 
     def values(self, tokens: int) -> dict[str, float]:
-        """The metrics over `tokens` valid tokens; all are means over them but the bounds of the ratio and `ess`.
+        """The metrics over the `tokens` valid tokens that were taken in.
+
+        All are means over them but the bounds of the ratio and `ess`.
 
         Returns:
             ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
             mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips; ess, the
             effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
+            Nothing at all where there is no token: a figure of none would be made up.
         """
-        mean = {name: value / max(tokens, 1) for name, value in zip(SUMS, self.sums.tolist(), strict=True)}
-        highest, lowest = (abs(bound) for bound in self.largest.tolist()) if tokens else (0.0, 0.0)
+        if not tokens:
+            return {}
+        mean = {name: value / tokens for name, value in zip(SUMS, self.sums.tolist(), strict=True)}
+        highest, lowest = (abs(bound) for bound in self.largest.tolist())
         found = {
             "ratio_mean": mean["ratio"],
             "ratio_min": lowest,

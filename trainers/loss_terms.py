@@ -14,6 +14,9 @@ from torch import Tensor
 # exp(20) = 4.9e8 still squares in float32; no honest log-ratio comes near, so this only prevents overflow.
 MAX_LOG_RATIO = 20.0
 
+MAX_K3 = 10.0
+"""Of one token, as in verl: at a log-ratio of -20 the estimate is 4.9e8, and one token would be the whole loss."""
+
 Aggregation = Literal["token", "sequence", "constant"]
 KL = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask"]
@@ -49,12 +52,15 @@ def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bo
     """Estimate KL(policy || reference) at each sampled token from d = logprobs - ref_logprobs.
 
     k1 = d is unbiased and may be negative; k2 = d^2 / 2 is biased, and its gradient is the KL's own on-policy;
-    k3 = exp(-d) + d - 1 is unbiased, never negative, and its gradient is not the KL's. `straight_through` keeps the
-    estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
+    k3 = exp(-d) + d - 1 is unbiased, never negative, and its gradient is not the KL's. k1's gradient is that of the
+    logprob itself, whose mean over the policy's own samples is 0: as a term of a loss it needs `straight_through`,
+    which keeps the estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
+
+    k3 is at most MAX_K3, with gradient 0 beyond: from d = -2.6 down, and from d = 11 up.
     """
     d = log_ratio_to_ref
     k2 = d * d / 2
-    value = d if estimator == "k1" else k2 if estimator == "k2" else torch.expm1(-d) + d
+    value = d if estimator == "k1" else k2 if estimator == "k2" else (torch.expm1(-d) + d).clamp(max=MAX_K3)
     return k2 + (value - k2).detach() if straight_through else value
 
 

@@ -63,6 +63,8 @@ class GRPOLoss(RatioLoss):
         UserError: on a value out of range, and in `forward` when beta > 0 and there are no `ref_logprobs`.
     """
 
+    policy_term_vanishes = True
+
     def __init__(
         self,
         clip_low: float = 0.2,
@@ -162,6 +164,8 @@ class SAPOLoss(RatioLoss):
         beta: see `PolicyLoss`, as `aggregation` and `options`.
     """
 
+    policy_term_vanishes = True
+
     def __init__(
         self,
         tau_pos: float = 1.0,
@@ -196,6 +200,8 @@ class CISPOLoss(RatioLoss):
         clip_high: how far above 1.
         beta: see `PolicyLoss`, as `aggregation` and `options`.
     """
+
+    policy_term_vanishes = True
 
     def __init__(
         self,

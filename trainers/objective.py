@@ -1,8 +1,12 @@
 """Objective: what an algorithm's page hands to the loop, and the parts of it that all pages make alike.
 
 The reward that advantages are taken of is made in this order: the environment's own, or that of the user's function;
-what a page adds to it (DAPO's overlong punishment); less the KL penalty, where that is in the reward. Then credit is
-given, per episode or per turn (trainers/credit.py), and the advantages are divided by the scale of the step.
+what a page adds to it (DAPO's overlong punishment). Then credit is given, per episode or per turn (trainers/credit.py),
+and the advantages are divided by the scale of the group or of the step. A KL penalty that is in the reward is taken off
+last: less its own baseline, and divided by nothing. Divided by the deviation of rewards that hold it, a group whose
+rewards are all the same would have advantages of size 1 however small beta is; so beta weighs a nat alike in every
+group, as it does in the loss, and the advantages are linear in it. verl divides the sum of both by its deviation, and
+so has that jump at beta 0.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_env.episode import Episode, Group
 from forge_env.errors import UserError
-from trainers.advantages import Baseline, has_signal, make_advantages
+from trainers.advantages import BASELINES, Baseline, has_signal, make_advantages
 from trainers.batch import Sample
 from trainers.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.kl_reward import KLPenalty
@@ -41,6 +45,9 @@ class Objective:
     """The reward that advantages are taken of; None for the episode's own."""
     kl_penalty: KLPenalty | None = None
     """What is taken off that reward, where the KL penalty is not a term of the loss."""
+    penalty_baseline: Callable[[Sequence[float]], list[float]] | None = None
+    """A group's penalties less their baseline; None takes them off the rewards before `advantages`, whose own matter
+    it then is, as that of an advantage function of the user's own."""
     credit: Credit = "episode"
     needs_siblings: bool = True
     """Whether an advantage compares siblings, so that a turn which one of them alone took has none."""
@@ -64,12 +71,14 @@ class Objective:
                 other; needed where `kl_reference` is "model".
 
         Raises:
-            UserError: when an advantage function of the user's own returns something else than a number for each.
+            UserError: when an advantage function of the user's own returns something else than a number for each, and
+                for an episode with a turn that no engine sampled.
         """
         episodes = [episode for group in groups for episode in group.valid]
+        _check_sampled(episodes)
         found = self._references(episodes, references)
         penalties = [self._penalty(episode, found[i]) for i, episode in enumerate(episodes)]
-        rewards = [self._reward(e) - sum(penalty) for e, penalty in zip(episodes, penalties, strict=True)]
+        rewards = [self._reward(episode) for episode in episodes]
         scale = self.scale(rewards) if self.scale else 1.0
         advantages: list[float | tuple[float, ...]] = []
         for group in groups:
@@ -108,17 +117,31 @@ class Objective:
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
     ) -> list[float | tuple[float, ...]]:
         """The advantages of one group's valid episodes."""
+        earned = [[turn.reward for turn in episode.turns] for episode in episodes]
+        lost = [sum(penalty) for penalty in penalties]
+        baseline = self.penalty_baseline
+        if baseline is None:
+            rewards = [reward - less for reward, less in zip(rewards, lost, strict=True)]
+            earned = [[a - b for a, b in zip(*both, strict=True)] for both in zip(earned, penalties, strict=True)]
+        values = [[advantage / scale for advantage in own] for own in self._by_turn(rewards, earned, self._advantages)]
+        if baseline is not None and self.kl_penalty is not None:
+            less = self._by_turn(lost, penalties, baseline)
+            values = [[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]
         if self.credit == "episode":
-            return [advantage / scale for advantage in self._advantages(rewards)]
-        returns = [
-            returns_to_go(reward, [turn.reward - less for turn, less in zip(episode.turns, penalty, strict=True)])
-            for episode, reward, penalty in zip(episodes, rewards, penalties, strict=True)
-        ]
-        found = turn_advantages(returns, self._advantages, needs_siblings=self.needs_siblings)
-        return [
-            per_target([advantage / scale for advantage in values], episode)
-            for values, episode in zip(found, episodes, strict=True)
-        ]
+            return [own[0] for own in values]
+        return [per_target(own, episode) for own, episode in zip(values, episodes, strict=True)]
+
+    def _by_turn(
+        self,
+        totals: Sequence[float],
+        steps: Sequence[Sequence[float]],
+        advantages: Callable[[Sequence[float]], list[float]],
+    ) -> list[list[float]]:
+        """Of each sibling, the advantage of its total, or of its returns from each of its turns on."""
+        if self.credit == "episode":
+            return [[advantage] for advantage in advantages(totals)]
+        returns = [returns_to_go(total, own) for total, own in zip(totals, steps, strict=True)]
+        return turn_advantages(returns, advantages, needs_siblings=self.needs_siblings)
 
     def _advantages(self, rewards: Sequence[float]) -> list[float]:
         found = list(self.advantages(rewards))
@@ -135,6 +158,34 @@ class Objective:
             )
             return [tuple(values) for values in given]
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
+
+
+def _check_sampled(episodes: Sequence[Episode]) -> None:
+    """An episode may have no turn at all; each that it has was sampled, with the logprobs that it was sampled by."""
+    for episode in episodes:
+        kind = next((turn.kind for turn in episode.turns if turn.kind != "sampled"), None)
+        if kind is not None:
+            raise UserError(
+                f"the episode {episode.id} has a turn of the kind {kind!r}, without the logprobs that it was sampled "
+                "by: reinforcement learning needs turns of the kind 'sampled'; train on others with trainers.sft"
+            )
+
+
+def kl_remark(config: RunConfig) -> str:
+    """What a run says of a KL penalty in its loss that has no effect but noise; "" where there is none.
+
+    The gradient of k1 is that of the token's own logprob, whose mean over the policy's samples is 0.
+    """
+    section, name = config.algorithm, config.algorithm_name
+    if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
+        return ""
+    if section.kl != "k1" or section.kl_straight_through:
+        return ""
+    return (
+        f"warning: --{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
+        f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
+        f"--{name}.kl k2, or --{name}.kl_in reward"
+    )
 
 
 def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
@@ -179,6 +230,7 @@ def make_objective(
         group_size=section.n_samples,
         kl_reference="generator" if section.beta > 0 else "",
         kl_penalty=_kl_penalty(algorithm, section),
+        penalty_baseline=BASELINES[baseline],
         credit=section.credit,
         needs_siblings=baseline != "none",
         **parts,

@@ -168,7 +168,7 @@ def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
     """
     if training.advantages:
         objective = replace(objective, advantages=load_advantages(training.advantages), scale=None)
-        objective = replace(objective, needs_siblings=True)
+        objective = replace(objective, needs_siblings=True, penalty_baseline=None)
     if training.reward:
         own = load_reward(training.reward)
         objective = replace(objective, reward=_shaped(objective.reward, own), signal_reward=own)

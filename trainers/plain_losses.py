@@ -29,6 +29,8 @@ class ReinforceLoss(PolicyLoss):
         UserError: in `forward`, when the weight needs logprobs that are not given.
     """
 
+    policy_term_vanishes = True
+
     def __init__(
         self,
         clip_ratio: float | None = None,
@@ -87,6 +89,8 @@ class SimpleGRPOLoss(PolicyLoss):
         beta: weight of the KL penalty; 0 needs no `ref_logprobs`. torchforge's own default is 0.1.
         aggregation: see `PolicyLoss`, as `options`.
     """
+
+    policy_term_vanishes = True
 
     def __init__(
         self, beta: float = 0.0, aggregation: Aggregation = "sequence", **options: Unpack[LossOptions]

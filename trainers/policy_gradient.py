@@ -22,7 +22,7 @@ from trainers.deadlines import patience
 from trainers.ledger import Ledger
 from trainers.lengths import Lengths
 from trainers.loop import Loop
-from trainers.objective import Objective
+from trainers.objective import Objective, kl_remark
 from trainers.own_parts import resolve
 from trainers.passes import Passes, first_whole_pass
 from trainers.ready import READY_FILE, ReadyGroup, pack, unpack
@@ -104,6 +104,8 @@ async def _phases(run: Run, objective: Objective) -> None:
     training = config.training
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
     await _settle_reference(run, objective)
+    if remark := kl_remark(config):
+        report.warn(remark)
 
     started = time.perf_counter() - start.seconds
     shown = ("reward", "success", "tokens/s", "s/step")

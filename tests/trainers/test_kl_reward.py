@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import Identity
 
 from forge_env.episode import Episode
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
-from trainers.advantages import no_baseline
+from trainers.advantages import Baseline, no_baseline
 from trainers.credit import target_logprobs, turn_targets
+from trainers.grpo import GRPOConfig
 from trainers.kl_reward import KLPenalty
 from trainers.loss_terms import kl_estimate
-from trainers.objective import Objective
+from trainers.objective import Objective, make_objective
 from trainers.overlong import OverlongPunishment
 
 ONE = episode(turn(1, 1, logprobs=(-1.0, -2.0)), turn(2, logprobs=(-3.0,)), reward=1.0)
@@ -62,6 +65,7 @@ def made(**parts: object) -> Objective:
         group_size=2,
         kl_reference="model",
         kl_penalty=KLPenalty(beta=0.1),
+        penalty_baseline=no_baseline,
         needs_siblings=False,
         **parts,  # type: ignore[arg-type]
     )
@@ -78,7 +82,7 @@ def test_it_is_taken_off_the_reward_before_the_advantages() -> None:
     assert advantages(made(), (ONE, REFERENCE), (ONE, same)) == pytest.approx([0.9, 1.0])
 
 
-def test_it_is_taken_off_a_shaped_reward_and_enters_the_scale() -> None:
+def test_a_scale_is_that_of_the_shaped_rewards_and_not_the_penaltys() -> None:
     punishment = OverlongPunishment(length=4, buffer=0.5)  # 3 sampled tokens: half of the penalty
     seen: list[float] = []
 
@@ -86,8 +90,44 @@ def test_it_is_taken_off_a_shaped_reward_and_enters_the_scale() -> None:
         seen.extend(rewards)
         return 2.0
 
-    assert advantages(made(reward=punishment.reward, scale=scale), (ONE, REFERENCE)) == pytest.approx([0.2])
-    assert seen == pytest.approx([0.4])
+    assert advantages(made(reward=punishment.reward, scale=scale), (ONE, REFERENCE)) == pytest.approx([0.15])
+    assert seen == pytest.approx([0.5])
+
+
+def test_an_advantage_function_of_the_users_own_is_given_the_rewards_less_the_penalties() -> None:
+    squares = replace(made(), advantages=lambda rewards: [reward**2 for reward in rewards], penalty_baseline=None)
+    assert advantages(squares, (ONE, REFERENCE), (ONE, target_logprobs(ONE))) == pytest.approx([0.81, 1.0])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.5 + 1e-12, 1.0]), st.floats(-3, 3)), min_size=2, max_size=6),
+    st.sampled_from(["mean", "leave_one_out", "none"]),
+    st.sampled_from(["none", "group", "batch"]),
+    st.sampled_from(["episode", "turn"]),
+    st.floats(1e-9, 1.0),
+)
+def test_advantages_move_in_proportion_to_beta_whatever_the_rewards_are(
+    members: list[tuple[float, float]], baseline: Baseline, normalization: str, credit: str, beta: float
+) -> None:
+    """So a penalty of next to nothing changes next to nothing, in a group whose rewards are all the same too."""
+    pairs = [
+        (replace(ONE, reward=reward), [v - difference for v in target_logprobs(ONE)]) for reward, difference in members
+    ]
+
+    def found(beta: float) -> list[float]:
+        section = GRPOConfig(beta=beta, kl_in="reward", normalization=normalization, credit=credit)  # type: ignore[arg-type]
+        objective = make_objective("grpo", Identity(), section, baseline=baseline)
+        flat = [
+            a if isinstance(a, tuple) else (a,) for a in advantages(replace(objective, kl_reference="model"), *pairs)
+        ]
+        return [value for values in flat for value in values]  # type: ignore[attr-defined]
+
+    without, whole = found(1e-300), found(beta)
+    unit = found(1.0)
+    for start, end, one in zip(without, whole, unit, strict=True):
+        assert end - start == pytest.approx(beta * (one - start), abs=1e-9 * max(1.0, abs(start)))
+        assert abs(end - start) <= beta * 2 * 2 * 3 * 3 + 1e-9 * max(1.0, abs(start))
 
 
 def test_per_turn_the_penalty_of_a_turns_tokens_counts_up_to_that_turn() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.loss_references import make_batch
+from trainers.loss_terms import kl_estimate
 from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
@@ -196,3 +197,14 @@ def test_reinforce_takes_the_reference_where_there_is_no_generator() -> None:
     given_tensors = {name: value for name, value in batch.items() if name != "generator_logprobs"}
     swapped = given_tensors | {"generator_logprobs": batch["ref_logprobs"]}
     assert run(ReinforceLoss(clip_ratio=0.2), given_tensors)[0] == run(ReinforceLoss(clip_ratio=0.2), swapped)[0]
+
+
+@pytest.mark.parametrize("straight_through", [False, True])
+def test_k3_of_one_token_is_bounded_and_has_no_gradient_beyond_the_bound(straight_through: bool) -> None:
+    d = torch.tensor([-20.0, -5.0, -2.5, 0.0, 5.0, 20.0], dtype=torch.float64, requires_grad=True)
+    value = kl_estimate(d, "k3", straight_through=straight_through)
+    value.sum().backward()
+    inside = [math.exp(2.5) - 2.5 - 1, 0.0, math.exp(-5) + 5 - 1]
+    assert value.tolist() == pytest.approx([10.0, 10.0, *inside, 10.0])
+    own = [0.0, 0.0, 1 - math.exp(2.5), 0.0, 1 - math.exp(-5), 0.0]
+    assert d.grad is not None and d.grad.tolist() == pytest.approx(d.tolist() if straight_through else own)

@@ -14,10 +14,11 @@ from forge_env.config import parse
 from forge_env.episode import Episode, Group, Turn
 from forge_env.errors import UserError
 from forge_env.types import Outcome, Task
+from trainers import grpo
 from trainers.advantages import centred, no_baseline
 from trainers.config import SHORT_OPTIONS
 from trainers.loss_call import LossCall
-from trainers.objective import Objective
+from trainers.objective import Objective, kl_remark
 from trainers.overlong import OverlongPunishment, is_truncated
 
 TASK = Task(prompt=())
@@ -106,6 +107,27 @@ def test_faults_take_no_part() -> None:
 def test_an_advantage_function_that_returns_something_else(wrong: list[float]) -> None:
     with pytest.raises(UserError, match="one finite number for each"):
         make_objective(advantages=lambda _: wrong).samples([rewarded(1, 0)])
+
+
+@pytest.mark.parametrize("kind", ["tokens", "text"])
+def test_a_turn_that_no_engine_sampled_is_refused(kind: str) -> None:
+    """An expert's tokens have no logprobs: read as 0 they would be tokens that the engine was certain of."""
+    shown = Turn(
+        kind=kind,  # type: ignore[arg-type]
+        observation=(),
+        message={"role": "assistant", "content": "4"},
+        token_ids=(1, 2) if kind == "tokens" else (),
+        starts_row=True,
+    )
+    members = group(episode(1.0), replace(episode(0.0), turns=(shown,)))
+    with pytest.raises(UserError, match=rf"the episode 1 has a turn of the kind '{kind}'.*trainers\.sft"):
+        make_objective().samples([members])
+
+
+def test_an_episode_without_a_turn_is_one_of_its_group() -> None:
+    """Its prompt left no room to answer."""
+    empty = replace(episode(0.0, outcome=Outcome.TRUNCATED), turns=())
+    assert advantages(make_objective(), group(episode(1.0), empty)) == [0.5, -0.5]
 
 
 # ---- pages ----
@@ -208,3 +230,21 @@ def test_an_episode_that_samples_all_it_can_loses_the_whole_penalty(
     assert shaped(objective, most, prompt=prompt) == 0.0
     assert shaped(objective, round(0.9 * most), prompt=prompt) == pytest.approx(0.5, abs=0.05)
     assert shaped(objective, int(0.8 * most), prompt=prompt) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remarks"),
+    [
+        ("--grpo.beta 0.1 --grpo.kl k1", True),
+        ("--grpo.beta 0.1 --grpo.kl k1 --grpo.kl_straight_through true", False),
+        ("--grpo.beta 0.1 --grpo.kl k1 --grpo.kl_in reward", False),
+        ("--grpo.beta 0.1 --grpo.kl k2", False),
+        ("--grpo.beta 0.1", False),
+        ("--grpo.kl k1", False),
+        ("--grpo.beta 0.1 --grpo.kl k1 --loss module:Loss", False),
+    ],
+)
+def test_a_penalty_without_an_expected_gradient_is_remarked_on(arguments: str, remarks: bool) -> None:
+    said = kl_remark(parse(grpo.Config, arguments.split(), SHORT_OPTIONS))
+    assert bool(said) == remarks
+    assert not remarks or ("--grpo.kl_straight_through true" in said and "--grpo.kl k2" in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.trainers.episodes import episode, group, turn
 from trainers.advantages import centred
 from trainers.batch import Sample
 from trainers.kl_reward import KLPenalty
+from trainers.losses import GRPOLoss
 from trainers.objective import Objective
 from trainers.overlong import is_truncated
 from trainers.sample_maker import SampleMaker
@@ -81,3 +83,30 @@ async def test_an_error_surfaces_as_itself() -> None:
 
     with pytest.raises(ServiceError, match="the reference process died"):
         await SampleMaker(objective=made(kl_reference="model"), reference=breaks, old=tokens)(GROUPS)
+
+
+async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone() -> None:
+    """Where the loss gets nothing of the others; a penalty in the loss needs them all."""
+    flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
+    for loss, asked in ((GRPOLoss(), [1, 2, 3, 4, 5]), (GRPOLoss(beta=0.1), [7, 8, 1, 2, 3, 4, 5])):
+        seen: list[int] = []
+
+        async def old(samples: Sequence[Sample], seen: list[int] = seen) -> list[list[float]]:
+            seen += dict.fromkeys(token for s in samples for row in s.rows for token in row.token_ids if token)
+            return await halves(samples)
+
+        make = SampleMaker(objective=replace(made(), loss=loss), old=old)
+        samples, metrics = await make([flat, *GROUPS])
+        assert seen == asked and "seconds/old_logprobs" in metrics
+        assert [s.old_logprobs for s in samples][2:] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
+        assert {s.old_logprobs for s in samples[:2]} == ({None} if len(asked) == 5 else {(-3.5,), (-4.0,)})
+
+
+async def test_nobody_is_asked_for_the_old_logprobs_of_a_step_without_any_advantage() -> None:
+    flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
+
+    async def old(samples: Sequence[Sample]) -> list[list[float]]:
+        raise AssertionError("it was asked")
+
+    samples, metrics = await SampleMaker(objective=replace(made(), loss=GRPOLoss()), old=old)([flat])
+    assert [s.advantage for s in samples] == [0.0, 0.0] and metrics == {}

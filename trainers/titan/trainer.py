@@ -136,9 +136,11 @@ class TitanTrainer:
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
 
         Returns:
-            loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), what `LossMetrics.values`
-            has, seconds, and skipped: 1.0 when nothing was changed, because there was no valid token or the loss or
-            the gradient was not finite.
+            loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), tokens_left_out and
+            episodes_left_out (those of them that have no advantage, where the loss gets nothing of such: they were not
+            computed, and the loss is still divided by all), what `LossMetrics.values` has of the others, seconds, and
+            skipped: 1.0 when nothing was changed, because there was no valid token or the loss or the gradient was not
+            finite. A step that leaves all of them out is one with a gradient of 0.
 
         Raises:
             UserError: the loss asks for what there is not, or returns something other than a scalar; a row is longer
@@ -148,14 +150,20 @@ class TitanTrainer:
         start = time.perf_counter()
         call = LossCall(loss)
         check_temperature(temperature)
-        batches = self._micro_batches(samples)
-        tokens, episodes, rounds = self._count(batches)
+        self._check_rows(samples)
+        idle = [sample for sample in samples if call.skips_idle and not sample.has_advantage]
+        batches = self._micro_batches([s for s in samples if s.has_advantage] if idle else samples)
+        computed, episodes, rounds = self._count(batches)
+        # Every rank has all samples, so this needs no collective.
+        left_out = [sum(units) for units in zip(*(sample.units for sample in idle), strict=True)] or [0, 0]
+        tokens, episodes = computed + left_out[0], episodes + left_out[1]
         learning_rate = self.learning_rate
         metrics = LossMetrics(loss, self.device)
         total_loss = torch.zeros((), device=self.device)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         try:
-            for batch in self._rounds(batches, rounds if tokens else 0):
+            # With all left out, one round of padding still gives every parameter its gradient, which is 0.
+            for batch in self._rounds(batches, max(rounds, 1) if tokens else 0):
                 total_loss += self._backward(batch, call, normalizer, temperature, metrics)
             self._sum_over_ranks(total_loss)
             self._sum_over_ranks(metrics.sums)
@@ -175,7 +183,9 @@ class TitanTrainer:
             "learning_rate": learning_rate,
             "tokens": float(tokens),
             "episodes": float(episodes),
-            **metrics.values(tokens),
+            "tokens_left_out": float(left_out[0]),
+            "episodes_left_out": float(left_out[1]),
+            **metrics.values(computed),
             "skipped": float(not healthy),
             "seconds": time.perf_counter() - start,
         }
@@ -185,6 +195,7 @@ class TitanTrainer:
         """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
         check_temperature(temperature)
         found: dict[int, list[float]] = {}
+        self._check_rows(samples)
         batches = self._micro_batches(samples)
         for batch in self._rounds(batches, self._count(batches)[2]):
             values, _ = self._logprobs(batch, temperature)
@@ -227,8 +238,8 @@ class TitanTrainer:
         places = batch.tokens, batch.positions, batch.selected, batch.targets
         return self.model.logprobs(*places, temperature, with_entropy=with_entropy)
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
+    def _check_rows(self, samples: Sequence[Sample]) -> None:
+        """Check that the model can read every row."""
         rows = [row.token_ids for sample in samples for row in sample.rows]
         longest = max(map(len, rows), default=0)
         if longest > self.model.max_length:
@@ -238,6 +249,9 @@ class TitanTrainer:
         highest, vocabulary = max(map(max, filter(None, rows)), default=0), self.model.config.vocab_size
         if highest >= vocabulary:
             raise InvariantError(f"a row holds token {highest}, but the model's vocabulary has {vocabulary} entries")
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
         return pack(
             samples,
             max_tokens=self.settings.max_tokens_per_micro_batch,

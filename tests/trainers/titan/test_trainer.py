@@ -225,6 +225,52 @@ def test_a_loss_without_normalizer_is_weighted_by_its_share(model, make_trainer)
         torch.testing.assert_close(value, weights(whole)[name], atol=1e-6, rtol=0)
 
 
+class Computed(GRPOLoss):
+    """The same loss, of which the trainer computes every sample."""
+
+    policy_term_vanishes = False
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["", "with old logprobs"])
+def test_samples_without_an_advantage_change_nothing_but_the_denominators(model, make_trainer, old):
+    """The second step has none with an advantage: what Adam's moments do is done all the same."""
+    samples = [
+        dataclasses.replace(s, advantage=s.advantage if i % 3 == 0 else 0.0) for i, s in enumerate(make_samples(9))
+    ]
+    samples[3] = dataclasses.replace(samples[3], advantage=(0.0,) * sampled(samples[3]))
+    whole = samples
+    if old:
+        given = [tuple(values) for values in make_trainer(model).logprobs(samples)]
+        whole = [dataclasses.replace(s, old_logprobs=v) for s, v in zip(samples, given, strict=True)]
+        samples = [w if w.has_advantage else s for s, w in zip(samples, whole, strict=True)]
+    idle = [dataclasses.replace(sample, advantage=0.0) for sample in samples]
+    for options in ({"aggregation": "token"}, {"aggregation": "sequence"}):
+        settings = {"eps": 1e-3, "max_tokens_per_micro_batch": 60}
+        left, right = make_trainer(model, **settings), make_trainer(model, **settings)
+        found = [left.train_step(each, GRPOLoss(**options)) for each in (samples, idle)]
+        expected = [right.train_step(each, Computed(**options)) for each in (whole, idle)]
+        for ours, theirs in zip(found, expected, strict=True):
+            for name in ("loss", "grad_norm", "tokens", "episodes", "learning_rate", "skipped"):
+                assert ours[name] == pytest.approx(theirs[name], abs=1e-6, rel=1e-5)
+        assert 0 < found[0]["tokens_left_out"] < found[0]["tokens"] and found[0]["episodes_left_out"] == 7
+        assert found[1]["tokens_left_out"] == found[1]["tokens"] and found[1]["grad_norm"] == 0
+        assert "kl" in found[0] and "kl" not in found[1]  # nothing was computed that it could be of
+        assert expected[0]["tokens_left_out"] == 0
+        for name, value in weights(left).items():
+            torch.testing.assert_close(value, weights(right)[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(entropy_coef=0.01), local_mean, MyLoss()])
+def test_what_learns_from_samples_without_an_advantage_is_given_them(model, make_trainer, loss):
+    samples = [dataclasses.replace(s, advantage=0.0, ref_logprobs=(-4.0,) * sampled(s)) for s in make_samples(3)]
+    metrics = make_trainer(model).train_step(samples, loss)
+    assert metrics["tokens_left_out"] == 0 and metrics["grad_norm"] > 0
+
+
+def sampled(sample: Sample) -> int:
+    return sum(sum(row.mask[1:]) for row in sample.rows)
+
+
 def test_the_step_equals_one_of_plain_torch(model, make_trainer):
     samples = make_samples(4)
     reference = Qwen3ForCausalLM.from_pretrained(model)
