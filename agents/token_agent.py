@@ -21,14 +21,16 @@ class TokenAgent:
         model: Hugging Face folder whose tokenizer and family the policy uses.
         policy: where tokens come from.
         temperature: sampling temperature; 0 is greedy.
+        top_p: see `Sampling`; 1 in training.
     """
 
     completes = True
 
-    def __init__(self, model: str, policy: Policy, *, temperature: float = 1.0) -> None:
+    def __init__(self, model: str, policy: Policy, *, temperature: float = 1.0, top_p: float = 1.0) -> None:
         self.renderer = Renderer(model)
         self._policy = policy
         self._temperature = temperature
+        self._top_p = top_p
 
     @property
     def answer_seconds(self) -> float | None:
@@ -57,6 +59,7 @@ class TokenAgent:
             prompt,
             Sampling(
                 temperature=self._temperature,
+                top_p=self._top_p,
                 max_tokens=room,
                 seed=None if conversation.seed is None else _turn_seed(conversation.seed, len(conversation.turns)),
                 stop_token_ids=self.renderer.stop_token_ids,

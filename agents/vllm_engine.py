@@ -373,6 +373,7 @@ class VLLMEngine:
         sampling = request.sampling
         params = SamplingParams(
             temperature=sampling.temperature,
+            top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),

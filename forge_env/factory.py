@@ -76,6 +76,16 @@ class EnvFactory:
         """
         return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
 
+    @property
+    def constructor_options(self) -> dict[str, Any]:
+        """The options that the constructor of an instance takes, converted."""
+        return dict(self._for_constructor)
+
+    @property
+    def shared_options(self) -> frozenset[str]:
+        """The names that what is opened once takes, whether they are given or not."""
+        return frozenset(n for target in self.env_class.shared.values() for n in _parameters(load(target)))
+
     def effects(self) -> str:
         """What an episode does outside of this machine, under this factory's options; "" is nothing."""
         return self.env_class.effects(**self._named(self.env_class.effects))

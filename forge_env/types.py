@@ -148,9 +148,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a policy samples. Temperature alone while training: top-p and top-k would bias the importance ratio."""
+    """How a policy samples."""
 
     temperature: float = 1.0
+    top_p: float = 1.0
+    """The share of the probability, the likeliest tokens first, that is sampled from; 1 is all. For evaluations alone:
+    cut off and scaled up, the logprobs of what is left would bias the importance ratio of a training step."""
     max_tokens: int = 512
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()

@@ -80,7 +80,20 @@ def find(run: Path, step: int = 0) -> Checkpoint:
         older = max((other for other in found if other < step), default=None)
         offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
         raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
-    return Checkpoint(path=found[step], step=step, extra=extra)
+    return Checkpoint(path=found[step], step=step, extra=completed(extra))
+
+
+def completed(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a run wrote down, with the settings that came later where they are not those of a new run.
+
+    Evaluations had the sampling temperature of the training before they had one of their own; the figures of a run that
+    goes on are to stay comparable.
+    """
+    config = dict(extra["config"])
+    evaluation = dict(config.get("evaluation", {}))
+    section = config.get(extra["algorithm"], {})
+    evaluation.setdefault("temperature", section.get("temperature", 1.0))
+    return {**extra, "config": {**config, "evaluation": evaluation}}
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:

@@ -297,12 +297,24 @@ class WeightsConfig:
 
 @dataclass(kw_only=True)
 class EvaluationConfig:
-    """The evaluations of a run: before, after, and in between; always the held-out tasks, with the same seeds."""
+    """The evaluations of a run: before, after, and in between; always the held-out tasks, with the same seeds.
+
+    They have a sampling of their own, so that figures of runs with different training temperatures compare.
+    """
 
     interval: int = 0
     """Optimizer steps between two evaluations; 0 is none between the first and the last."""
     n: int = 1
     """Attempts at each task."""
+    temperature: float = 1.0
+    """The sampling temperature of evaluations, whatever that of the training is; 0 is greedy."""
+    top_p: float = 1.0
+    """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""
+    greedy: bool = False
+    """Whether each evaluation measures a second figure, at temperature 0 with one attempt at each task."""
+    sets: dict[str, Any] = field(default_factory=dict)
+    """Further held-out sets of the same environment, each a figure of its own: `--evaluation.sets.NAME.split`,
+    `.tasks`, and `.options.OPTION` for options of the environment that differ."""
 
 
 @dataclass(kw_only=True)

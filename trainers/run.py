@@ -28,6 +28,7 @@ from trainers.config import RunConfig
 from trainers.deadlines import Deadlines, patience, while_moving
 from trainers.engine import episodes_at_once
 from trainers.facts import add_fact, code_at_start, versions, write_facts
+from trainers.figures import Figure, find_figures, prefix_of
 from trainers.metrics.system import SystemMetrics
 from trainers.models import count_parameters, make_model
 from trainers.report import Report
@@ -76,12 +77,13 @@ class Run:
         """Where the run goes on; None for a new one."""
         self.factory: EnvFactory
         self.train_tasks: Sequence[Task] = ()
-        self.held_out: Sequence[Task] = ()
+        self.figures: dict[str, Figure] = {}
+        """What an evaluation measures; "" is the headline."""
         if config.env.name:
             self.factory = make(config.env.name, **config.env.options)
             seed, data = config.training.seed, config.dataset
             self.train_tasks = self.factory.tasks(data.split, count=data.tasks, seed=seed)
-            self.held_out = self.factory.tasks("test", count=data.held_out, seed=seed)
+            self.figures = find_figures(config, self.factory.tasks("test", count=data.held_out, seed=seed))
         self.version = -1
         """Of the weights that were published last."""
         self.engines_version = -1
@@ -154,13 +156,14 @@ class Run:
         tasks: Sequence[Task],
         *,
         phase: str,
+        agent: str = "policy",
         count: int = 1,
         on_done: Callable[[int], None] = lambda done: None,
         **options: Any,
     ) -> Evaluation:
-        """Episodes of the policy, `count` per task, with the seeds of the phase."""
+        """Episodes of an agent over the policy, `count` per task, with the seeds of the phase."""
         async with self.moving(phase):
-            return await self._measure(tasks, phase=phase, count=count, on_done=on_done, **options)
+            return await self._measure(tasks, phase=phase, agent=agent, count=count, on_done=on_done, **options)
 
     def moving(self, what: str) -> AbstractAsyncContextManager[None]:
         """Around groups that are waited for: an error ends them when nothing has moved for `patience`."""
@@ -169,17 +172,24 @@ class Run:
         return while_moving(self.services.progress, seconds=seconds, stuck=lambda: stuck)
 
     async def _measure(
-        self, tasks: Sequence[Task], *, phase: str, count: int, on_done: Callable[[int], None], **options: Any
+        self,
+        tasks: Sequence[Task],
+        *,
+        phase: str,
+        agent: str,
+        count: int,
+        on_done: Callable[[int], None],
+        **options: Any,
     ) -> Evaluation:
         at_once = episodes_at_once(self.config)
         options["is_measured"] = True
         if not self.config.training.deterministic:
-            run_group = functools.partial(self.run_group, phase=phase, agent="policy", count=count, **options)
+            run_group = functools.partial(self.run_group, phase=phase, agent=agent, count=count, **options)
             return await evaluate(run_group, tasks, concurrency=at_once, on_done=on_done)
         groups: list[Group] = []
         for first in range(0, len(tasks), at_once):
             wave = [(tasks[i], i) for i in range(first, min(first + at_once, len(tasks)))]
-            groups += await self.run_wave(wave, phase=phase, agent="policy", count=count, **options)
+            groups += await self.run_wave(wave, phase=phase, agent=agent, count=count, **options)
             on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 
@@ -187,23 +197,43 @@ class Run:
         """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
 
         Args:
-            phase: under which the episodes are kept.
-            step: optimizer steps behind the weights that the engines have; where given, the figures are metrics.
+            phase: under which the episodes are kept; those of further figures are under PHASE.NAME.
+            step: optimizer steps behind the weights that the engines have; where given, all figures are measured, and
+                are metrics. Otherwise the headline alone is.
             env_options: for the environment, beside the run's.
+
+        Returns:
+            The headline.
         """
         started = time.perf_counter()
+        headline = await self._measure_figure(phase, "", step, env_options)
+        if step is None:
+            return headline
+        values = headline.metrics() | self.figures[""].settings()
+        for name, figure in self.figures.items():
+            if name:
+                result = await self._measure_figure(f"{phase}.{name}", name, step, env_options)
+                values |= {f"{prefix_of(name)}{key}": v for key, v in (result.metrics() | figure.settings()).items()}
+                self.report.say(f"{phase}, {name}: held-out success {result}")
+        values |= {"version": self.engines_version, "seconds/evaluation": time.perf_counter() - started}
+        self.report.metrics("evaluation", step, values)
+        return headline
+
+    async def _measure_figure(
+        self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]
+    ) -> Evaluation:
+        figure, started = self.figures[name], time.perf_counter()
         result = await self.measure(
-            self.held_out,
-            phase="evaluation",  # not its own name: before and after shall meet the same seeds
-            count=self.config.evaluation.n,
-            on_done=lambda done: self.report.progress(phase, done, len(self.held_out), {}, since=started),
-            **env_options,
+            figure.tasks,
+            phase=figure.seeds,  # not its own name: before and after shall meet the same seeds
+            agent=figure.agent,
+            count=figure.n,
+            on_done=lambda done: self.report.progress(phase, done, len(figure.tasks), {}, since=started),
+            **{**figure.env_options, **env_options},
         )
         self.report.episodes(phase, result.episodes)
         if step is not None:
             self._check_versions(result)
-            values = result.metrics() | {"version": self.engines_version}
-            self.report.metrics("evaluation", step, values | {"seconds/evaluation": time.perf_counter() - started})
         return result
 
     def _check_versions(self, result: Evaluation) -> None:
@@ -401,6 +431,7 @@ class Run:
             "steps": self.config.training.steps,
             "best_step": best,
             "best_success": None if best is None else measured[best],
+            "evaluations": self._figures_measured(),
             "total_seconds": time.perf_counter() - self.report.started,
             "tokens_generated": self.tokens_generated,
             "tokens_trained": self.tokens_trained,
@@ -408,6 +439,23 @@ class Run:
             "versions": versions(),
         }
         self.report.summary({**common, **self.results, **values})
+
+    def _figures_measured(self) -> dict[str, dict[str, Any]]:
+        """Every figure with what it depends on, as the first and the last evaluation found it; by name, "headline" the
+        first."""
+        records = [record for _, record in sorted(self.evaluations.items())]
+        return {
+            name or "headline": {
+                "split": figure.split,
+                "env_options": dict(figure.env_options),
+                "tasks": len(figure.tasks),
+                **figure.settings(),
+                "success_first": records[0].get(f"{prefix_of(name)}success"),
+                "success_last": records[-1].get(f"{prefix_of(name)}success"),
+            }
+            for name, figure in self.figures.items()
+            if records
+        }
 
 
 @asynccontextmanager

@@ -272,8 +272,16 @@ def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, A
     asked: Policy = ActorPolicy(policy)
     if config.training.deterministic:
         asked = LockstepPolicy(ActorPolicy(policy))
-    sampled = {"model": model, "policy": asked, "temperature": config.temperature}
-    agents: dict[str, AgentSpec] = {"policy": ("agents.token_agent:TokenAgent", sampled)}
+    evaluation = config.evaluation
+    sampling = {
+        "policy": {"temperature": config.temperature},  # and no top_p, which would bias the ratio
+        "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
+        "greedy": {"temperature": 0.0},
+    }
+    agents: dict[str, AgentSpec] = {
+        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **own})
+        for name, own in sampling.items()
+    }
     if hasattr(env, "expert"):
         agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
     return agents

@@ -37,7 +37,8 @@ class RunRecord:
     said: Sequence[Values]
     """The lines of console.jsonl."""
     evaluations: Mapping[str, Evaluation]
-    """By the name of the file: "before", "tool_off", "evaluation_20", "after"."""
+    """By the name of the file: "before", "tool_off", "evaluation_20", "after"; with further figures, "before.greedy" or
+    "after.NAME"."""
     trained: Sequence[Episode]
     """Episodes of the training, the last ones of a long run."""
     are_all: bool
@@ -90,7 +91,7 @@ def read_run(folder: Path) -> RunRecord:
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
-    measured = [name for name in files if name in ("before", "tool_off", "after") or name.startswith("evaluation_")]
+    measured = [name for name in files if re.fullmatch(r"(before|tool_off|after|evaluation_\d+)(\.[\w.]+)?", name)]
     trained, are_all = _read_episodes(files["train"]) if "train" in files else ([], True)
     return RunRecord(
         folder=folder,

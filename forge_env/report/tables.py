@@ -103,16 +103,26 @@ def evaluations(run: RunRecord) -> str:
     return table(head, rows, range(2, 8)) + _difference(run)
 
 
-def _order(name: str) -> tuple[int, int]:
-    number = name.removeprefix("evaluation_")
+def _order(name: str) -> tuple[str, int, int]:
+    when, _, figure = name.partition(".")
+    number = when.removeprefix("evaluation_")
     places = {"before": 0, "tool_off": 1, "after": 3}
-    return places.get(name, 2), int(number) if number.isdigit() else 0
+    return figure, places.get(when, 2), int(number) if number.isdigit() else 0
 
 
 def _title(run: RunRecord, name: str) -> str:
     names = {"before": "before training", "after": "after training", "tool_off": "before, tools switched off"}
-    number = name.removeprefix("evaluation_")
-    return names.get(name) or (f"after step {int(number):,}" if number.isdigit() else name)
+    when, _, figure = name.partition(".")
+    number = when.removeprefix("evaluation_")
+    said = names.get(when) or (f"after step {int(number):,}" if number.isdigit() else when)
+    return said + (f"; {figure.replace('.', ', ')}" if figure else "") + _sampling(run, figure)
+
+
+def _sampling(run: RunRecord, figure: str) -> str:
+    """How a figure is sampled, where the run says so and it is not plain."""
+    known = (run.known("evaluations") or {}).get(figure or "headline", {})
+    parts = [f"{name} {known[name]:g}" for name in ("temperature", "top_p") if known.get(name, 1) != 1]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _bar(evaluation: Evaluation) -> str:

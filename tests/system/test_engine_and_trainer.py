@@ -85,6 +85,14 @@ async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VLLMEngine
     assert stopped.finish_reason == "stop"
 
 
+async def test_of_next_to_no_probability_only_the_likeliest_token_is_left(engine: VLLMEngine) -> None:
+    """The settings of evaluations: top_p near 0 is greedy whatever the temperature, and 1 is not."""
+    greedy = await engine.generate([5, 9, 200], Sampling(max_tokens=8, temperature=0.0), "greedy")
+    cut = await engine.generate([5, 9, 200], Sampling(max_tokens=8, seed=3, top_p=1e-6), "cut")
+    free = await engine.generate([5, 9, 200], Sampling(max_tokens=8, seed=3), "free")
+    assert cut.token_ids == greedy.token_ids != free.token_ids
+
+
 async def test_same_seed_same_answer_alone_and_among_others(engine: VLLMEngine) -> None:
     alone = await engine.generate([7, 7, 7], Sampling(max_tokens=24, seed=11), "alone")
     crowd = [

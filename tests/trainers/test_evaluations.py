@@ -15,10 +15,12 @@ from forge_env.episode import Episode, Group, Turn, read_jsonl
 from forge_env.errors import InvariantError, UserError
 from forge_env.types import Outcome, Task
 from trainers import grpo, sft
-from trainers.checkpoints import MAY_CHANGE
+from trainers.checkpoints import MAY_CHANGE, completed
 from trainers.config import SHORT_OPTIONS
+from trainers.figures import find_figures
 from trainers.report import Report
 from trainers.run import Run
+from trainers.services import _agents
 from trainers.start.checks import check_config
 
 OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
@@ -30,8 +32,13 @@ class Measured(Run):
     solves = 1
     sampled_by = 0
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asked: list[tuple[str, str, int, dict[str, Any]]] = []
+
     async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **options: Any) -> Group:
-        assert (phase, agent) == ("evaluation", "policy")
+        assert phase.startswith("evaluation") and agent in ("evaluated", "greedy")
+        self.asked.append((phase, agent, count, options))
         turn = Turn(
             kind="sampled",
             observation=(),
@@ -115,7 +122,101 @@ def test_nothing_that_was_measured_is_no_figure(run: Measured) -> None:
     assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "timeouts": 0.0, "faults": 1.0}
 
 
+SETS = (
+    *("--evaluation.greedy", "true", "--evaluation.temperature", "0.5", "--evaluation.top_p", "0.9"),
+    *("--evaluation.sets.hard.options.level", "2", "--evaluation.sets.hard.tasks", "2"),
+)
+
+
+async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
+    config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
+    check_config(config)
+    with Report(tmp_path, asdict(config)) as report:
+        run = Measured("grpo", config, report)
+        run.engines_version = 0
+        headline = await run.evaluate("before", step=0)
+        run.solves = 2
+        await run.evaluate("after", step=6)
+        run.summarise({})
+    assert len(headline.episodes) == 6 and list(run.figures) == ["", "hard", "greedy", "hard.greedy"]
+    assert [task.id for task in run.figures["hard"].tasks] == [task.id for task in run.figures["hard.greedy"].tasks]
+    asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in run.asked))
+    hard = str(dict(run.figures["hard"].env_options))
+    assert asked == [
+        ("evaluation", "evaluated", 2, "{}"),
+        ("evaluation/hard", "evaluated", 2, hard),
+        ("evaluation", "greedy", 1, "{}"),
+        ("evaluation/hard", "greedy", 1, hard),
+    ]
+    first, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["temperature"], first["top_p"], first["n"]) == (0.5, 0.9, 2)
+    assert (first["greedy/temperature"], first["greedy/n"], first["sets/hard/top_p"]) == (0, 1, 0.9)
+    assert last["success"] == last["greedy/success"] == pytest.approx(2 / 3)
+    assert last["sets/hard/success"] == last["sets/hard/greedy/success"] == 1.0
+    summary = json.loads((tmp_path / "summary.json").read_text())["evaluations"]
+    assert list(summary) == ["headline", "hard", "greedy", "hard.greedy"]
+    assert summary["hard"]["tasks"] == 2 and summary["hard"]["success_first"] == 0.5
+    assert summary["headline"]["temperature"] == 0.5 and summary["greedy"]["temperature"] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "after training; hard, greedy (temperature 0)" in page
+    assert "before training (temperature 0.5, top_p 0.9)" in page
+    assert len(list(read_jsonl(tmp_path / "episodes/after.hard.greedy.jsonl"))) == 2
+
+
 # ---- settings ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--evaluation.sets.greedy.tasks", "3"), "'greedy' is no name of a set"),
+        (("--evaluation.sets.hard.task", "3"), "split, tasks and options.NAME, and not 'task'. Did you mean tasks?"),
+        (("--evaluation.sets.hard.options.levle", "3"), "no option 'levle'"),
+        (("--evaluation.top_p", "1.5"), "top_p is 1.5; it must be above 0 and at most 1"),
+        (("--evaluation.top_p", "0"), "top_p is 0.0; it must be above 0"),
+        (("--evaluation.temperature", "0", "--evaluation.n", "4"), "set --evaluation.n to 1"),
+    ],
+)
+def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_config(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS))
+    assert words.lower() in str(error.value).lower()
+
+
+def test_a_set_of_what_is_trained_on_is_refused() -> None:
+    config = parse(grpo.Config, [*OPTIONS, "--evaluation.sets.seen.split", "train"], SHORT_OPTIONS)
+    with pytest.raises(UserError, match="'train', which the run trains on"):
+        find_figures(config, ())
+
+
+def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
+    config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
+    agents = _agents(config, "model", None)  # type: ignore[arg-type]
+    sampling = {
+        name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
+        for name, (_, arguments) in agents.items()
+        if name != "expert"
+    }
+    assert sampling == {
+        "policy": {"temperature": 0.7},
+        "evaluated": {"temperature": 0.5, "top_p": 0.9},
+        "greedy": {"temperature": 0.0},
+    }
+
+
+def test_the_figures_of_two_runs_compare_whatever_their_training_temperatures_are() -> None:
+    for temperature in ("0.6", "1.2"):
+        config = parse(grpo.Config, [*OPTIONS, "--grpo.temperature", temperature], SHORT_OPTIONS)
+        assert find_figures(config, ())[""].settings() == {"n": 1.0, "temperature": 1.0, "top_p": 1.0}
+
+
+def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_that_they_had() -> None:
+    saved = {"algorithm": "grpo", "config": {"grpo": {"temperature": 0.7}, "evaluation": {"n": 2, "interval": 0}}}
+    assert completed(saved)["config"]["evaluation"] == {"n": 2, "interval": 0, "temperature": 0.7}
+    saved["config"]["evaluation"]["temperature"] = 1.0  # type: ignore[index]
+    assert completed(saved)["config"]["evaluation"]["temperature"] == 1.0
+    supervised = {"algorithm": "sft", "config": {"sft": {}}}
+    assert completed(supervised)["config"]["evaluation"] == {"temperature": 1.0}
 
 
 def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:

@@ -14,6 +14,7 @@ from forge_env.errors import UserError
 from forge_env.factory import make
 from forge_env.registry import env_class
 from trainers.config import RunConfig
+from trainers.figures import check_sets
 from trainers.metrics.sink import load_sink
 from trainers.start.hosts import check_hosts, count_hosts
 from trainers.start.model_shape import find_shape
@@ -290,6 +291,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     check_numbers,
     give_dataset,
     _check_environment,
+    check_sets,
     _check_own_parts,
     _check_metrics,
     _check_pace,
