@@ -77,4 +77,5 @@ def check(folder: Path, *, steps: int) -> None:
     trained = [line for line in lines if line["phase"] == "train"]
     assert len(trained) == steps
     for line in trained:
-        assert line["mean_abs_logprob_difference"] < 0.05, line
+        if line["tokens_left_out"] < line["tokens"]:  # of a step without any advantage nothing is measured
+            assert line["mean_abs_logprob_difference"] < 0.05, line
