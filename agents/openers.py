@@ -26,8 +26,8 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
         UserError: when there is no such script, or it is asked for what only models have; from an episode, when the
             user's function fails.
     """
-    if settings.temperature is not None or settings.deterministic:
-        raise UserError("a scripted agent samples nothing: leave --temperature and --deterministic out")
+    if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
+        raise UserError("a scripted agent samples nothing: leave --temperature, --top-p and --deterministic out")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
         raise UserError(
             f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
@@ -81,6 +81,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         url or OPENAI,
         api_key_env=settings.api_key_env,
         temperature=settings.temperature,
+        extra_body={} if settings.top_p is None else {"top_p": settings.top_p},
         max_concurrency=settings.concurrency,
         requests_per_minute=settings.requests_per_minute,
     )

@@ -99,8 +99,8 @@ class LocalAgent(TokenAgent):
         context: tokens of a prompt and its answer at most.
     """
 
-    def __init__(self, model: str, policy: LocalPolicy, *, temperature: float, context: int) -> None:
-        super().__init__(model, policy, temperature=temperature)
+    def __init__(self, model: str, policy: LocalPolicy, *, temperature: float, top_p: float, context: int) -> None:
+        super().__init__(model, policy, temperature=temperature, top_p=top_p)
         self._context = context
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -126,7 +126,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     folder = find_model(model, option="vllm:")
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
     policy = LocalPolicy(folder, _engine(settings, context), deterministic=settings.deterministic)
-    agent = LocalAgent(str(folder), policy, temperature=temperature, context=context)
+    top_p = 1.0 if settings.top_p is None else settings.top_p
+    agent = LocalAgent(str(folder), policy, temperature=temperature, top_p=top_p, context=context)
     async with policy:
         yield agent
 

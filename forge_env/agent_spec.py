@@ -35,6 +35,8 @@ class AgentSettings:
     """The environment's name, whose expert may be meant."""
     temperature: float | None = None
     """Of sampling; None is 1, or what an endpoint does by itself."""
+    top_p: float | None = None
+    """The share of the probability that is sampled from; None is all of it, or what an endpoint does by itself."""
     deterministic: bool = False
     """Greedy, one request at a time and none of it from a cache, so that a run repeats exactly on one machine."""
     max_tokens: int = 4096

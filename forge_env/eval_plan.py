@@ -56,6 +56,7 @@ class EvalPlan:
     """Attempts at each task."""
     seed: int = 0
     temperature: float | None = None
+    top_p: float | None = None
     deterministic: bool = False
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
@@ -65,6 +66,8 @@ class EvalPlan:
             raise UserError(f"{self.tasks} tasks and {self.n} attempts at each were asked for; both are 1 or more")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it is above 0 and at most 1")
         wrong = [f"{name} is {value:g}" for name, value in asdict(self.limits).items() if not value > 0]
         if wrong:
             raise UserError(f"a limit of the episodes makes no sense: {', '.join(wrong)}; all are above 0")

@@ -53,6 +53,7 @@ async def run_evaluation(
     settings = AgentSettings(
         env=plan.env,
         temperature=plan.temperature,
+        top_p=plan.top_p,
         deterministic=plan.deterministic,
         max_tokens=plan.limits.max_tokens,
         concurrency=concurrency,

@@ -39,6 +39,7 @@ def evaluate(
     command: Annotated[str, typer.Option(help="The environment's option command, as external has it.")] = "",
     concurrency: Annotated[int, typer.Option(help="Episodes at once.")] = 16,
     temperature: Annotated[float | None, typer.Option(help="Of sampling; 1, or the endpoint's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of sampling; 1, or the endpoint's own.")] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and repeats exactly.")] = False,
     max_turns: Limit = None,
     max_turn_tokens: Limit = None,
@@ -71,6 +72,7 @@ def evaluate(
         n=n,
         seed=seed,
         temperature=temperature,
+        top_p=top_p,
         deterministic=deterministic,
         limits=_limits(
             agent,

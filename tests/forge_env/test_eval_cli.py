@@ -500,6 +500,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"n": "0"}, "both are 1 or more"),
         ({"concurrency": "0"}, "the concurrency is 0"),
         ({"temperature": "-1"}, "the temperature is -1"),
+        ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
         ({"max-turns": "0"}, "max_turns is 0"),
     ],
 )
@@ -543,12 +544,12 @@ def test_an_endpoint_is_an_agent_and_its_key_is_written_nowhere(run: Run, chat_s
         "--out",
         "out",
     ]
-    result = run(*arguments, "--concurrency", "2", "--temperature", "0.5", *prices)
+    result = run(*arguments, "--concurrency", "2", "--temperature", "0.5", "--top-p", "0.9", *prices)
     assert (result["avg@2"], result["episodes"], result["faults"]) == (1.0, 6, {})
     assert (result["prompt_tokens"], result["completion_tokens"], result["tokens"]) == (42, 18, 60)
     assert result["cost"] == pytest.approx(42 + 36)
     assert {a.body["model"] for a in chat_server.asked} == {"some@model"}
-    assert {a.body["temperature"] for a in chat_server.asked} == {0.5}
+    assert {(a.body["temperature"], a.body["top_p"]) for a in chat_server.asked} == {(0.5, 0.9)}
     assert {a.authorization for a in chat_server.asked} == {f"Bearer {key}"}
     assert chat_server.most_at_once <= 2
     assert [p.name for p in Path("out").iterdir() if key in p.read_text()] == []
