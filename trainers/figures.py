@@ -38,8 +38,10 @@ class Figure:
     """Attempts at each task."""
     temperature: float = 1.0
     top_p: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environment, where they differ from the run's."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
-    """For the environment's constructor, beside the run's."""
+    """Those of them that the environment's constructor takes; others are of the tasks alone."""
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +83,7 @@ def find_figures(config: RunConfig, held_out: Sequence[Task]) -> dict[str, Figur
                 set_name=figure.set_name,
                 split=figure.split,
                 tasks=figure.tasks,
+                options=figure.options,
                 env_options=figure.env_options,
                 temperature=0.0,
             )
@@ -143,7 +146,7 @@ def _figure(config: RunConfig, name: str, own: Mapping[str, Any], sampling: Mapp
     if split == config.dataset.split and not own["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
     tasks = factory.tasks(split, count=count, seed=config.training.seed)
-    return Figure(set_name=name, split=split, tasks=tasks, env_options=options, **sampling)
+    return Figure(set_name=name, split=split, tasks=tasks, options=own["options"], env_options=options, **sampling)
 
 
 def _env_options(config: RunConfig, name: str, own: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:

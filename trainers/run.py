@@ -447,7 +447,7 @@ class Run:
         return {
             name or "headline": {
                 "split": figure.split,
-                "env_options": dict(figure.env_options),
+                "options": dict(figure.options),
                 "tasks": len(figure.tasks),
                 **figure.settings(),
                 "success_first": records[0].get(f"{prefix_of(name)}success"),

@@ -155,6 +155,7 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert last["sets/hard/success"] == last["sets/hard/greedy/success"] == 1.0
     summary = json.loads((tmp_path / "summary.json").read_text())["evaluations"]
     assert list(summary) == ["headline", "hard", "greedy", "hard.greedy"]
+    assert summary["hard"]["options"] == {"level": "2"} and summary["headline"]["options"] == {}
     assert summary["hard"]["tasks"] == 2 and summary["hard"]["success_first"] == 0.5
     assert summary["headline"]["temperature"] == 0.5 and summary["greedy"]["temperature"] == 0
     page = (tmp_path / "report.html").read_text()
