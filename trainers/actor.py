@@ -125,9 +125,12 @@ class TrainerActor(ForgeActor):
         await self._run(self._trainer.begin, **changes)
 
     @concurrent_endpoint
-    async def step(self, samples: Sequence[Sample], loss: Loss, temperature: float) -> dict[str, float] | None:
-        """One optimizer step on whole episodes; returns its metrics."""
-        return await self._run(self._trainer.train_step, samples, loss, temperature=temperature)
+    async def step(
+        self, samples: Sequence[Sample], loss: Loss, temperature: float, old_is_present: bool = False
+    ) -> dict[str, float] | None:
+        """One optimizer step on whole episodes, see `TitanTrainer.train_step`; returns its metrics."""
+        options = {"temperature": temperature, "old_is_present": old_is_present}
+        return await self._run(self._trainer.train_step, samples, loss, **options)
 
     @concurrent_endpoint
     async def set_loss(self, loss: Loss, temperature: float = 1.0) -> None:

@@ -7,10 +7,9 @@ against float32 differs by about 1e-6; bfloat16 by about 1e-2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from forge_env.episode import Episode
 from trainers.config import RunConfig
 
 MEAN_BOUND = {"float32": 1e-4, "bfloat16": 0.1}
@@ -43,7 +42,8 @@ class MismatchAlarm:
             step: of the run, from 1.
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no
                 token has none of them.
-            is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is judged.
+            is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is judged. Of
+                several steps between two updates of the engine it is only the first.
         """
         if not is_fresh or "mean_abs_logprob_difference" not in metrics:
             return 0.0
@@ -73,17 +73,4 @@ class MismatchAlarm:
 
 def make_alarm(config: RunConfig, say: Callable[[str], None]) -> MismatchAlarm:
     """The alarm of a run, with the bounds of what its trainer and its engine compute in."""
-    services, dtype = config.services, config.training.dtype
-    coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
-    return MismatchAlarm(dtype="bfloat16" if coarse else "float32", say=say, bound=config.training.mismatch_alarm)
-
-
-def is_fresh(episodes: Sequence[Episode], *, version: int, updates: int) -> bool:
-    """Whether all tokens were sampled from the trainer's present weights.
-
-    Args:
-        episodes: of the step.
-        version: the newest one that was published.
-        updates: optimizer steps since.
-    """
-    return updates == 0 and all(episode.versions == (version,) for episode in episodes if episode.num_sampled)
+    return MismatchAlarm(dtype=config.precision, say=say, bound=config.training.mismatch_alarm)

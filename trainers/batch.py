@@ -38,7 +38,7 @@ class Sample:
     ref_logprobs: tuple[float, ...] | None = None
     """The reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
     old_logprobs: tuple[float, ...] | None = None
-    """The trainer's own logprobs of the weights before the step, likewise."""
+    """The trainer's own logprobs of the weights before the step, or before the first step of a window, likewise."""
 
     @property
     def has_advantage(self) -> bool:

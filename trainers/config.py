@@ -7,7 +7,7 @@ says what a run's config is made of, and in which order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from forge_env.faults import FaultPolicy
 from forge_env.types import EpisodeLimits
@@ -118,7 +118,8 @@ class TrainingConfig:
     gradient_accumulation_steps: int = 1
     """Micro-steps of one optimizer step, which so has batch_size times this many groups."""
     sync_interval: int = 1
-    """Optimizer steps between two updates of the engine's weights; above 1 it needs staleness of at least one less."""
+    """Optimizer steps between two updates of the engine's weights: how many mini-batches one batch of rollouts is
+    trained in, 4 in GSPO's paper and 16 in DAPO's. Each of them has the groups of one step."""
     learning_rate: float = 3e-4
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What becomes of the learning rate after its warm-up: "linear" and "cosine" end at 0 after the last step."""
@@ -147,8 +148,9 @@ class TrainingConfig:
     """A function of your own from the rewards of a group to its advantages, "module:function"."""
     reward: str = ""
     """A function of your own from an episode to its reward, "module:function"; the environment's is still recorded."""
-    staleness: int = 0
-    """Optimizer steps between the weights that sampled a group and those that it trains, at most; 0 is synchronous."""
+    staleness: int = -1
+    """Optimizer steps between the weights that sampled a group and those that it trains, at most; -1 is what
+    sync_interval needs, which is one less: rollouts and training then take turns."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of the engine's keys and values of running requests when new weights come, with staleness above 0:
     go on with those of the old weights, or compute them again."""
@@ -157,12 +159,13 @@ class TrainingConfig:
     engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
     deterministic: bool = False
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
-    It needs staleness 0."""
+    All groups have to be sampled from the weights that their step, or window of steps, begins with."""
     max_tokens_per_micro_batch: int = 4096
     """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
-    old_logprobs: Literal["generator", "trainer"] = "generator"
-    """Whose logprobs the importance ratio is taken against: the engine's, or the trainer's own of the weights before
-    the step, computed again at the price of one more forward pass; the correction then bounds trainer / engine."""
+    old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
+    """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
+    own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
+    "trainer" for GSPO where the trainer or the engine computes in bfloat16, and else "generator"."""
     mismatch_alarm: float = 0.0
     """Mean |logprob difference| of trainer and engine on the same weights above which the run warns; 0 is 1e-4 where
     both compute in float32, and 0.1 otherwise."""
@@ -171,6 +174,9 @@ class TrainingConfig:
 @dataclass(kw_only=True)
 class AlgorithmConfig:
     """What the sections of all policy-gradient algorithms have in common; a page sets its own defaults."""
+
+    clips_within_rounding: ClassVar[bool] = False
+    """Whether the clip range is narrower than what a 16-bit engine's logprobs are off by."""
 
     n_samples: int = 8
     """Episodes of one group."""
@@ -374,6 +380,18 @@ class RunConfig:
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
         return self.training.batch_size * self.training.gradient_accumulation_steps
+
+    @property
+    def staleness(self) -> int:
+        """Optimizer steps between the weights that sampled a group and those that it trains, at most."""
+        return self.training.staleness if self.training.staleness >= 0 else self.training.sync_interval - 1
+
+    @property
+    def precision(self) -> Literal["float32", "bfloat16"]:
+        """The coarser of what the trainer and the engine compute in."""
+        dtype, services = self.training.dtype, self.services
+        coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
+        return "bfloat16" if coarse else "float32"
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

@@ -60,6 +60,6 @@ def _requests(config: RunConfig) -> int:
     if not config.services.generator.with_gpus:
         return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1
-    training = config.groups_per_step * (config.training.staleness + 1) * size
+    training = config.groups_per_step * (config.staleness + 1) * size
     # In few sizes: vLLM compiles for each of them anew.
     return min(-(-max(training, episodes_at_once(config)) // REQUESTS) * REQUESTS, MOST_REQUESTS)

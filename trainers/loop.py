@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
 from forge_env.episode import Group
-from forge_env.errors import ReplicaDied, ServiceError, first_error
+from forge_env.errors import InvariantError, ReplicaDied, ServiceError, first_error
 from forge_env.faults import SHRINK
 from forge_env.types import Outcome, Task
 from trainers.deadlines import while_moving
@@ -61,6 +61,9 @@ class Loop:
     staleness: int = 0
     sync_interval: int = 1
     """Optimizer steps between two updates of the engines; at most staleness + 1, or no group could ever begin."""
+    begin_window: Callable[[Sequence[Sequence[Group]]], Awaitable[dict[str, float]]] | None = None
+    """Awaited before the first step after an update, with the groups of every step until the next one (a window), which
+    are then all taken together; returns metrics. Without it, each step takes its groups when it begins."""
     keeps: Callable[[Group], bool] = SHRINK.keeps
     """Whether a group has enough valid episodes to be trained on."""
     patience: float = 600.0
@@ -97,6 +100,7 @@ class Loop:
             self._ready[each.number] = each.group
         self._settled = 0  # groups that came back
         self._news = asyncio.Event()
+        self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
         self._pull: asyncio.Task[dict[str, float]] | None = None
 
@@ -106,8 +110,15 @@ class Loop:
         return self.steps_done % self.sync_interval == 0 or self.steps_done == self.steps
 
     @property
+    def is_in_window(self) -> bool:
+        """Whether groups were taken that no step has trained on: `ready_groups` does not have them."""
+        return bool(self._window)
+
+    @property
     def ready_groups(self) -> list[ReadyGroup]:
-        """Groups that no step has taken yet, for a checkpoint: call it between two steps."""
+        """Groups that no step has taken yet, for a checkpoint: call it between two windows."""
+        if self.is_in_window:
+            raise InvariantError(f"after step {self.steps_done}, groups are taken that no step has trained on")
         return [ReadyGroup(number, self._schedule.deadline(number), group) for number, group in self._ready.items()]
 
     async def run(self) -> None:
@@ -141,10 +152,14 @@ class Loop:
         """Train on the groups that the schedule takes, and put the new weights into the engines."""
         for step in range(self.steps_done + 1, self.steps + 1):
             started = time.perf_counter()
-            numbers = await self._take()
-            groups = [self._ready.pop(number) for number in numbers]
+            is_first = not self._window
+            if is_first:
+                self._window.extend([await self._take() for _ in range(self._window_size())])
             rollout_done = time.perf_counter()
-            metrics = await self.train_step(groups)
+            metrics = await self._begin_window() if is_first else {}
+            numbers = self._window.popleft()
+            groups = [self._ready.pop(number) for number in numbers]
+            metrics |= await self.train_step(groups)
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
                 self.lengths.trained(group)
@@ -166,6 +181,17 @@ class Loop:
                 await self._evaluate(step, evaluate)
             if self.after_step is not None:
                 await self.after_step(step)
+
+    def _window_size(self) -> int:
+        """Steps whose groups are taken before the next one of them: those until the next update of the engines."""
+        if self.begin_window is None:
+            return 1
+        return min(self.sync_interval - self.steps_done % self.sync_interval, self.steps - self.steps_done)
+
+    async def _begin_window(self) -> dict[str, float]:
+        if self.begin_window is None:
+            return {}
+        return await self.begin_window([[self._ready[number] for number in numbers] for numbers in self._window])
 
     async def _sync(self, step: int) -> dict[str, float]:
         """Publish the weights of a step; the engines take them over while the next steps go on, where they may.

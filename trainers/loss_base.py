@@ -59,8 +59,8 @@ class PolicyLoss(nn.Module):
 
     With two policies, the trainer's and the engine's, the loss's ratio is trainer / engine already: a correction is
     a factor of 1 inside of the bounds, and never a second ratio. With `old_logprobs`, the trainer's own logprobs of
-    the weights that sampled, the ratio is new / old and the correction's weight is that of old / engine (the decoupled
-    objective, as TRL and verl compute it).
+    the weights before a window of steps, the ratio is new / old and the correction's weight is that of old / engine
+    (the decoupled objective, as TRL and verl compute it).
 
     Raises:
         UserError: on a value out of range, and in `forward` when what a setting needs is not given.
@@ -174,7 +174,8 @@ class RatioLoss(PolicyLoss):
             ref_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
             normalizer: what to divide the sum by; None for the number of episodes or tokens given.
             entropy: (episodes, tokens) of the model being trained, with gradient; needed when entropy_coef is not 0.
-            old_logprobs: (episodes, tokens) of the trainer's weights that sampled, where they were computed.
+            old_logprobs: (episodes, tokens) of the trainer's weights before the step, or before the first step of a
+                window, where the ratio is taken against them.
         """
         mask = valid_tokens(padding_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs

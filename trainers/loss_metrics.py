@@ -11,12 +11,14 @@ from trainers.batch import MicroBatch
 from trainers.loss_terms import keep, kl_estimate, log_ratio
 
 SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy")
+COUNTS = ("with_advantage", "without_gradient")
+"""Of episodes, where the others are of tokens."""
 
 
 class LossMetrics:
     """Collects the metrics of one optimizer step over its micro-batches.
 
-    `sums`, (8,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
+    `sums`, (10,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
 
     The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
     The KL estimates and the difference are always against the generator.
@@ -30,13 +32,20 @@ class LossMetrics:
         self._clipped = getattr(loss, "clipped", None)
         self._has_entropy = False
         # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(SUMS) + len(COUNTS), dtype=torch.float64, device=device)
         # The largest ratio, and the smallest with its sign turned.
         self.largest = torch.full((2,), -torch.inf, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None) -> None:
-        """Take one micro-batch in; `logprobs` and `entropy` are (episodes, tokens)."""
+    def add(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None, gradient: Tensor | None = None) -> None:
+        """Take one micro-batch in.
+
+        Args:
+            batch: as the loss was given it.
+            logprobs: (episodes, tokens), as entropy.
+            entropy: None where it was not computed.
+            gradient: (episodes, tokens) of the loss by the logprobs; None where it does not depend on them.
+        """
         mask = batch.padding_mask
         difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
         old = batch.old_logprobs
@@ -57,24 +66,29 @@ class LossMetrics:
             "clipped_high": high,
             "entropy": none if entropy is None else keep(entropy, mask),
         }
-        self.sums += torch.stack([parts[name].sum(dtype=torch.float64) for name in SUMS])
+        matters = ((batch.advantages != 0) & mask).any(-1)  # (episodes,)
+        learns = torch.zeros_like(matters) if gradient is None else (gradient != 0).any(-1)
+        parts |= {"with_advantage": matters, "without_gradient": matters & ~learns}
+        self.sums += torch.stack([parts[name].sum(dtype=torch.float64) for name in (*SUMS, *COUNTS)])
         bounds = torch.stack([ratio, -ratio]).masked_fill(~mask, -torch.inf)
         self.largest = torch.maximum(self.largest, bounds.flatten(1).amax(1))
 
     def values(self, tokens: int) -> dict[str, float]:
         """The metrics over the `tokens` valid tokens that were taken in.
 
-        All are means over them but the bounds of the ratio and `ess`.
+        All are means over them but the bounds of the ratio, episodes_without_gradient and `ess`.
 
         Returns:
             ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
-            mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips; ess, the
-            effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
+            mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips;
+            episodes_without_gradient, of the episodes that have an advantage the share that nothing is learned from;
+            ess, the effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
             Nothing at all where there is no token: a figure of none would be made up.
         """
         if not tokens:
             return {}
-        mean = {name: value / tokens for name, value in zip(SUMS, self.sums.tolist(), strict=True)}
+        sums = dict(zip((*SUMS, *COUNTS), self.sums.tolist(), strict=True))
+        mean = {name: sums[name] / tokens for name in SUMS}
         highest, lowest = (abs(bound) for bound in self.largest.tolist())
         found = {
             "ratio_mean": mean["ratio"],
@@ -85,6 +99,7 @@ class LossMetrics:
             "mean_abs_logprob_difference": mean["difference"],
             "clipped_low": mean["clipped_low"],
             "clipped_high": mean["clipped_high"],
+            "episodes_without_gradient": sums["without_gradient"] / max(sums["with_advantage"], 1.0),
             "ess": mean["ratio"] ** 2 / mean["ratio_squared"] if mean["ratio_squared"] else 0.0,
         }
         return found | ({"entropy": mean["entropy"]} if self._has_entropy else {})

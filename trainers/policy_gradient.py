@@ -8,21 +8,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forge_env.episode import Episode, Group
+from forge_env.episode import Group
 from forge_env.errors import UserError
 from forge_env.evaluate import Evaluation, is_success
 from forge_env.metrics import tool_metrics
 from forge_env.runtime.launcher import within
 from forge_env.tool_env import ToolEnv
 from forge_env.types import Task
-from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
+from trainers.ages import WeightAges, estimate
+from trainers.alarms import MismatchAlarm, make_alarm
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.deadlines import patience
+from trainers.facts import add_fact
 from trainers.ledger import Ledger
 from trainers.lengths import Lengths
 from trainers.loop import Loop
 from trainers.objective import Objective, kl_remark
+from trainers.old_logprobs import OldLogprobs, about_ratio, whose_old_logprobs, window
 from trainers.own_parts import resolve
 from trainers.passes import Passes, first_whole_pass
 from trainers.ready import READY_FILE, ReadyGroup, pack, unpack
@@ -52,34 +55,34 @@ class Step:
     objective: Objective
     alarm: MismatchAlarm
     make: SampleMaker
+    ages: WeightAges
+    old: OldLogprobs | None = None
+    """None where the ratio is taken against the generator."""
     number: int = 0
     """Of the last step."""
     began: float = field(default_factory=time.time)
     """Since when the first step's groups are sampled."""
-    _version: int = -1
-    _updates: int = 0
-    """Optimizer steps since the trainer's weights were published as `_version`."""
 
     async def __call__(self, groups: Sequence[Group]) -> dict[str, float]:
         self.number += 1
-        if self._version != self.run.version:
-            self._version, self._updates = self.run.version, 0
+        self.ages.published(self.run.version)
         episodes = [episode for group in groups for episode in group.valid]
-        fresh = is_fresh(episodes, version=self._version, updates=self._updates)
+        ages = self.ages.of(episodes)
         self.run.startup.until_now("first rollouts", self.began)
         async with self.run.first_step():
-            samples, seconds = await self.make(groups)
-            metrics = await self.run.train_step(samples, self.objective.loss)
+            old = self.old.take() if self.old else None
+            samples, seconds = await self.make(groups, old)
+            is_present = self.old is not None and old is None
+            metrics = await self.run.train_step(samples, self.objective.loss, old_is_present=is_present)
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         self.run.report.trained(self.number, zip(learned, (s.advantage for s in samples), strict=True))
-        self._updates += not metrics["skipped"]
-        alarm = self.alarm(self.number, metrics, is_fresh=fresh)
-        return metrics | seconds | {"mismatch_alarm": alarm} | self._staleness(episodes)
+        self.ages.trained(skipped=bool(metrics["skipped"]))
+        alarm = self.alarm(self.number, metrics, is_fresh=not any(ages))
+        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages)
 
-    def _staleness(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """How many weight versions older than the newest the oldest tokens of an episode are."""
-        ages = [float(self._version - min(episode.versions)) for episode in episodes if episode.versions]
-        return {"staleness_mean": sum(ages) / len(ages), "staleness_max": max(ages)} if ages else {}
+
+def _staleness(ages: Sequence[int]) -> dict[str, float]:
+    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))} if ages else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class _Start:
     steps_done: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     ready: Sequence[ReadyGroup] = ()
+    ages: WeightAges
     lengths: Lengths = field(default_factory=Lengths)
     faults: Counter[str] = field(default_factory=Counter)
     shuffled_from: int = 1
@@ -101,7 +105,9 @@ class _Start:
 
 async def _phases(run: Run, objective: Objective) -> None:
     config, report = run.config, run.report
-    training = config.training
+    training, whose = config.training, whose_old_logprobs(config)
+    add_fact(report.folder, "old_logprobs", whose)
+    report.say(f"the importance ratio is {about_ratio(config)}")
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
     await _settle_reference(run, objective)
     if remark := kl_remark(config):
@@ -115,16 +121,16 @@ async def _phases(run: Run, objective: Objective) -> None:
         objective=objective,
         alarm=make_alarm(config, report.say),
         make=SampleMaker(
-            objective=objective,
-            reference=run.reference_logprobs if objective.kl_reference == "model" else None,
-            old=run.old_logprobs if training.old_logprobs == "trainer" else None,
+            objective=objective, reference=run.reference_logprobs if objective.kl_reference == "model" else None
         ),
+        ages=start.ages,
+        old=OldLogprobs(objective=objective, logprobs=run.old_logprobs) if whose == "trainer" else None,
         number=start.steps_done,
     )
 
-    async def after_step(step: int) -> None:
-        if run.is_due(step):
-            await _save(run, loop, passes, started, asynchronous=config.checkpoint.asynchronous)
+    async def after_step(number: int) -> None:
+        if not loop.is_in_window and run.is_due(number, window=window(config)):
+            await _save(run, loop, step, passes, started, asynchronous=config.checkpoint.asynchronous)
 
     async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
         return await run.run_wave(numbered, phase="train", agent="policy", count=objective.group_size)
@@ -137,6 +143,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         run_group=lambda task, i: run.run_group(task, i, phase="train", agent="policy", count=objective.group_size),
         run_wave=run_wave if training.deterministic else None,
         train_step=step,
+        begin_window=step.old.begin_window if step.old else None,
         publish_weights=lambda _: run.publish_weights(),
         pull_weights=lambda _: run.pull_weights(),
         on_step=lambda step, groups, metrics: _record(run, step, groups, metrics),
@@ -151,7 +158,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         faults=start.faults,
         batch_size=config.groups_per_step,
         sync_interval=training.sync_interval,
-        staleness=training.staleness,
+        staleness=config.staleness,
         patience=patience(config),
         progress=run.services.progress,
         keeps=run.config.env.fault_policy().keeps,
@@ -162,7 +169,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     await loop.run()
     train_seconds = time.perf_counter() - started
     if run.checkpoint is None or run.checkpoint.step < training.steps:
-        await _save(run, loop, passes, started)
+        await _save(run, loop, step, passes, started)
 
     after = await run.evaluate("after", step=training.steps)
     await run.export()
@@ -195,7 +202,7 @@ async def _begin(run: Run) -> _Start:
             tool_off = await run.evaluate("tool_off", use_tools=False)
         report.say(f"held-out success with the tool switched off: {tool_off}")
     await _begin_training(run)
-    return _Start(before=before, tool_off=tool_off)
+    return _Start(before=before, tool_off=tool_off, ages=WeightAges(staleness=config.staleness))
 
 
 async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
@@ -205,15 +212,18 @@ async def _go_on(run: Run, checkpoint: Checkpoint) -> _Start:
     with run.startup.phase("checkpoint"):
         place = await run.restore(checkpoint)
     await run.sync_weights()
-    ledger, lengths = Ledger(), Lengths()
+    ledger, lengths, ages = Ledger(), Lengths(), WeightAges(staleness=run.config.staleness)
     ledger.load_state_dict(place["ledger"])
     lengths.load_state_dict(place.get("lengths", lengths.state_dict()))
+    guess = estimate(checkpoint.step, run.version, run.config.training.sync_interval)
+    ages.load_state_dict(place.get("ages", guess))
     return _Start(
         before=run.report.evaluation("before"),
         tool_off=run.report.evaluation("tool_off") if _has_tools(run) else None,
         steps_done=checkpoint.step,
         ledger=ledger,
         ready=ready,
+        ages=ages,
         lengths=lengths,
         faults=Counter(place["faults"]),
         # A checkpoint that does not say was written by a version whose passes were all in one order.
@@ -237,13 +247,16 @@ def _has_tools(run: Run) -> bool:
     return issubclass(run.factory.env_class, ToolEnv)
 
 
-async def _save(run: Run, loop: Loop, passes: Passes, started: float, *, asynchronous: bool = False) -> None:
+async def _save(
+    run: Run, loop: Loop, step: Step, passes: Passes, started: float, *, asynchronous: bool = False
+) -> None:
     seconds = time.perf_counter() - started
     places, episodes = pack(loop.ready_groups)
     place = {
         "ledger": loop.ledger.state_dict(),
         "ready": places,
         "lengths": loop.lengths.state_dict(),
+        "ages": step.ages.state_dict(),
         "faults": dict(loop.faults),
         "shuffled_from": passes.shuffled_from,
         "seconds": seconds,

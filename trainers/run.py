@@ -287,10 +287,12 @@ class Run:
             self.report.timeline.past("start", spans)
             self.report.say(self.startup.text())
 
-    async def train_step(self, samples: Sequence[Sample], loss: Any) -> dict[str, float]:
+    async def train_step(
+        self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False
+    ) -> dict[str, float]:
         training = self.config.training
         self._is_ahead = True
-        call = self.services.trainer.step.call_one(samples, loss, self.config.temperature)
+        call = self.services.trainer.step.call_one(samples, loss, self.config.temperature, old_is_present)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics: dict[str, float] = await within(training.step_seconds, call, STEP)
         self.tokens_trained += int(metrics.get("tokens", 0))
@@ -349,10 +351,15 @@ class Run:
 
     # ---- checkpoints ----
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is saved after this step; the one after the last step is saved in any case."""
-        interval = self.config.checkpoint.interval
-        return bool(interval) and step % interval == 0 and step < self.config.training.steps
+    def is_due(self, step: int, *, window: int = 1) -> bool:
+        """Whether a checkpoint is saved after this step; the one after the last step is saved in any case.
+
+        Args:
+            step: the last of a window of steps.
+            window: steps of a window; one is due where its interval ends inside of it.
+        """
+        interval, begin = self.config.checkpoint.interval, (step - 1) // window * window
+        return bool(interval) and step // interval > begin // interval and step < self.config.training.steps
 
     async def save_checkpoint(
         self,

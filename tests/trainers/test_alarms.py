@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainers.episodes import episode, turn
-from trainers.alarms import MismatchAlarm, is_fresh, make_alarm
+from trainers.alarms import MismatchAlarm, make_alarm
 from trainers.grpo import Config
 
 
@@ -65,14 +64,6 @@ def test_stale_tokens_and_steps_without_tokens_are_not_judged() -> None:
     assert check(1, metrics(9.0), is_fresh=False) == check(2, {"tokens": 0.0}, is_fresh=True) == 0.0
     assert said == []
     assert check(3, metrics(0.0), is_fresh=True) == 0.0 and len(said) == 1
-
-
-def test_a_step_is_fresh_where_every_token_came_from_the_weights_before_it() -> None:
-    new, old = (episode(turn(1, version=version)) for version in (4, 3))
-    both = episode(turn(1, version=3), turn(1, version=4))
-    assert is_fresh([new, new], version=4, updates=0)
-    assert not is_fresh([new], version=4, updates=1), "the trainer has moved on since"
-    assert not is_fresh([new, old], version=4, updates=0) and not is_fresh([both], version=4, updates=0)
 
 
 def test_the_bound_is_that_of_the_coarser_dtype() -> None:

@@ -154,7 +154,7 @@ def test_a_setting_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: P
     path_of(tmp_path, 40).joinpath(MANIFEST).unlink()
     write_manifest(path_of(tmp_path, 40), {"step": 40, "extra": {"algorithm": "grpo", "config": before}})
     check_fits(find(tmp_path), "grpo", Config())
-    with pytest.raises(UserError, match="--training.staleness is 2 and was 0"):
+    with pytest.raises(UserError, match="--training.staleness is 2 and was -1"):
         check_fits(find(tmp_path), "grpo", config_with(training__staleness=2))
 
 

@@ -51,6 +51,7 @@ def test_worked_by_hand() -> None:
             "mean_abs_logprob_difference": 3 * ln2 / 4,
             "clipped_low": 0.5,
             "clipped_high": 0.25,
+            "episodes_without_gradient": 1.0,  # no gradient was given
             "ess": 16 / 4 / (1 + 4 + 0.25 + 0.25),
         },
         abs=1e-6,
@@ -99,3 +100,12 @@ def test_extreme_ratios_stay_finite() -> None:
     found = LossMetrics(GRPOLoss(), CPU)
     found.add(batch(1.0, generator=-1e4), torch.zeros(1, 2), None)
     assert all(map(math.isfinite, found.values(2).values()))
+
+
+def test_episodes_that_have_an_advantage_and_no_gradient() -> None:
+    """Three of five have an advantage; one of them has no gradient, and one of the other two has some."""
+    found = LossMetrics(GRPOLoss(), CPU)
+    for advantages, gradients in (((1.0, -1.0, 0.0), ((0, 0), (0, 0.5), (0, 0))), ((0.0, 2.0), ((0.1, 0), (1, 1)))):
+        one = batch(*advantages)
+        found.add(one, one.generator_logprobs, None, torch.tensor(gradients, dtype=torch.float32))
+    assert found.values(10)["episodes_without_gradient"] == pytest.approx(1 / 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from trainers.batch import Sample
 from trainers.kl_reward import KLPenalty
 from trainers.losses import GRPOLoss
 from trainers.objective import Objective
+from trainers.old_logprobs import OldLogprobs
 from trainers.overlong import is_truncated
 from trainers.sample_maker import SampleMaker
 
@@ -39,18 +39,21 @@ async def halves(samples: Sequence[Sample]) -> list[list[float]]:
 
 
 async def test_each_sample_gets_its_own_logprobs() -> None:
-    make = SampleMaker(objective=made(kl_reference="model"), reference=tokens, old=halves)
-    samples, metrics = await make(GROUPS)
+    make = SampleMaker(objective=made(kl_reference="model"), reference=tokens)
+    samples, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
     assert [s.ref_logprobs for s in samples] == [(-1, -1), (-2,), (-3, -3, -3), (-4, -5)]
     assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
-    assert set(metrics) == {"seconds/reference", "seconds/old_logprobs"}
+    assert set(metrics) == {"seconds/reference"}
 
 
 async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
     penalty = KLPenalty(beta=0.5)  # generator -1, so differences of 0, 1, 2 and 3, 4
     objective = made(kl_reference="model", skips=is_truncated, kl_penalty=penalty)
-    samples, metrics = await SampleMaker(objective=objective, reference=tokens, old=halves)(GROUPS)
+    old = OldLogprobs(objective=objective, logprobs=halves)
+    await old.begin_window([[], GROUPS])
+    assert old.take() is None
+    samples, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
     assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1.5,) * 3, (-2, -2.5)]
     assert [s.ref_logprobs for s in samples] == [(-1, -1), (-3, -3, -3), (-4, -5)]
     # Rewards less penalties: 1 and -0.5; -3 and -2.5.
@@ -65,16 +68,19 @@ async def test_with_nothing_to_ask_for_there_is_nothing_to_measure() -> None:
     assert [s.ref_logprobs for s in generator] == [(-1, -1), (-1,), (-1, -1, -1), (-1, -1)]
 
 
-async def test_both_are_asked_at_the_same_time() -> None:
-    both = asyncio.Barrier(2)
+async def test_old_logprobs_are_asked_for_once_a_window_and_never_for_its_first_step() -> None:
+    asked: list[int] = []
 
-    async def meet(samples: Sequence[Sample]) -> list[list[float]]:
-        await both.wait()
+    async def counted(samples: Sequence[Sample]) -> list[list[float]]:
+        asked.append(len(samples))
         return await tokens(samples)
 
-    make = SampleMaker(objective=made(kl_reference="model"), reference=meet, old=meet)
-    samples, _ = await asyncio.wait_for(make(GROUPS), 10)
-    assert len(samples) == 4
+    old = OldLogprobs(objective=made(), logprobs=counted)
+    assert await old.begin_window([GROUPS]) == {} and old.take() is None and asked == []
+    metrics = await old.begin_window([GROUPS, GROUPS[:1], GROUPS[1:]])
+    assert set(metrics) == {"seconds/old_logprobs"} and asked == [2, 2]
+    assert [old.take() for _ in range(3)] == [None, [[-1, -1], [-2]], [[-3, -3, -3], [-4, -5]]]
+    assert asked == [2, 2]
 
 
 async def test_an_error_surfaces_as_itself() -> None:
@@ -82,31 +88,39 @@ async def test_an_error_surfaces_as_itself() -> None:
         raise ServiceError("the reference process died")
 
     with pytest.raises(ServiceError, match="the reference process died"):
-        await SampleMaker(objective=made(kl_reference="model"), reference=breaks, old=tokens)(GROUPS)
+        await SampleMaker(objective=made(kl_reference="model"), reference=breaks)(GROUPS)
+    with pytest.raises(ServiceError, match="the reference process died"):
+        await OldLogprobs(objective=made(), logprobs=breaks).begin_window([GROUPS, GROUPS])
 
 
-async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone() -> None:
+ROWS_ASKED = ((GRPOLoss(), [1, 2, 3, 4, 5]), (GRPOLoss(beta=0.1), [7, 8, 1, 2, 3, 4, 5]))
+
+
+@pytest.mark.parametrize(("loss", "asked"), ROWS_ASKED)
+async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone(loss: GRPOLoss, asked: list[int]) -> None:
     """Where the loss gets nothing of the others; a penalty in the loss needs them all."""
     flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
-    for loss, asked in ((GRPOLoss(), [1, 2, 3, 4, 5]), (GRPOLoss(beta=0.1), [7, 8, 1, 2, 3, 4, 5])):
-        seen: list[int] = []
+    seen: list[int] = []
 
-        async def old(samples: Sequence[Sample], seen: list[int] = seen) -> list[list[float]]:
-            seen += dict.fromkeys(token for s in samples for row in s.rows for token in row.token_ids if token)
-            return await halves(samples)
+    async def logprobs(samples: Sequence[Sample]) -> list[list[float]]:
+        seen.extend(dict.fromkeys(token for s in samples for row in s.rows for token in row.token_ids if token))
+        return await halves(samples)
 
-        make = SampleMaker(objective=replace(made(), loss=loss), old=old)
-        samples, metrics = await make([flat, *GROUPS])
-        assert seen == asked and "seconds/old_logprobs" in metrics
-        assert [s.old_logprobs for s in samples][2:] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
-        assert {s.old_logprobs for s in samples[:2]} == ({None} if len(asked) == 5 else {(-3.5,), (-4.0,)})
+    objective = replace(made(), loss=loss)
+    old = OldLogprobs(objective=objective, logprobs=logprobs)
+    await old.begin_window([GROUPS, [flat, *GROUPS]])
+    assert seen == asked and old.take() is None
+    samples, _ = await SampleMaker(objective=objective)([flat, *GROUPS], old.take())
+    assert [s.old_logprobs for s in samples][2:] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
+    assert {s.old_logprobs for s in samples[:2]} == ({None} if len(asked) == 5 else {(-3.5,), (-4.0,)})
 
 
 async def test_nobody_is_asked_for_the_old_logprobs_of_a_step_without_any_advantage() -> None:
     flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
 
-    async def old(samples: Sequence[Sample]) -> list[list[float]]:
+    async def logprobs(samples: Sequence[Sample]) -> list[list[float]]:
         raise AssertionError("it was asked")
 
-    samples, metrics = await SampleMaker(objective=replace(made(), loss=GRPOLoss()), old=old)([flat])
-    assert [s.advantage for s in samples] == [0.0, 0.0] and metrics == {}
+    old = OldLogprobs(objective=replace(made(), loss=GRPOLoss()), logprobs=logprobs)
+    await old.begin_window([[flat], [flat]])
+    assert (old.take(), old.take()) == (None, [None, None])

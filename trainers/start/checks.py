@@ -16,6 +16,7 @@ from forge_env.registry import env_class
 from trainers.config import RunConfig
 from trainers.figures import check_sets
 from trainers.metrics.sink import load_sink
+from trainers.old_logprobs import window
 from trainers.start.hosts import check_hosts, count_hosts
 from trainers.start.model_shape import find_shape
 from trainers.start.placement import find_places, gpus_available, gpus_needed, gpus_per_host, gpus_wanted
@@ -63,11 +64,12 @@ def _check_own_parts(config: RunConfig) -> None:
 
 def _check_pace(config: RunConfig) -> None:
     """The weights that sample a group are up to sync_interval - 1 optimizer steps old already when they are synced."""
-    interval, staleness = config.training.sync_interval, config.training.staleness
+    interval, staleness = config.training.sync_interval, config.staleness
     if staleness < interval - 1:
         raise UserError(
             f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
-            f"up to {interval - 1} steps old between two updates, so allow that: --training.staleness {interval - 1}"
+            f"up to {interval - 1} steps old between two updates, so leave it out, or allow that: --training.staleness "
+            f"{interval - 1}"
         )
     if config.evaluation.interval % interval:
         raise UserError(
@@ -81,10 +83,15 @@ def _check_deterministic(config: RunConfig) -> None:
     training, services = config.training, config.services
     if not training.deterministic:
         return
-    if training.staleness:
+    if config.staleness and training.sync_interval > window(config):
         raise UserError(
-            f"--training.deterministic needs --training.staleness 0, and it is {training.staleness}: which weights "
-            f"sample a group must not depend on the clock"
+            f"--training.deterministic needs --training.sync_interval 1 or --training.old_logprobs trainer, and it is "
+            f"{training.sync_interval}: which groups a step takes must not depend on the clock"
+        )
+    if config.staleness > window(config) - 1:
+        raise UserError(
+            f"--training.deterministic needs --training.staleness {window(config) - 1}, and it is {config.staleness}: "
+            f"which weights sample a group must not depend on the clock"
         )
     for name in ("generator", "envs"):
         replicas = getattr(services, name).num_replicas

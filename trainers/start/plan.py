@@ -18,6 +18,7 @@ from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig
 from trainers.engine import engine_settings
 from trainers.objective import Objective
+from trainers.old_logprobs import about_ratio
 from trainers.own_parts import names_reference, resolve
 from trainers.start.checks import CHECKS
 from trainers.start.hosts import count_hosts
@@ -140,6 +141,7 @@ def _meaning(config: RunConfig, model: FoundModel) -> list[tuple[str, str]]:
         ("environment", _about_env(config)),
         *_about_steps(config),
         ("algorithm", _about_algorithm(config)),
+        *_about_ratio(config),
         ("KL reference", _about_reference(config)),
         ("weights", _about_weights(config)),
         *_about_store(config, model.shape),
@@ -149,8 +151,17 @@ def _meaning(config: RunConfig, model: FoundModel) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+def _about_ratio(config: RunConfig) -> list[tuple[str, str]]:
+    if config.algorithm is None:
+        return []
+    try:
+        return [("importance ratio", about_ratio(config))]
+    except UserError:
+        return []
+
+
 def _about_weights(config: RunConfig) -> str:
-    interval, staleness = config.training.sync_interval, config.training.staleness
+    interval, staleness = config.training.sync_interval, config.staleness
     often = "after every optimizer step" if interval == 1 else f"after every {interval} optimizer steps"
     age = f"weights at most {_count(staleness, 'step')} older than those" if staleness else "the weights"
     return f"go to the engine {often}; a group is sampled from {age} that it trains"

@@ -33,7 +33,7 @@ AT_LEAST: dict[str, float] = {
     "training.warmup_steps": 0,
     "training.weight_decay": 0,
     "training.seq_len": 0,
-    "training.staleness": 0,
+    "training.staleness": -1,
     "training.mismatch_alarm": 0,
     "training.keep_logits_gib": 0,
     "training.max_tokens_per_micro_batch": 1,

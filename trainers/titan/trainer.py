@@ -127,13 +127,17 @@ class TitanTrainer:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def train_step(self, samples: Sequence[Sample], loss: Loss, *, temperature: float = 1.0) -> dict[str, float]:
+    def train_step(
+        self, samples: Sequence[Sample], loss: Loss, *, temperature: float = 1.0, old_is_present: bool = False
+    ) -> dict[str, float]:
         """Take one optimizer step on `samples`; every rank is given the same ones.
 
         Args:
             samples: whole episodes with their advantages.
             loss: a function or module whose parameters are any of `LOSS_TENSORS`; `LossCall` says what it returns.
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
+            old_is_present: give the loss, for old_logprobs, those of this very pass without their gradient: a ratio to
+                them is exactly 1, which no second pass would give. Otherwise they are the samples' own, if any.
 
         Returns:
             loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), tokens_left_out and
@@ -164,7 +168,9 @@ class TitanTrainer:
         try:
             # With all left out, one round of padding still gives every parameter its gradient, which is 0.
             for batch in self._rounds(batches, max(rounds, 1) if tokens else 0):
-                total_loss += self._backward(batch, call, normalizer, temperature, metrics)
+                total_loss += self._backward(
+                    batch, call, normalizer, temperature, metrics, old_is_present=old_is_present
+                )
             self._sum_over_ranks(total_loss)
             self._sum_over_ranks(metrics.sums)
             self._max_over_ranks(metrics.largest)
@@ -218,18 +224,23 @@ class TitanTrainer:
         normalizer: Tensor,
         temperature: float,
         metrics: LossMetrics,
+        *,
+        old_is_present: bool,
     ) -> Tensor:
         """Add one micro-batch's gradients, and what it measures to `metrics`; returns its part of the loss."""
         # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
         of_targets, entropies = self._logprobs(batch, temperature, with_entropy=True)  # (N,)
         logprobs = batch.scatter(of_targets)  # (E, T)
         entropy = None if entropies is None else batch.scatter(entropies)
+        if old_is_present:
+            batch = dataclasses.replace(batch, old_logprobs=logprobs.detach())
+        logprobs.retain_grad()
         if units := call.units(*batch.units):
             value = call(batch, logprobs, entropy, units=units, normalizer=normalizer)
         else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
             value = logprobs.nan_to_num().sum() * 0
         value.backward()
-        metrics.add(batch, logprobs.detach(), None if entropy is None else entropy.detach())
+        metrics.add(batch, logprobs.detach(), None if entropy is None else entropy.detach(), logprobs.grad)
         return value.detach().float()
 
     def _logprobs(
