@@ -82,6 +82,23 @@ def test_corrections_with_three_policies(name: str, mode: str) -> None:
     check(name, batch, correction=mode, correction_low=0.8, correction_high=1.25)
 
 
+@pytest.mark.parametrize("mode", ["none", "mask", "sequence_truncate"])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "simple"])
+def test_in_the_first_step_of_a_window_nothing_is_clipped(name: str, mode: str) -> None:
+    """The old logprobs are the present ones: the gradient is the policy gradient, weighted by old / engine."""
+    batch = make_batch(spread=0.05)
+    batch["old_logprobs"] = batch["logprobs"].clone()
+    check(name, batch, correction=mode, correction_low=0.8, correction_high=1.25)
+    _, make, own = LOSSES[name]
+    loss = make(**own, correction="none")
+    gradient = value_and_gradient(loss, batch)[1]
+    valid = batch["padding_mask"]
+    assert bool((gradient[valid] != 0).all())
+    against_engine = {key: value for key, value in batch.items() if key != "old_logprobs"}
+    lost = (value_and_gradient(loss, against_engine)[1] == 0) & valid
+    assert bool(lost.any()) == (name == "gspo"), "of these clip ranges, only GSPO's is narrower than the noise"
+
+
 @each_loss
 def test_the_classes_own_defaults_are_the_papers(name: str) -> None:
     kind, make, own = LOSSES[name]

@@ -25,6 +25,8 @@ class Simulation:
     drop_share: float = 0.1
     again_share: float = 0.1
     """Groups whose environment dies: they begin once more, at the same place of the schedule."""
+    in_windows: bool = False
+    """Whether the groups of all steps until the next update are taken before the first of them trains."""
     admitted: dict[int, int] = field(default_factory=dict)
     trained: dict[int, int] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -34,6 +36,7 @@ class Simulation:
         schedule: Schedule[int] = Schedule(batch_size=self.batch_size, staleness=self.staleness)
         events: list[tuple[float, int, str, int]] = []  # (time, order, kind, group or version)
         now, order, version, trains, next_group = 0.0, 0, 0, False, 0
+        done = 0  # steps that are trained; those that are taken are schedule.step
         pulls, due = False, 0  # whether an update is in flight, and the version that waits for it to end
 
         def at(delay: float, kind: str, value: int) -> None:
@@ -41,7 +44,15 @@ class Simulation:
             order += 1
             heapq.heappush(events, (now + delay, order, kind, value))
 
-        while schedule.step < steps or trains:
+        def takes() -> bool:
+            if trains or due or schedule.step >= steps:
+                return False
+            return schedule.step == done or (self.in_windows and schedule.step % self.sync_interval != 0)
+
+        def is_whole() -> bool:
+            return not self.in_windows or schedule.step % self.sync_interval == 0 or schedule.step == steps
+
+        while done < steps:
             while schedule.admits(version):
                 schedule.admit(next_group, version)
                 self.admitted[next_group] = version
@@ -51,18 +62,20 @@ class Simulation:
             if not pulls and due:  # published, and taken over while the next step trains
                 at(rng.lognormvariate(0, 1.5), "synced", due)
                 pulls, due = True, 0
-            if not trains and not due and schedule.step < steps and (groups := schedule.take()) is not None:
+            if takes() and (groups := schedule.take()) is not None:
                 assert len(groups) == self.batch_size
                 for group in groups:
                     assert group not in self.trained and group not in self.dropped
                     self.trained[group] = schedule.step - 1
+                continue
+            if not trains and not due and done < schedule.step and is_whole():
                 trains = True
-                at(rng.lognormvariate(0, 0.5), "trained", schedule.step)
+                at(rng.lognormvariate(0, 0.5), "trained", done + 1)
                 continue
             assert events, f"deadlock: {schedule.open} open, {schedule.ready} ready, before step {schedule.step}"
             now, _, kind, value = heapq.heappop(events)
             if kind == "trained":
-                trains = False
+                trains, done = False, value
                 if value % self.sync_interval == 0:
                     due = value
             elif kind == "synced":
@@ -96,11 +109,19 @@ def test_the_bound_holds_and_nothing_deadlocks_over_many_groups(staleness: int) 
     seed=st.integers(0, 2**20),
     drop_share=st.floats(0, 0.9),
     again_share=st.floats(0, 0.5),
+    in_windows=st.booleans(),
 )
 def test_no_setting_deadlocks(
-    batch_size: int, staleness: int, interval: int, seed: int, drop_share: float, again_share: float
+    batch_size: int,
+    staleness: int,
+    interval: int,
+    seed: int,
+    drop_share: float,
+    again_share: float,
+    in_windows: bool,
 ) -> None:
-    simulation = Simulation(batch_size, staleness, min(interval, staleness + 1), seed, drop_share, again_share)
+    pace = staleness, min(interval, staleness + 1)
+    simulation = Simulation(batch_size, *pace, seed, drop_share, again_share, in_windows)
     simulation.run(40)
     simulation.check()
 

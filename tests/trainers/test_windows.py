@@ -1,4 +1,4 @@
-"""Windows of the loop: all groups of the steps between two updates of the engines are taken before the first of them."""
+"""Windows of the loop: all groups of the steps between two updates of the engines are taken before the first step."""
 
 from __future__ import annotations
 
