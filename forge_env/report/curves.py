@@ -56,7 +56,12 @@ LEARNING = (
 )
 SPEED = (
     ("tokens/s", "Sampled tokens per second", "tokens/s", ""),
-    ("staleness_mean", "Staleness", "weight versions", "Between the weights that sampled and the newest ones; mean."),
+    (
+        "staleness_mean",
+        "Staleness",
+        "optimizer steps",
+        "From the weights that sampled to those that are trained; mean.",
+    ),
     ("groups_open", "Groups in flight", "groups", ""),
     ("length_bias", "Length bias of what was trained on", "", ""),
 )

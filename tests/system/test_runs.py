@@ -174,8 +174,8 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     steps = [line for line in lines if line["phase"] == "train"]
     assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
     for step in steps:
-        assert step["seconds/reference"] > 0 and step["seconds/old_logprobs"] > 0 and step["mismatch_alarm"] == 0.0
-        assert step["ratio_min"] == pytest.approx(1, abs=1e-5) == step["ratio_max"]  # against the same weights
+        assert step["seconds/reference"] > 0 and step["mismatch_alarm"] == 0.0
+        assert step["ratio_min"] == step["ratio_max"] == 1  # each step is a window of its own
 
 
 @pytest.mark.slow

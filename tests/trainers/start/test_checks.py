@@ -106,7 +106,26 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ("--training.deterministic", "--generator.with_gpus"),
             ["is for CPU", "services.generator.with_gpus is true", "do not repeat bit by bit"],
         ),
-        (("--training.sync_interval", "4"), ["sync_interval is 4", "staleness is 0", "--training.staleness 3"]),
+        (
+            ("--training.sync_interval", "4", "--training.staleness", "0"),
+            ["sync_interval is 4", "staleness is 0", "leave it out", "--training.staleness 3"],
+        ),
+        (
+            ("--training.deterministic", "--training.sync_interval", "4"),
+            ["needs --training.sync_interval 1 or --training.old_logprobs trainer", "it is 4"],
+        ),
+        (
+            (
+                "--training.deterministic",
+                "--training.sync_interval",
+                "4",
+                "--training.old_logprobs",
+                "trainer",
+                "--training.staleness",
+                "4",
+            ),
+            ["needs --training.staleness 3, and it is 4"],
+        ),
         (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
         (("--weights.store", "nccl"), ["--weights.store is nccl", "with_gpus", "take shared_memory"]),
         (("--resume",), ["--resume needs --output"]),
@@ -139,6 +158,8 @@ def test_what_works_is_let_through() -> None:
         ["--trainer.procs", "4"],
         ["--trainer.procs", "4", "--parallelism.tensor_parallel_degree", "2"],
         ["--training.sync_interval", "4", "--training.staleness", "3"],
+        ["--training.sync_interval", "4"],
+        ["--training.deterministic", "--training.sync_interval", "4", "--training.old_logprobs", "trainer"],
         ["--ref_model.procs", "1", "--grpo.beta", "0.1"],
         ["--training.seq_len", "1024"],
     ):
