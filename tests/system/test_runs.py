@@ -161,7 +161,7 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
         "trainers.grpo", "--env", "math", "--steps", "3", "--tasks", "128", "--dataset.held_out", "8",
         "--warmup.steps", "8", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
         "--grpo.beta", "0.05", "--grpo.kl_in", "reward", "--grpo.kl", "k2", "--services.ref_model.procs", "1",
-        "--grpo.credit", "turn", "--training.old_logprobs", "trainer",
+        "--grpo.credit", "turn", "--training.old_logprobs", "trainer", "--training.sync_interval", "2",
         "--training.entropy_coef", "0.01",  # so that the policy moves, whatever its rewards
     )  # fmt: skip
     console = run.end()
@@ -175,7 +175,12 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
     for step in steps:
         assert step["seconds/reference"] > 0 and step["mismatch_alarm"] == 0.0
-        assert step["ratio_min"] == step["ratio_max"] == 1  # each step is a window of its own
+    first, second, third = steps  # of a window of two steps, and of one that is left
+    assert first["seconds/old_logprobs"] > 0 and not {"seconds/old_logprobs"} & (second.keys() | third.keys())
+    assert first["ratio_min"] == first["ratio_max"] == third["ratio_min"] == third["ratio_max"] == 1
+    assert second["ratio_min"] < 0.9999 and second["ratio_max"] > 1.0001  # by what the first step changed
+    assert [step["staleness_max"] for step in steps] == [0, 1, 0]
+    assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
 
 
 @pytest.mark.slow
