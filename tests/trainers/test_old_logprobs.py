@@ -114,14 +114,16 @@ async def test_the_first_step_of_a_window_loses_no_gradient_to_rounding(
 async def test_later_steps_clip_by_what_was_learned_and_by_nothing_else(
     trainer: TitanTrainer, rolled_out: list[Episode]
 ) -> None:
-    """Their old logprobs are those that the window began with, computed once for each later step."""
+    """Their old logprobs are those that the window began with, computed once for each later step, for those samples
+    that it computes."""
     groups = noisy(rolled_out, 0.0077)
     batches = [groups[i : i + 2] for i in range(0, len(groups), 2)]
     still, moving = Window(trainer), Window(trainer)
     unmoved = await still.train(batches, rate=0.0)
     assert all(step["episodes_without_gradient"] <= 0.01 for step in unmoved)
     first, *later = await moving.train(batches, rate=1e-3)
-    assert still.asked == moving.asked == [16] * (len(batches) - 1)
+    have_advantage = [8 * sum(map(still.objective.has_signal, groups)) for groups in batches[1:]]
+    assert still.asked == moving.asked == have_advantage
     assert first["episodes_without_gradient"] <= 0.01 and first["ratio_max"] == 1.0
     assert all(step["episodes_without_gradient"] > 0.05 and step["ratio_max"] > 1.0 for step in later)
 
