@@ -263,9 +263,9 @@ async def test_the_death_of_an_actor_ends_what_is_guarded(launcher: Launcher) ->
     os.kill(await actor.pid.call_one(), signal.SIGKILL)
     with pytest.raises(ServiceError, match="the single process died"):
         await launcher.guard(actor.hold.call_one())
-    assert not actor.is_starting
-    await actor.scale(1)  # its place is free again, and nobody counts it
-    assert await actor.add.route(1, 2) == 3
+    await until(lambda: not actor.is_starting, "a place that is free, for nobody will fill it")
+    with pytest.raises(ServiceError, match="single has no replica any more: the single process died"):
+        await actor.add.route(1, 2)
 
 
 async def test_mistakes_are_one_sentence() -> None:
