@@ -169,7 +169,7 @@ class Run:
         """Around groups that are waited for: an error ends them when nothing has moved for `patience`."""
         seconds = patience(self.config)
         stuck = f"{what}: nothing has moved for {seconds:g} s; the environments or the policy hang"
-        return while_moving(self.services.progress, seconds=seconds, stuck=lambda: stuck)
+        return while_moving(lambda: self.services.progress(), seconds=seconds, stuck=lambda: stuck)
 
     async def _measure(
         self,

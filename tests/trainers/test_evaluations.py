@@ -141,11 +141,12 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert len(headline.episodes) == 6 and list(run.figures) == ["", "hard", "greedy", "hard.greedy"]
     assert [task.id for task in run.figures["hard"].tasks] == [task.id for task in run.figures["hard.greedy"].tasks]
     asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in run.asked))
-    hard = str(dict(run.figures["hard"].env_options))
+    measured = {"is_measured": True}
+    hard = str(dict(run.figures["hard"].env_options) | measured)
     assert asked == [
-        ("evaluation", "evaluated", 2, "{}"),
+        ("evaluation", "evaluated", 2, str(measured)),
         ("evaluation/hard", "evaluated", 2, hard),
-        ("evaluation", "greedy", 1, "{}"),
+        ("evaluation", "greedy", 1, str(measured)),
         ("evaluation/hard", "greedy", 1, hard),
     ]
     first, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
