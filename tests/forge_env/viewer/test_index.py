@@ -204,7 +204,7 @@ def test_a_success_is_what_an_evaluation_calls_one(ending: Any, reward: float, s
     assert bool(row["success"]) == is_success(Episode.from_json(line)) and row["outcome"] == outcome.value
 
 
-def test_a_time_out_is_no_fault_and_is_counted(tmp_path: Path) -> None:
+def test_a_time_out_is_counted_apart_from_the_faults(tmp_path: Path) -> None:
     late = make_episode("after/0/1", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
     write(tmp_path / "run" / "episodes" / "after.jsonl", make_episode("after/0/0"), late)
     index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
@@ -212,7 +212,7 @@ def test_a_time_out_is_no_fault_and_is_counted(tmp_path: Path) -> None:
     with index.reading() as db:
         choices = query.choices(db)
         assert (choices["timeouts"], choices["faults"]) == (1, 0)
-        assert query.episodes(db, query.where({"outcome": "timeout"}), "written", 0, 9)["rows"][0]["fault"] == ""
+        assert query.episodes(db, query.where({"outcome": "timeout"}), "written", 0, 9)["rows"][0]["fault"] == "timeout"
 
 
 def test_the_neighbours_of_an_episode_are_those_of_its_list(tmp_path: Path) -> None:
