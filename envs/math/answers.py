@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envs.math.forms import computes_more, exact_decimals, stated_values, tell_cases_apart
 from envs.math.numerals import Number, last_number, parse_number, plain
 from envs.math.verifier import equal_expressions
 from forge_env.errors import UserError, nearest
@@ -34,6 +35,8 @@ _ARITHMETIC = re.compile(
 _WORDS = re.compile(
     r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([^\W\d_][^\W\d_]+(?:[\s-]+[^\W\d_]+)*|[A-Z])\s*\}?\.?"
 )
+_LETTER = re.compile(r"[a-j]")
+_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?[A-J]\)?\s*\}?")
 _TOWER = re.compile(r"\^[^^,;=]{0,12}\^|\d{5,}\s*!|[!)}]\s*!|\^\W*\d{5,}", re.ASCII)
 
 
@@ -91,7 +94,8 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
 
     A target that is a number wants a number, compared exactly or within the relative `tolerance`: unevaluated
     arithmetic is no answer to it. Words are compared as words. Everything else (expressions, sets, intervals,
-    equations) is compared by math-verify, in a process of its own.
+    equations) is compared by math-verify, in a process of its own, and has the target's form besides: no operation is
+    left to do that the target does not have, no equation stands where it has none, and symbols have its case.
 
     Raises:
         UserError: when math-verify is needed and not installed.
@@ -105,8 +109,16 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
         return bool(answer.strip())
     if _WORDS.fullmatch(plain(target)) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
-    ours, theirs = expression(answer), expression(target)
-    return {_shape(ours), _shape(theirs)} != {"set", "bracket"} and equal_expressions(theirs, ours, tolerance=tolerance)
+    return _same_expression(expression(answer), expression(target), tolerance)
+
+
+def _same_expression(answer: str, target: str, tolerance: float) -> bool:
+    if {_shape(answer), _shape(target)} == {"set", "bracket"} or computes_more(answer, target):
+        return False
+    if not _CHOICE.fullmatch(target):
+        answer, target = tell_cases_apart(answer, target)
+    values = stated_values(answer, target)
+    return bool(values) and all(equal_expressions(target, value, tolerance=tolerance) for value in values)
 
 
 def needs_verifier(target: str) -> bool:
@@ -121,7 +133,8 @@ def expression(text: str) -> str:
     text = text.replace("≤", "\\le ").replace("≥", "\\ge ").replace("<=", "\\le ").replace(">=", "\\ge ")
     text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
     # LaTeX reads 3/2 x as 3 over 2x, people read it as a coefficient
-    return re.sub(r"(?<![\w.^])(\d+)/(\d+)\s+(?=[a-zA-Z(])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"(?<![\w.^])(\d+)/(\d+)\s+(?=[a-zA-Z(])", r"\\frac{\1}{\2}", text)
+    return exact_decimals(text)
 
 
 def _is_number(answer: str, target: Number, tolerance: float) -> bool:
@@ -134,8 +147,11 @@ def _is_number(answer: str, target: Number, tolerance: float) -> bool:
 
 
 def _as_words(text: str) -> str:
+    """Words without their case, a letter of a choice (A to J) too; any other text as it is: R is not r."""
     match = _WORDS.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
-    return " ".join((match[1] if match else text).casefold().split())
+    if match is None:
+        return " ".join(text.split()).upper() if _LETTER.fullmatch(text.strip()) else " ".join(text.split())
+    return match[1] if len(match[1]) == 1 else " ".join(match[1].casefold().split())
 
 
 def _shape(text: str) -> str:

@@ -23,6 +23,17 @@ WALL_SECONDS = 60.0
 """Time of one comparison on the clock, however busy the machine: it bounds what outlives a killed owner."""
 MEMORY_BYTES = 1 << 30
 
+DIGITS = 40
+"""Digits that are compared where the algebra must calculate: what is equal by rounding is not equal."""
+
+_OPERATIONS = frozenset(
+    {"ExprWithLimits", "Limit", "Derivative", "Subs", "Intersection", "MatAdd", "MatPow", "Inverse", "Transpose"}
+    | {"Determinant", "Trace", "Mod"}
+)
+_FUNCTIONS = frozenset({"Function", "MinMaxBase"})
+_PLAIN_FUNCTIONS = frozenset({"AppliedUndef", "ExpBase", "Abs"})
+"""Functions that a result may hold where its target has none: names such as f(x), powers of e, absolute values."""
+
 _EXAMPLES = [
     ("(x+1)^2", "x^2+2x+1"),
     ("\\{1,\\frac{3}{2}\\}", "\\{1.5,1\\}"),
@@ -97,10 +108,43 @@ def _parse(latex: str) -> list[Any]:
 
 
 def _equal(target: list[Any], answer: list[Any], tolerance: float) -> bool:
+    if _operations(answer) - _operations(target):
+        return False
     # math-verify's own timeout is an alarm, which the fork has already set for the whole comparison
-    if importlib.import_module("math_verify").verify(target, answer, timeout_seconds=None):
-        return True
+    verify = importlib.import_module("math_verify").verify
+    if verify(target, answer, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None):
+        return not target or not answer or not _without_solutions(target[0], answer[0])
     return tolerance > 0 and bool(target) and bool(answer) and _close(target[0], answer[0], tolerance)
+
+
+def _without_solutions(target: Any, answer: Any) -> bool:
+    """Whether two equations agree only in that neither has a real solution, which is no agreement."""
+    sympy = importlib.import_module("sympy")
+    if not isinstance(target, sympy.Eq) or not isinstance(answer, sympy.Eq):
+        return False
+    if sympy.solve(target, target.free_symbols):
+        return False
+    ratio = sympy.simplify((target.lhs - target.rhs) / (answer.lhs - answer.rhs))
+    return not ratio.is_number
+
+
+def _operations(parsed: list[Any]) -> set[str]:
+    """Name what is left to do in an expression: integrals, sums, limits, ..., and "function" for sines, factorials, ...
+
+    An answer that leaves something to do which its target does not is the question again, and no result.
+    """
+    sympy = importlib.import_module("sympy")
+    expressions = [each for each in parsed if isinstance(each, sympy.Basic)]
+    return {_operation(node) for each in expressions for node in sympy.preorder_traversal(each)} - {""}
+
+
+def _operation(node: Any) -> str:
+    kinds, name = {each.__name__ for each in type(node).__mro__}, type(node).__name__
+    if name == "MatMul":
+        return name if sum(getattr(factor, "is_Matrix", False) for factor in node.args) > 1 else ""
+    if kinds & _PLAIN_FUNCTIONS and not (name == "Abs" and node.args[0].is_number):
+        return ""
+    return name if kinds & _OPERATIONS else "function" if kinds & _FUNCTIONS else ""
 
 
 def _close(target: Any, answer: Any, tolerance: float) -> bool:
