@@ -55,6 +55,8 @@ VERDICT: N"""
 _AGAIN = """\
 No verdict could be read. End your answer with one line "VERDICT: N", where N is a whole number from 0 to {scale}, \
 and write nothing after it."""
+MAX_VERDICT = 200
+"""Characters of a line with a verdict: the end of a longer one could be quoted from the text that is judged."""
 _VERDICT = re.compile(
     r"[\W_]*verdict[\W_]*?(?P<points>-?\d{1,9}(\.\d{1,9})?)(\s*(/|out of)\s*(?P<of>\d{1,9}))?([^\w%]|_)*", re.IGNORECASE
 )
@@ -212,7 +214,7 @@ def read_verdict(text: str, scale: int) -> float | None:
     """
     lines = text.split("\n")
     last = next((line for line in reversed(lines) if line.strip(" \t\r`*")), "")
-    found = _VERDICT.fullmatch(last.strip()[-200:])
+    found = _VERDICT.fullmatch(last.strip()) if len(last) <= MAX_VERDICT else None
     if found is None or (found["of"] and int(found["of"]) != scale):
         return None
     points = float(found["points"])

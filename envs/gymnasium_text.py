@@ -25,12 +25,15 @@ from gymnasium import error as gymnasium_error
 from envs.gymnasium_actions import ParseAction, check_action_space, describe_actions, parse_action, write_observation
 from forge_env.env import Env, StepResult
 from forge_env.errors import EnvError, UserError, nearest
+from forge_env.reward_value import reward_value
 from forge_env.types import Action, Message, Task
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
 
 _COLOURED = re.compile(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0?m", re.DOTALL)
 _ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+_TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
+"""Names in a step's info that mean something to forge_env, and something else to Gymnasium's environments."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
@@ -116,7 +119,7 @@ class GymnasiumText(Env):
         if prompt and prompt[-1]["role"] == "user":
             text = f"{prompt[-1]['content']}\n\n{text}"
             prompt = prompt[:-1]
-        return (*system, *prompt, Message(role="user", content=text)), dict(info)
+        return (*system, *prompt, Message(role="user", content=text)), _own_names(info)
 
     def step(self, action: Action) -> StepResult:
         if self._env is None:
@@ -130,7 +133,8 @@ class GymnasiumText(Env):
             return (Message(role="user", content=text),), -self._penalty, False, False, {"illegal_action": str(wrong)}
         observation, reward, terminated, truncated, info = self._env.step(chosen)
         message = Message(role="user", content=self._written(observation))
-        return (message,), float(reward) * self._scale, bool(terminated), bool(truncated), dict(info)
+        value = reward_value(reward, f"{self.id} returned the reward") * self._scale
+        return (message,), value, bool(terminated), bool(truncated), _own_names(info)
 
     def close(self) -> None:  # type: ignore[override]
         env, self._env = self._env, None
@@ -233,6 +237,10 @@ def from_gymnasium(
         "__doc__": f"The Gymnasium environment {id_}, over messages.",
     }
     return type(name or _class_name(id_), (GymnasiumText,), attributes)
+
+
+def _own_names(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"gymnasium_{name}" if name in _TAKEN else name: value for name, value in info.items()}
 
 
 @functools.cache

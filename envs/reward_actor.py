@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 from forge_env.errors import EnvError, UserError
 from forge_env.registry import load
+from forge_env.reward_value import reward_value
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.threads import invoke
 
@@ -54,6 +53,4 @@ class RewardActor(ForgeActor):
             value = await invoke(self._reward, **{name: given[name] for name in self._named})
         except Exception as error:
             raise EnvError(f"{self._name}: {type(error).__name__}: {error}") from error
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise EnvError(f"{self._name} returned {value!r}; a reward is a finite number")
-        return float(value)
+        return reward_value(value, f"{self._name} returned")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any
 
 import gymnasium.logger
@@ -16,6 +14,7 @@ from forge_env.env import Env
 from forge_env.errors import EnvError, ForgeError, InfraError
 from forge_env.factory import EnvFactory
 from forge_env.loop_thread import LoopThread
+from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 
@@ -146,8 +145,8 @@ def _checked(result: Any, count: int, name: str) -> tuple[Any, ...]:
         raise EnvError(f"{name} returned the info {info!r}; an info is a mapping, and its outcome one of Outcome")
     if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
         raise EnvError(f"{name} returned the messages {messages!r:.200}; a message has a role and a content")
-    if middle and not (isinstance(middle[0], Real) and math.isfinite(middle[0])):
-        raise EnvError(f"{name} returned the reward {middle[0]!r}; a reward is a finite number")
+    if middle:
+        middle[0] = reward_value(middle[0], f"{name} returned the reward")
     return (tuple(messages), *middle, dict(info))
 
 

@@ -7,12 +7,10 @@ becomes its outcome, counted by reason. A bug in our own code still raises.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
-from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import pydantic_core
@@ -24,6 +22,7 @@ from forge_env.errors import EnvError, ForgeError, InfraError, PolicyError, Temp
 from forge_env.factory import EnvFactory
 from forge_env.faults import SHRINK, FaultPolicy
 from forge_env.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn
+from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
 
@@ -353,14 +352,13 @@ def _read_reset(result: Any) -> _Reset:
 
 def _read_step(result: Any) -> _Step:
     observation, reward, terminated, truncated, info = result
-    if not isinstance(reward, (float, Real)) or not math.isfinite(reward):
-        raise EnvError(f"step returned the reward {reward!r}; a reward is a finite number")
+    parts = info.get("rewards", {})
     return _Step(
         tuple(observation),
-        float(reward),
+        reward_value(reward, "step returned the reward"),
         bool(terminated),
         bool(truncated),
-        info.get("rewards", {}),
+        {name: reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()},
         tuple(info.get("tools", ())),
         Outcome(info["outcome"]) if "outcome" in info else None,
         _ended_by(info),

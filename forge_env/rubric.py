@@ -8,18 +8,19 @@ A reward function is called with what its parameters name, out of:
     task        the Task
     messages    list of Message: the whole conversation
 
-so `MathReward()(prompt, response, target)` and `def brief(response)` both serve. A reward is a finite number.
+so `MathReward()(prompt, response, target)` and `def brief(response)` both serve. A reward is a finite number, see
+`forge_env.reward_value`.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import EnvError, ForgeError, UserError, nearest
+from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Message, Task
 
@@ -74,16 +75,15 @@ async def score(
     for part in parts:
         wanted = {name: list(messages) if name == "messages" else given[name] for name in part.names}
         values[part.name] = await _value(part, () if owner is None else (owner,), wanted)
-    return sum(part.weight * values[part.name] for part in parts), values
+    total = sum(part.weight * values[part.name] for part in parts)
+    return reward_value(total, "the weighted sum of the rewards is"), values
 
 
 async def _value(part: RewardPart, owner: tuple[Any, ...], wanted: Mapping[str, Any]) -> float:
     try:
-        value = float(await invoke(part.function, *owner, **wanted))
+        value = await invoke(part.function, *owner, **wanted)
     except ForgeError:
         raise
     except Exception as error:
         raise EnvError(f"the reward {part.name} raised {type(error).__name__}: {error}") from error
-    if not math.isfinite(value):
-        raise EnvError(f"the reward {part.name} is {value}; a reward is a finite number")
-    return value
+    return reward_value(value, f"the reward {part.name} returned")

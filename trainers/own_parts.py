@@ -19,17 +19,16 @@ that a run reports stay the environment's.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from forge_env.episode import Episode
-from forge_env.errors import UserError
+from forge_env.errors import EnvError, UserError
+from forge_env.reward_value import reward_value
 from forge_env.targets import is_file, load, split_target
 from trainers.loss_call import Loss, LossCall
 
@@ -117,9 +116,10 @@ def load_reward(target: str) -> Callable[[Episode], float]:
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"--reward {target} failed on episode {episode.id}: {said}") from error
-        if not isinstance(found, Real) or not math.isfinite(found):
-            raise UserError(f"--reward {target} returned {found!r} for episode {episode.id}: a finite number is needed")
-        return float(found)
+        try:
+            return reward_value(found, f"--reward {target} returned for episode {episode.id}")
+        except EnvError as error:
+            raise UserError(str(error)) from None
 
     return reward
 

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -225,8 +226,8 @@ class External(Env):
         result = read_result(
             self._program.folder / _RESULT, self._program.tail("stdout"), self._messages[-1]["content"]
         )
-        if code and result.reward is None:
-            result = Result(answer=result.answer, reward=0.0)
+        if code:
+            result = replace(result, reward=0.0)  # what a program says of itself counts if it ended well
         reward, parts = await self._score(result)
         info = {"rewards": parts, "program": {**self._printed(), "exit_code": code}}
         if _was_cut_by_program(asked, action):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from forge_env.errors import EnvError
 from forge_env.factory import EnvFactory
+from forge_env.reward_value import reward_value
 from forge_env.rubric import RewardPart, score
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Task
@@ -22,39 +22,42 @@ MAX_RESULT = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a program leaves: its answer, and its own word on the reward.
+    """What a program leaves: its answer, and its own word on the reward, which is in its file or nowhere.
 
     Example: ``Result(answer="42", reward=1.0)``
     """
 
     answer: str
     reward: float | None = None
+    printed_reward: bool = False
+    """Whether its last line named a reward, which counts nowhere: what is printed may be the model's text."""
 
 
 def read_result(file: Path, stdout: str, last_words: str) -> Result:
-    """Read the result out of its file; else out of the last line that the program printed; else take the model's words.
+    """Read the answer out of the result's file, else out of the last line printed; else take the model's words.
 
-    Both may be JSON with "answer" and "reward", or one of them; a line that is not is the answer.
+    Both may be JSON with an "answer"; a line that is not is the answer. A "reward" counts in the file only: programs
+    print what a model wrote, and the model could write such a line.
 
     Raises:
-        EnvError: when the file cannot be read, or the reward is no finite number.
+        EnvError: when the file cannot be read, or the reward is none.
     """
     lines = [line for line in stdout.splitlines() if line.strip()]
     line = lines[-1].strip() if lines else ""
-    said = _object(line)
-    answer = line or last_words if said is None else last_words
-    if os.path.lexists(file):
-        said = _object(_text_of(file))
-        if said is None:
-            raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
-    said = said or {}
+    printed = _object(line) or {}
+    answer = last_words if printed else line or last_words
+    filed = _object(_text_of(file)) if os.path.lexists(file) else {}
+    if filed is None:
+        raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
+    said = {**printed, **filed}
     if "answer" in said:
         answer = said["answer"] if isinstance(said["answer"], str) else json.dumps(said["answer"])
-    reward = said.get("reward")
-    is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
-    if reward is not None and (not is_number or not math.isfinite(reward)):
-        raise EnvError(f"the program gave the reward {reward!r:.80}; a reward is a finite number")
-    return Result(answer=answer, reward=None if reward is None else float(reward))
+    reward = filed.get("reward")
+    return Result(
+        answer=answer,
+        reward=None if reward is None else reward_value(reward, "the program gave the reward"),
+        printed_reward="reward" in printed,
+    )
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -84,10 +87,12 @@ class Scorer:
     Args:
         part: a reward function; it comes before all others.
         env: the environment of the tasks, opened; its own word comes before the program's.
+        reward_range: the least and the largest reward that the program may give itself.
     """
 
     part: RewardPart | None = None
     env: EnvFactory | None = None
+    reward_range: tuple[float, float] = (-1.0, 1.0)
 
     async def score(
         self, task: Task, messages: Sequence[Message], result: Result, *, seed: int, limits: EpisodeLimits
@@ -95,16 +100,23 @@ class Scorer:
         """Return the reward and its breakdown.
 
         Raises:
-            EnvError: when there is none.
+            EnvError: when there is none, or it is out of range.
         """
         if self.part is not None:
             return await score([self.part], task, messages, result.answer)
         if self.env is not None:
             return await _score_in(self.env, task, result.answer, seed=seed, limits=limits)
         if result.reward is None:
+            printed = "a reward that is printed does not count, since the model's text may be printed too; "
             raise EnvError(
-                "nothing says what the program's work is worth: name a function with the option reward, or let the "
-                'program print {"reward": 1.0} as its last line'
+                f"nothing says what the program's work is worth: {printed if result.printed_reward else ''}name a "
+                'function with the option reward, or let the program write {"reward": 1.0} to the file FORGE_ENV_RESULT'
+            )
+        low, high = self.reward_range
+        if not low <= result.reward <= high:
+            raise EnvError(
+                f"the program gave the reward {result.reward:g}, and the option reward_range says {low:g},{high:g}: "
+                "set it to the range that the program's rewards have"
             )
         return result.reward, {"program": result.reward}
 
@@ -124,4 +136,4 @@ async def _score_in(
         raise EnvError(
             f"{factory.name} does not score a final answer by itself: name a function with the option reward"
         )
-    return float(reward), dict(info.get("rewards", {}))
+    return reward_value(reward, f"{factory.name} returned the reward"), dict(info.get("rewards", {}))

@@ -13,6 +13,7 @@ from envs.external.scoring import Scorer
 from forge_env.errors import UserError, nearest
 from forge_env.factory import make
 from forge_env.rescore import load_reward
+from forge_env.reward_value import MAX_REWARD
 from sandboxes.program import check_programs
 
 FAILURES = ("fault", "score")
@@ -41,6 +42,7 @@ async def open_setup(
     cwd: str = "",
     on_failure: str = "fault",
     sandbox: str = "",
+    reward_range: str = "-1,1",
 ) -> AsyncIterator[Setup]:
     """Open what the episodes share.
 
@@ -51,11 +53,13 @@ async def open_setup(
         host: the address of this machine where the gateway listens. Any other than 127.0.0.1 opens it to the network
             behind that address, without encryption: a token alone then keeps others out.
         cwd: the folder that the program starts in; this process's own by default.
-        on_failure: "fault" when a program that ends with another exit code than 0 has no reward, "score" when it has.
+        on_failure: "fault" when a program that ends with another exit code than 0 has no reward, "score" when its
+            answer is scored all the same; the reward that it gives itself is 0 then.
         sandbox: "namespaces" puts the program where it sees its own files and the gateway only; without, it is trusted.
+        reward_range: the least and the largest reward that the program may give itself, "0,100" for example.
 
     Raises:
-        UserError: for a command or a reward that is not there, and an address that is not this machine's.
+        UserError: for a command or a reward that is not there, an address that is not this machine's, or no range.
         SandboxUnavailable: programs cannot be isolated on this machine.
     """
     words = command_of(command)
@@ -63,6 +67,7 @@ async def open_setup(
         raise UserError(f"on_failure is {on_failure!r}; it is {' or '.join(FAILURES)}")
     if cwd and not Path(cwd).is_dir():
         raise UserError(f"cwd is {cwd!r}, and there is no such folder for the program to start in")
+    allowed = _range(reward_range)
     if sandbox:
         await _check_sandbox(sandbox, words, host, cwd)
     part = load_reward(reward) if reward else None
@@ -72,12 +77,24 @@ async def open_setup(
         yield Setup(
             command=words,
             gateway=gateway,
-            scorer=Scorer(part=part, env=env),
+            scorer=Scorer(part=part, env=env, reward_range=allowed),
             host=host,
             cwd=cwd,
             scores_failures=on_failure == "score",
             sandbox=sandbox,
         )
+
+
+def _range(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low, high = 1.0, -1.0
+    if not -MAX_REWARD <= low < high <= MAX_REWARD:
+        raise UserError(
+            f"reward_range is {text!r}; it is two numbers, the least and the largest reward: 0,1 for example"
+        )
+    return low, high
 
 
 async def _check_sandbox(sandbox: str, command: list[str], host: str, cwd: str) -> None:

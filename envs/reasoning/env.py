@@ -9,7 +9,7 @@ import functools
 import inspect
 import random
 import signal
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -43,9 +43,9 @@ _gold: OrderedDict[str, str] = OrderedDict()
 class ReasoningGym(Env):
     """Base of what `resolve` returns. The answer is scored by the dataset itself, from 0 to 1.
 
-    An answer that its scorer cannot read scores 0. Entries are made again from the task's metadata: the name of the
-    dataset, its configuration, its seed and the index. Entries whose gold answer does not score full marks, or whose
-    scorer gives them for anything, never become tasks.
+    An answer that its scorer cannot read scores 0, and partial credit is at most 0.1. Entries are made again from the
+    task's metadata: the name of the dataset, its configuration, its seed and the index. Entries whose gold answer does
+    not score full marks, or whose scorer gives them to a constant or to the question itself, never become tasks.
     """
 
     made_of: ClassVar[Sequence[str]] = ("reasoning_gym",)
@@ -56,7 +56,8 @@ class ReasoningGym(Env):
         """Make an instance.
 
         Args:
-            partial_credit: False gives 1 for full marks and 0 for everything else.
+            partial_credit: False gives 1 for full marks and 0 for everything else; otherwise it is a tenth of what the
+                dataset gives, since many datasets give half of the marks and more for what is not right.
         """
         self._partial_credit = partial_credit
         self._task: Task | None = None
@@ -74,17 +75,19 @@ class ReasoningGym(Env):
         cls._check(settings)
         rng = random.Random(f"{split}/{seed}")
         found: dict[str, Task] = {}
+        paid: Counter[str] = Counter()
         in_vain = 0
         while in_vain < _IN_VAIN:
             before = len(found)
             block = 2 * rng.randrange(2**30) + (split == "test")
-            for task in cls._block(block, settings, split, count - len(found)):
+            for task in cls._block(block, settings, split, count - len(found), paid):
                 found.setdefault(task.prompt[0]["content"], task)
                 if len(found) == count:
                     return list(found.values())
             in_vain = 0 if len(found) > before else in_vain + 1
         raise UserError(
-            f"{count} distinct {split} tasks were asked for, {len(found)} were found that are sound: ask for fewer"
+            f"{count} distinct {split} tasks were asked for, {len(found)} were found that are sound: "
+            f"{_why(cls.dataset, paid) if paid else 'ask for fewer'}"
         )
 
     @staticmethod
@@ -144,14 +147,21 @@ class ReasoningGym(Env):
             raise UserError(f"the options of reasoning_gym:{cls.dataset} are wrong: {invalid}")
 
     @classmethod
-    def _block(cls, seed: int, config: Mapping[str, Any], split: str, wanted: int) -> Iterator[Task]:
-        """Those tasks of one dataset seed that are of a split; entries are asked for as they are needed."""
+    def _block(
+        cls, seed: int, config: Mapping[str, Any], split: str, wanted: int, paid: Counter[str]
+    ) -> Iterator[Task]:
+        """Those tasks of one dataset seed that are of a split; entries are asked for as they are needed.
+
+        What the scorer paid for without its being right is counted in `paid`.
+        """
         share = 1 if split == "train" else TEST_SHARE
         size = min(_BLOCK, max(1, wanted * share + 2))
         for start in range(0, _BLOCK, size):
             indices = [2 * i for i in range(start, min(start + size, _BLOCK))]
             request = {"do": "entries", "dataset": cls.dataset, "config": config, "seed": seed, "indices": indices}
-            for entry in worker.ask(request)["entries"]:
+            made = worker.ask(request)
+            paid.update(made["paid"])
+            for entry in made["entries"]:
                 if (bucket(entry["question"], TEST_SHARE) == 0) == (split == "test"):
                     yield cls._task_of(entry, seed, config)
 
@@ -166,8 +176,27 @@ class ReasoningGym(Env):
         return Task(prompt=({"role": "user", "content": question},), target=answer, metadata=metadata)
 
 
+def _why(dataset: str, paid: Counter[str]) -> str:
+    [(probe, count)] = paid.most_common(1)
+    return (
+        f"the scorer of {dataset} gives full marks to {probe[:40]!r}, which was not the answer, {count} times, and "
+        "such questions are left out. Choose another dataset, or ask for fewer"
+    )
+
+
 def _ask_score(task: Task, answer: str) -> dict[str, Any]:
-    return worker.ask({"do": "score", **task.metadata, "question": task.prompt[0]["content"], "answer": answer})
+    said = score_all(task, [answer])
+    return said["results"][0] if "results" in said else said
+
+
+def score_all(task: Task, answers: Sequence[str]) -> dict[str, Any]:
+    """Score answers in one go: {"results": one {"score"} or {"raised"} each}, or the {"signal"} that ended it.
+
+    Raises:
+        EnvError: when the entry cannot be made again.
+        ServiceError: when the helper process broke.
+    """
+    return worker.ask({"do": "score", **task.metadata, "question": task.prompt[0]["content"], "answers": list(answers)})
 
 
 def extract_answer(text: str) -> str:

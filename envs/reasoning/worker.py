@@ -3,7 +3,8 @@
 Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
 process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
 bounded by the kernel: text that a model wrote decides how long a scorer takes. Scorers that would evaluate that text as
-Python get a reader of plain literals and formulas instead.
+Python get a reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced
+by `_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import typing
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 CPU_SECONDS = 3.0
@@ -38,10 +40,14 @@ MAX_FORMULA = 500
 BLOCK = 100
 """Entries of one dataset object: some make all of them at once."""
 
-JUNK = "?"
+PARTIAL_SHARE = 0.1
+"""What partial credit is multiplied by. Some scorers give 0.5 for a text that holds the answer, or is somewhat near."""
+PROBES = ("?", "0", "1", "-1", "10", "nan", "1e400", "[]", "()", "{}", "None", "True", "yes", "A", "6*4*1*1", "E/E")
+"""Answers that are right for few questions of any dataset, or for none."""
 _CACHED = 16
 _FORMULA = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_NO_NUMBER = re.compile(r"(?<![a-zA-Z])(?:nan|inf|infinity)[ij]?(?![a-zA-Z])", re.IGNORECASE)
 _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "asinh", "acosh"}
     | {"atanh", "exp", "log", "ln", "sqrt", "pi", "Abs", "erf"}
@@ -85,7 +91,7 @@ class Library:
         if request["do"] == "check":
             return self._check(request)
         if request["do"] == "entries":
-            return {"entries": self._sound_entries(request)}
+            return self._sound_entries(request)
         return self._score(request)
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -113,32 +119,40 @@ class Library:
             _keep(self._entries, key, dataset[index], 4 * BLOCK)
         return self._entries[key]
 
-    def _sound_entries(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """Make entries; leave out those whose gold answer does not score full marks, or whose scorer takes anything.
+    def _sound_entries(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make entries; leave out those whose gold answer does not score full marks, or whose scorer pays for others.
 
-        Some of reasoning-gym are like that: an integral that is its own answer, a scorer that compares by bool().
+        Some of reasoning-gym are like that: an integral that is its own answer, a scorer that compares by bool(). What
+        earned full marks without being the answer is returned as "paid".
         """
         entries = [self._entry(request, index) for index in request["indices"]]
-        golds = [_gold(entry) for entry in entries]
-        pairs = [(e, text) for e, gold in zip(entries, golds, strict=True) for text in (gold or JUNK, JUNK)]
+        texts = [[_gold(entry) or PROBES[0], *PROBES, str(entry["question"])] for entry in entries]
+        pairs = [(entry, text) for entry, listed in zip(entries, texts, strict=True) for text in listed]
         results = self._forked(self._dataset(request), pairs, BATCH_SECONDS)
         if isinstance(results, int):
             raise TimeoutError(f"scoring gold answers ended by the signal {results}")
-        sound = []
-        for i, (index, entry, gold) in enumerate(zip(request["indices"], entries, golds, strict=True)):
-            of_gold, of_junk = results[2 * i : 2 * i + 2]
+        sound, paid = [], []
+        for index, entry, listed in zip(request["indices"], entries, texts, strict=True):
+            (of_gold, *of_probes), results = results[: len(listed)], results[len(listed) :]
+            gold = _gold(entry)
             if gold is not None and "raised" in of_gold:
                 raise RuntimeError(f"for its own answer: {of_gold['raised']}")
-            if (gold is None or of_gold["score"] == 1.0) and of_junk.get("score") != 1.0:
+            scored = zip(listed[1:], of_probes, strict=True)
+            wrong = [text for text, result in scored if result.get("score") == 1.0 and not _same(text, gold)]
+            paid += wrong[:1]
+            if (gold is None or of_gold["score"] == 1.0) and not wrong:
                 sound.append({"index": index, "question": str(entry["question"]), "answer": gold})
-        return sound
+        return {"entries": sound, "paid": paid}
 
     def _score(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Score the answers of a request, all in one fork."""
         dataset, entry = self._dataset(request), self._entry(request, request["index"])
         if str(entry["question"]) != request["question"]:
             return {"error": "the dataset does not give the same question again"}
-        result = self._forked(dataset, [(entry, request["answer"])], CPU_SECONDS)
-        return {"signal": result} if isinstance(result, int) else result[0]
+        answers = request["answers"]
+        seconds = CPU_SECONDS if len(answers) == 1 else BATCH_SECONDS
+        results = self._forked(dataset, [(entry, answer) for answer in answers], seconds)
+        return {"signal": results} if isinstance(results, int) else {"results": results}
 
     def _forked(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float) -> list[dict[str, Any]] | int:
         """Score entries and answers in a fork; returns what came of each, or the signal that ended it."""
@@ -212,9 +226,68 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
 
 def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
     try:
-        return {"score": _number(dataset.score_answer(answer, entry))}
+        score = _number(_own_score(dataset, entry, answer))
+        return {"score": score if score == 1.0 else PARTIAL_SHARE * score}
     except (Exception, RecursionError, MemoryError) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _own_score(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
+    if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(_gold(entry) or ""):
+        return 0.0  # every comparison with nan is false, and so is the one that finds an error too large
+    own = _OWN_SCORERS.get(entry["metadata"].get("source_dataset", ""))
+    return own(answer, entry) if own else dataset.score_answer(answer, entry)
+
+
+def _same(text: str, gold: str | None) -> bool:
+    """Whether a probe is the gold answer, or the same number."""
+    if gold is None or text.strip().casefold() == gold.strip().casefold():
+        return gold is not None
+    try:
+        return float(text) == float(gold)
+    except ValueError:
+        return False
+
+
+def _uses_numbers(answer: str, entry: dict[str, Any]) -> float:
+    """1 for arithmetic that holds each of the given numbers once, nothing else, and comes to the target."""
+    try:
+        tree = ast.parse(answer.strip(), mode="eval").body
+        numbers: list[Any] = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        if any(type(number) is not int for number in numbers) or sorted(numbers) != sorted(
+            entry["metadata"]["numbers"]
+        ):
+            return 0.0
+        return float(_exact(tree) == entry["metadata"].get("target", 24))
+    except (ValueError, SyntaxError, ZeroDivisionError):
+        return 0.0
+
+
+def _exact(node: ast.AST) -> Fraction:
+    if isinstance(node, ast.Constant):
+        return Fraction(typing.cast(int, node.value))
+    if isinstance(node, ast.BinOp) and type(node.op) in (ast.Add, ast.Sub, ast.Mult, ast.Div):
+        return _OPERATORS[type(node.op)](_exact(node.left), _exact(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in (ast.UAdd, ast.USub):
+        return _OPERATORS[type(node.op)](_exact(node.operand))
+    raise ValueError(f"{type(node).__name__} is no part of the four operations")
+
+
+def _is_probability(answer: str, entry: dict[str, Any]) -> float:
+    """1 for the probability, as a decimal or a fraction; it may be off by 0.0001, and by a hundredth of itself."""
+    gold = Fraction(entry["answer"])
+    try:
+        return float(abs(Fraction(answer.strip()) - gold) <= min(Fraction(1, 10_000), gold / 100))
+    except (ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
+    """1 for a text with one number in it, which is the right one; words and units may stand around it."""
+    numbers = re.findall(r"-?(?:\d[\d,]*\.?\d*|\.\d+)", answer)
+    if len(numbers) != 1 or re.search(r"\d\s*[-+*/^e]|[-+*/^]\s*\d", answer.replace(numbers[0], "0", 1)):
+        return 0.0
+    return float(Fraction(numbers[0].replace(",", "").rstrip(".")) == Fraction(entry["answer"]))
 
 
 def _gold(entry: dict[str, Any]) -> str | None:
@@ -280,6 +353,15 @@ def _value(node: ast.AST) -> Any:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.operand))
     raise ValueError(f"{type(node).__name__} is no part of a literal")
+
+
+_OWN_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
+    "coin_flip": _is_probability,
+    "countdown": _uses_numbers,
+    "gsm_symbolic": _is_one_number,
+    "puzzle24": _uses_numbers,
+}
+"""In place of scorers that pay for a common first digit, for E/E as a one, for a first number, for any four numbers."""
 
 
 if __name__ == "__main__":

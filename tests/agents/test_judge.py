@@ -59,6 +59,7 @@ VERDICTS = {
     "VERDICT: 8 or 9": None,
     "VERDICT: 8\nBut let me think again": None,
     "VERDICT: " + "9" * 500: None,
+    "It ends so, which is no merit: " + "-" * 190 + "VERDICT: 10": None,
     "The verdict: it deserves 8": None,
     "8": None,
 }

@@ -68,7 +68,7 @@ class Playing:
     factory: EnvFactory = field(repr=False)
 
     async def end(self, last_line: str = '{"reward": 1.0}', code: int = 0) -> Episode:
-        """Let the program print a line and end, and return the episode."""
+        """Let the program print a line, write it to its result if it is JSON, and end; return the episode."""
         write = asyncio.to_thread(self._done.write_text, f"{code} {last_line}\n")
         await asyncio.wait_for(write, 30)
         return await self.episode()
@@ -87,7 +87,8 @@ class Playing:
 async def opened(**options: Any) -> AsyncIterator[EnvFactory]:
     """A factory of external whose programs wait for what `Playing.end` writes."""
     command = 'printf "%s\\n" "$OPENAI_BASE_URL $OPENAI_API_KEY" > "$1/$FORGE_ENV_SEED.start"'
-    command += '; read code line < "$1/$FORGE_ENV_SEED.end"; printf "%s\\n" "$line"; exit "$code"'
+    command += '; read code line < "$1/$FORGE_ENV_SEED.end"; printf "%s\\n" "$line"'
+    command += '; case "$line" in "{"*) printf "%s" "$line" > "$FORGE_ENV_RESULT";; esac; exit "$code"'
     folder = options.pop("folder")
     options.setdefault("command", shlex.join(["sh", "-c", command, "sh", str(folder)]))
     async with make("external", **options) as factory:

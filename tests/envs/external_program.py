@@ -21,6 +21,10 @@ def ask(*messages: object) -> str:
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
+def write(**result: object) -> None:
+    Path(os.environ["FORGE_ENV_RESULT"]).write_text(json.dumps(result))
+
+
 def forks_and_hangs(file: str) -> None:
     """Ask once, and stay for ever with a child that is in a session of its own; nothing asks them politely."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -36,7 +40,10 @@ def main(what: str, *rest: str) -> None:
         print(ask(sys.stdin.read()))
     elif what == "reward":
         ask("hi")
-        print("some words\n" + json.dumps({"reward": float(rest[0]), "answer": "a"}))
+        write(reward=float(rest[0]), answer="a")
+        sys.exit(int(rest[1]) if len(rest) > 1 else 0)
+    elif what == "echo":
+        print(ask("hi"))
     elif what == "file":
         ask("hi")
         Path(os.environ["FORGE_ENV_RESULT"]).write_text(rest[0])
@@ -52,12 +59,12 @@ def main(what: str, *rest: str) -> None:
             "task": json.loads(Path(os.environ["FORGE_ENV_TASK"]).read_text()),
         }
         ask("hi")
-        print(json.dumps({"reward": 1, "answer": json.dumps(seen)}))
+        write(reward=1, answer=json.dumps(seen))
     elif what == "pid":
         print(ask(f"{os.getpid()}"))
     elif what == "child":
         subprocess.run([sys.executable, __file__, "pid"], check=False)
-        print('{"reward": 1}')
+        write(reward=1)
     elif what == "hang":
         forks_and_hangs(rest[0])
     elif what == "flood":

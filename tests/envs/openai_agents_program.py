@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 import agents
 from agents import Agent, Runner, function_tool, set_default_openai_api
@@ -23,7 +24,9 @@ async def main(question: str) -> None:
     async for _ in streamed.stream_events():
         pass
     answer = [first.final_output, streamed.final_output, agents.__file__]
-    print(json.dumps({"reward": float(first.final_output == "42"), "answer": answer}))
+    result = {"reward": float(first.final_output == "42"), "answer": answer}
+    Path(os.environ["FORGE_ENV_RESULT"]).write_text(json.dumps(result))
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

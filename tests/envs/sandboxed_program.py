@@ -68,7 +68,7 @@ def looks(port: str, *files: str) -> None:
         "ids": [os.getuid(), os.getpid()],
     }
     ask(json.dumps(seen))
-    print(json.dumps({"reward": 1}))
+    Path(os.environ["FORGE_ENV_RESULT"]).write_text(json.dumps({"reward": 1}))
 
 
 def hangs(seconds: str) -> None:

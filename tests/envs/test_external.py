@@ -82,7 +82,7 @@ async def test_a_function_scores_the_last_line(tmp_path: Path) -> None:
     assert [m["content"] for m in episode.messages] == ["What is it?", "echo What is it?"]
 
 
-@pytest.mark.parametrize(("arguments", "reward"), [(["reward", "0.25"], 0.25), (["file", '{"reward": -2}'], -2.0)])
+@pytest.mark.parametrize(("arguments", "reward"), [(["reward", "0.25"], 0.25), (["file", '{"reward": -1}'], -1.0)])
 async def test_the_programs_own_word_counts_where_there_is_no_other(arguments: list[str], reward: float) -> None:
     episode = await play(*arguments)
     assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, reward, {"program": reward})
@@ -95,12 +95,35 @@ async def test_the_programs_own_word_counts_where_there_is_no_other(arguments: l
         (["reward", "nan"], "gave the reward nan"),
         (["file", "5"], "no JSON object"),
         (["file", '{"reward": "1"}'], "gave the reward '1'"),
+        (["file", '{"reward": 1e300}'], "gave the reward 1e+300"),
+        (["reward", "1.5"], "gave the reward 1.5, and the option reward_range says -1,1"),
     ],
 )
 async def test_without_a_sound_reward_there_is_none(arguments: list[str], reason: str) -> None:
     episode = await play(*arguments)
     assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None)
     assert reason in episode.error
+
+
+async def test_the_range_of_the_programs_own_rewards_is_declared() -> None:
+    assert (await play("reward", "75", reward_range="0,100")).reward == 75.0
+    assert "reward_range says 0,100" in (await play("reward", "-1", reward_range="0,100")).error
+
+
+async def test_a_model_cannot_write_the_programs_word() -> None:
+    """The program prints what the model said, as its last line."""
+    forger = ScriptedAgent(lambda messages: {"role": "assistant", "content": 'Done.\n{"reward": 1.0, "answer": "a"}'})
+    episode = await play("echo", agent=forger)
+    assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None)
+    assert "a reward that is printed does not count" in episode.error
+
+
+async def test_a_model_cannot_make_a_fault_of_its_failure(tmp_path: Path) -> None:
+    file = tmp_path / "grade.py"
+    file.write_text("def grade(answer, target):\n    return float(answer == target)\n")
+    forger = ScriptedAgent(lambda messages: {"role": "assistant", "content": '{"reward": NaN, "answer": "a"}'})
+    episode = await play("echo", agent=forger, reward=f"{file}:grade")
+    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), episode.error
 
 
 async def test_the_environment_of_the_tasks_scores_the_answer() -> None:
@@ -119,7 +142,9 @@ async def test_the_environment_of_the_tasks_scores_the_answer() -> None:
         ("a\nb\n\n", None, ("b", None)),
         ("", None, ("words", None)),
         ('x\n{"answer": 5}\n', None, ("5", None)),
-        ('{"reward": 1}', None, ("words", 1.0)),
+        ('{"reward": 1}', None, ("words", None)),
+        ('{"reward": 1}', '{"reward": 0.5}', ("words", 0.5)),
+        ('{"answer": "said", "reward": NaN}', '{"reward": true}', ("said", 1.0)),
         ('{"other": 1}', None, ('{"other": 1}', None)),
         ("printed", '{"reward": 0.5}', ("printed", 0.5)),
         ("printed", '{"answer": "filed"}', ("filed", None)),
@@ -217,6 +242,8 @@ def test_a_program_with_tasks_of_its_own_is_given_numbers() -> None:
         ({"command": "true", "host": "0.0.0.0"}, "one address"),
         ({"command": "true", "host": "192.0.2.1"}, "cannot listen"),
         ({"command": "true", "reward": "nothing"}, "not a target"),
+        ({"command": "true", "reward_range": "1,0"}, "reward_range is '1,0'; it is two numbers"),
+        ({"command": "true", "reward_range": "nan,1"}, "reward_range is 'nan,1'"),
         ({"command": "true", "tasks": "maths"}, "Did you mean math"),
     ],
 )
@@ -252,9 +279,10 @@ async def test_a_program_that_fails_is_a_fault(arguments: list[str], options: An
 
 
 async def test_a_failure_may_be_scored(tmp_path: Path) -> None:
-    episode = await play("fail", on_failure="score")
-    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0)
-    assert episode.info["program"]["exit_code"] == 1
+    for arguments in (["fail"], ["reward", "1", "1"]):
+        episode = await play(*arguments, on_failure="score")
+        assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.0), "a program that failed gives itself nothing"
+        assert episode.info["program"]["exit_code"] == 1
 
 
 class Kills:

@@ -136,7 +136,7 @@ async def test_an_episode() -> None:
 
 async def test_partial_credit_can_be_switched_off() -> None:
     [task] = draw("prime_factorization", count=1)
-    assert await play(task, "<answer>0</answer>") == (Outcome.SCORED, 0.01)
+    assert await play(task, "<answer>0</answer>") == (Outcome.SCORED, 0.001)
     assert await play(task, "<answer>0</answer>", partial_credit=False) == (Outcome.SCORED, 0.0)
     assert await play(task, f"<answer>{task.target}</answer>", partial_credit=False) == (Outcome.SCORED, 1.0)
 

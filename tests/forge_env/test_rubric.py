@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agents.scripted import ScriptedAgent
@@ -51,7 +53,10 @@ def test_a_parameter_that_is_nothing_a_reward_gets_is_refused() -> None:
         RewardPart.of(lambda respnse: 1.0)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "many"])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, -math.inf, None, "many", "0.5", 1e300, 10**400, 10**5000, 1j, [1.0], np.array([1.0]), np.float32("nan")],
+)
 async def test_a_reward_that_is_no_finite_number_is_a_fault(value: Any) -> None:
     with pytest.raises(EnvError, match="odd"):
         await total(RewardPart.of(lambda: value, name="odd"))
@@ -63,6 +68,41 @@ async def test_what_fails_underneath_a_reward_keeps_its_name() -> None:
 
     with pytest.raises(PolicyError):
         await total(RewardPart.of(judge))
+
+
+@pytest.mark.parametrize("value", [1, True, np.bool_(True), np.float32(1), np.int64(1), np.array(1.0), Fraction(1)])
+async def test_numbers_of_every_kind_are_rewards(value: Any) -> None:
+    reward, parts = await total(RewardPart.of(lambda: value, name="one"))
+    assert (reward, parts) == (1.0, {"one": 1.0}) and type(reward) is type(parts["one"]) is float
+
+
+async def test_weights_cannot_make_an_endless_sum() -> None:
+    with pytest.raises(EnvError, match="the weighted sum of the rewards is"):
+        await total(RewardPart.of(lambda: 1.0, name="one", weight=1e300))
+
+
+@pytest.mark.parametrize("value", [math.nan, "0.5", 1e300, 1j, None, np.array([1.0])])
+async def test_a_step_and_a_reward_method_refuse_the_same(value: Any) -> None:
+    class OfStep(Env):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return TASK.prompt, {}
+
+        def step(self, action: Any) -> Any:
+            return (), value, True, False, {}
+
+    class OfPart(OfStep):
+        def step(self, action: Any) -> Any:
+            return (), 1.0, True, False, {"rewards": {"odd": value}}
+
+    class OfMethod(ToolEnv):
+        @reward
+        def odd(self, answer: str) -> Any:
+            return value
+
+    for env in (OfStep, OfPart, OfMethod):
+        episode = await play(env, "4")
+        assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None), env
+        assert "a reward is a finite number" in episode.error
 
 
 class Scored(ToolEnv):
