@@ -22,7 +22,7 @@ def reward_value(value: Any, source: str) -> float:
         EnvError: for nan, infinity, text, a complex number, None, and what is larger than `MAX_REWARD`.
     """
     number = value.item() if getattr(value, "shape", None) == () else value
-    if isinstance(number, Real) and abs(number) <= MAX_REWARD:
+    if isinstance(number, Real) and abs(number) <= MAX_REWARD:  # type: ignore[operator]
         return float(number)
     raise EnvError(f"{source} {_shown(value)}; a reward is a finite number, of a size of {MAX_REWARD:g} at most")
 

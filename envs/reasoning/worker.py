@@ -244,8 +244,8 @@ def _same(text: str, gold: str | None) -> bool:
     if gold is None or text.strip().casefold() == gold.strip().casefold():
         return gold is not None
     try:
-        return float(text) == float(gold)
-    except ValueError:
+        return Fraction(text) == Fraction(gold)
+    except (ValueError, ZeroDivisionError):
         return False
 
 

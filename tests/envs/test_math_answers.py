@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -175,6 +176,115 @@ DIFFERENT_EXPRESSIONS = [
     ("__import__('os').system('true')", "x"),
     ("\ud800\0", "x"),
 ]
+
+
+# ---- the form of an answer: what is equal in value and no answer, and what is written otherwise and one ----
+
+ECHOES = [
+    (r"\int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\displaystyle\int x^2\,\mathrm{d}x", r"\frac{x^3}{3}"),
+    (r"A = \int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\frac{x^3}{3} = \int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\int_0^1 \pi dx", r"\pi"),
+    (r"\iint 1 dx dy", "xy"),
+    (r"\sum_{k=1}^{n} k", r"\frac{n(n+1)}{2}"),
+    (r"\prod_{k=1}^{3} kx", "6x^3"),
+    (r"\frac{d}{dx} x^3", "3x^2"),
+    (r"\frac{\mathrm{d}}{\mathrm{d}x} x^3", "3x^2"),
+    (r"\frac{\partial}{\partial x} x^3", "3x^2"),
+    (r"\lim_{h\to 0} \frac{(x+h)^2-x^2}{h}", "2x"),
+    (r"\sin\frac{\pi}{3}", r"\frac{\sqrt{3}}{2}"),
+    ("sin(pi/3)", r"\frac{\sqrt{3}}{2}"),
+    (r"\arctan 1", r"\frac{\pi}{4}"),
+    (r"5! x", "120x"),
+    (r"\binom{5}{2}\pi", r"10\pi"),
+    (r"\gcd(2x,4x)", "2x"),
+    (r"\max(2,1)\pi", r"2\pi"),
+    (r"|-2|x", "2x"),
+    (r"[1,3]\cap[2,4]", "[2,3]"),
+    (
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}\begin{pmatrix}1&0\\0&1\end{pmatrix}",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+    ),
+]
+ROUNDED = [
+    ("3.141593", r"\pi"),
+    ("3.14159265358979", r"\pi"),
+    ("1.414214", r"\sqrt{2}"),
+    (r"0.333333x", r"\frac{x}{3}"),
+    (r"\{0.333333, 2\}", r"\{\frac13, 2\}"),
+    ("(0.333333, 1)", r"(\frac{1}{3}, 1)"),
+    (r"2^{-60}\pi", r"2^{-61}\pi"),
+]
+EQUATIONS = [
+    ("0=x^2-1", "x^2-1"),
+    ("x=x^2-1", "x^2-1"),
+    ("x^2=x^2-1", "x^2-1"),
+    ("2 = 2x", "2x"),
+    ("3x=2x", "2x"),
+    ("0 = x - 2, 0 = x - 3", r"\{2,3\}"),
+    ("x^2+5=0", "x^2+1=0"),
+]
+CASES = [
+    ("R", "r"),
+    ("r", "R"),
+    (r"\pi R^2", r"\pi r^2"),
+    ("2R", "R+r"),
+    ("R-r", "R^2-r^2"),
+    (r"\Delta", r"\delta"),
+]
+OTHER_FORMS = [
+    ("1.5x", r"\frac{3}{2}x"),
+    (r"0.5\pi", r"\frac{\pi}{2}"),
+    (".5x", r"\frac x2"),
+    ("x^{0.5}", r"\sqrt{x}"),
+    ("(2.5, 3)", r"(\frac52, 3)"),
+    (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}1/2\\2\end{pmatrix}"),
+    (r"A = 9\pi", r"9\pi"),
+    (r"R = \pi r^2", r"\pi r^2"),
+    ("f(x) = x^2+1", "x^2+1"),
+    (r"f'(x) = 2x", "2x"),
+    (r"S_n = \frac{n(n+1)}{2}", r"\frac{n(n+1)}{2}"),
+    ("x^2-1=(x-1)(x+1)", "(x-1)(x+1)"),
+    (r"\frac{a}{b}=\sqrt2", r"\sqrt2"),
+    (r"\int x^2 dx = \frac{x^3}{3}", r"\frac{x^3}{3}"),
+    (r"\sin\theta=\frac{\sqrt3}{2}", r"\frac{\sqrt{3}}{2}"),
+    (r"x = 2 \text{ or } x = 3", r"\{2,3\}"),
+    ("2x+1", "y=2x+1"),
+    ("y-2x-1=0", "y=2x+1"),
+    ("5x-7y+11z+4=0", "5x - 7y + 11z + 4 = 0"),
+    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    (r"\tan x", r"\frac{\sin x}{\cos x}"),
+    (r"\cos\frac{\pi}{7}", r"\cos\frac{\pi}{7}"),
+    (r"\exp(x)", "e^x"),
+    ("n!", "n!"),
+    (r"\binom{10}{3}", r"\binom{10}{3}"),
+    (r"\int f dx", r"\int f dx"),
+    (r"\mathbb{R}\setminus\{0\}", r"(-\infty,0)\cup(0,\infty)"),
+    (r"\frac{1}{2}\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("(1,3)", "1<x<3"),
+    ("(a)", "(A)"),
+    ("2I", "2i"),
+    ("(R-r)(R+r)", "R^2-r^2"),
+    (r"\sqrt{3}\text{ cm}", r"\sqrt{3}"),
+]
+
+
+def test_what_is_equal_in_value_may_be_no_answer() -> None:
+    wrong = [pair for pair in (*ECHOES, *ROUNDED, *EQUATIONS, *CASES) if same_answer(*pair)]
+    assert wrong == []
+
+
+def test_what_is_written_otherwise_is_an_answer() -> None:
+    assert [pair for pair in OTHER_FORMS if not same_answer(*pair)] == []
+
+
+@given(digits=st.integers(3, 15), target=st.sampled_from([("\\pi", math.pi), ("\\sqrt{2}", math.sqrt(2))]))
+@settings(max_examples=8, deadline=None)
+def test_no_decimal_is_an_exact_value_but_within_the_tolerance(digits: int, target: tuple[str, float]) -> None:
+    rounded = f"{target[1]:.{digits}f}"
+    assert not same_answer(rounded, target[0])
+    assert same_answer(rounded, target[0], tolerance=10.0**-digits)
 
 
 @pytest.mark.parametrize(("answer", "target"), EQUAL_NUMBERS + EQUAL_EXPRESSIONS)

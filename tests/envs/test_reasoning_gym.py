@@ -18,9 +18,9 @@ pytest.importorskip("reasoning_gym")
 
 from agents.scripted import ScriptedAgent
 from envs.reasoning import env as reasoning_gym_env
-from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve
+from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve, score_all
 from envs.reasoning.process import Worker, worker
-from envs.reasoning.worker import literal
+from envs.reasoning.worker import _uses_numbers, literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
 
 SAMPLE = [
@@ -139,6 +139,49 @@ async def test_partial_credit_can_be_switched_off() -> None:
     assert await play(task, "<answer>0</answer>") == (Outcome.SCORED, 0.001)
     assert await play(task, "<answer>0</answer>", partial_credit=False) == (Outcome.SCORED, 0.0)
     assert await play(task, f"<answer>{task.target}</answer>", partial_credit=False) == (Outcome.SCORED, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "probes"),
+    [
+        ("complex_arithmetic", ["nan", "nan + nani", "inf", "1e400", "0"]),
+        ("puzzle24", ["6*4*1*1", "8*3*1*1", "24"]),
+        ("coin_flip", ["0", "1", "0.", "0/1"]),
+        ("countdown", ["E/E", "+".join(["E/E"] * 24), "24"]),
+        ("gsm_symbolic", [" ".join(map(str, range(100))), "6*4*1*1"]),
+        ("spell_backward", ["a", "e", "answer"]),
+    ],
+)
+def test_scorers_pay_for_right_answers_only(name: str, probes: list[str]) -> None:
+    """Their own would give full marks for some of these, and half of them for others."""
+    for task in draw(name, count=2):
+        texts = [task.target, *probes, task.prompt[0]["content"], f"{task.target} or {task.target}1"]
+        scores = [result.get("score", 0.0) for result in score_all(task, texts)["results"]]
+        assert scores[0] == 1.0
+        assert [text for text, score in zip(texts[1:], scores[1:], strict=True) if score >= 0.1] == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "right", "wrong"),
+    [
+        (
+            [3, 3, 8, 8],
+            24,
+            ["8/(3 - 8/3)", "8 / (3-8/3)"],
+            ["8*3", "24", "8*3*8/8 + 3 - 3", "(8//3)*8 + 8*3", "33 - 8 - 8"],
+        ),
+        ([5, 1], 4, ["5 - 1", "-1 + 5", "(5-1)"], ["5 + -1 + 0", "5.0 - 1", "4", "5 - True", "lambda: 4", "5-1=4", ""]),
+    ],
+)
+def test_arithmetic_with_given_numbers(numbers: list[int], target: int, right: list[str], wrong: list[str]) -> None:
+    entry = {"metadata": {"numbers": numbers, "target": target}}
+    assert [_uses_numbers(text, entry) for text in right] == [1.0] * len(right)
+    assert [text for text in wrong if _uses_numbers(text, entry)] == []
+
+
+def test_a_dataset_whose_scorer_takes_anything_says_so() -> None:
+    with pytest.raises(UserError, match=r"game_of_life_halting gives full marks to .*which was not the answer"):
+        draw("game_of_life_halting", count=1)
 
 
 HOSTILE = [

@@ -55,7 +55,7 @@ def test_a_parameter_that_is_nothing_a_reward_gets_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, -math.inf, None, "many", "0.5", 1e300, 10**400, 10**5000, 1j, [1.0], np.array([1.0]), np.float32("nan")],
+    [math.nan, -math.inf, None, "many", "0.5", 1e300, 10**400, 1j, [1.0], np.array([1.0]), np.float32("nan")],
 )
 async def test_a_reward_that_is_no_finite_number_is_a_fault(value: Any) -> None:
     with pytest.raises(EnvError, match="odd"):
