@@ -37,7 +37,8 @@ _WORDS = re.compile(
 )
 _LETTER = re.compile(r"[a-j]")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?[A-J]\)?\s*\}?")
-_TOWER = re.compile(r"\^[^^,;=]{0,12}\^|\d{5,}\s*!|[!)}]\s*!|\^\W*\d{5,}", re.ASCII)
+_HUGE = re.compile(r"\d{5,}\s*!|[!)}]\s*!|\^\W*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
+_EXPONENT_GROUP = re.compile(r"\^[+-]?[{(\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +165,29 @@ def _shape(text: str) -> str:
 
 def _is_bounded(text: str) -> bool:
     """Whether a text may be given to the computer algebra at all: short, not deeply nested, no tower of powers."""
-    if len(text) > MAX_ANSWER or _TOWER.search(re.sub(r"[\s{}]", "", plain(text)).replace("**", "^")):
+    if len(text) > MAX_ANSWER:
+        return False
+    powers = re.sub(r"\s", "", plain(text)).replace("**", "^")
+    if _HUGE.search(re.sub(r"[{}]", "", powers)) or _has_tower(powers):
         return False
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
         deepest = max(deepest, abs(depth))
     return deepest <= 20
+
+
+def _has_tower(text: str) -> bool:
+    """Whether an exponent in brackets holds another power: 9^{9^9} does, x^{2}-y^{2} does not."""
+    for match in _EXPONENT_GROUP.finditer(text):
+        depth = 1
+        for character in text[match.end() :]:
+            depth += (character in "([{") - (character in ")]}")
+            if depth == 0:
+                break
+            if character == "^":
+                return True
+    return False
 
 
 def _last_tag(text: str) -> str | None:
