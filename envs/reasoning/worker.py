@@ -235,7 +235,10 @@ def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
 def _own_score(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(_gold(entry) or ""):
         return 0.0  # every comparison with nan is false, and so is the one that finds an error too large
-    own = _OWN_SCORERS.get(entry["metadata"].get("source_dataset", ""))
+    name = entry["metadata"].get("source_dataset", "")
+    own, form = _OWN_SCORERS.get(name), _FORMS.get(name)
+    if form is not None and not form.fullmatch(answer.strip()):
+        return 0.0
     return own(answer, entry) if own else dataset.score_answer(answer, entry)
 
 
@@ -355,6 +358,11 @@ def _value(node: ast.AST) -> Any:
     raise ValueError(f"{type(node).__name__} is no part of a literal")
 
 
+_FORMS = {
+    "quantum_lock": re.compile(r"[ABC](?:[^\w]*[ABC])*", re.IGNORECASE),
+    "sokoban": re.compile(r"[LRUD](?:[^\w]*[LRUD])*", re.IGNORECASE),
+}
+"""What an answer is, where the scorer picks moves out of any text."""
 _OWN_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
     "coin_flip": _is_probability,
     "countdown": _uses_numbers,

@@ -149,6 +149,7 @@ async def test_partial_credit_can_be_switched_off() -> None:
         ("coin_flip", ["0", "1", "0.", "0/1"]),
         ("countdown", ["E/E", "+".join(["E/E"] * 24), "24"]),
         ("gsm_symbolic", [" ".join(map(str, range(100))), "6*4*1*1"]),
+        ("quantum_lock", ["Press A, B or C.", "ABCABCABCABC"]),
         ("spell_backward", ["a", "e", "answer"]),
     ],
 )
