@@ -117,7 +117,7 @@ def load_reward(target: str) -> Callable[[Episode], float]:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"--reward {target} failed on episode {episode.id}: {said}") from error
         try:
-            return reward_value(found, f"--reward {target} returned for episode {episode.id}")
+            return reward_value(found, f"--reward {target} for episode {episode.id} returned")
         except EnvError as error:
             raise UserError(str(error)) from None
 

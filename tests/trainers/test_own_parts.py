@@ -110,8 +110,8 @@ def test_what_a_page_adds_to_a_reward_is_added_to_the_users_own(file: str) -> No
 @pytest.mark.parametrize(
     ("name", "reward", "words"),
     [
-        ("wrong", 1.0, "returned nan for episode e"),
-        ("wrong", 0.0, "returned 'a lot' for episode e"),
+        ("wrong", 1.0, "for episode e returned nan"),
+        ("wrong", 0.0, "for episode e returned 'a lot'"),
         ("raises", 1.0, "failed on episode e: AttributeError"),
     ],
 )
