@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
+from forge_env.errors import EnvError
+from forge_env.reward_value import reward_value
 from forge_env.types import Outcome
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -72,8 +72,10 @@ def wrong_with_step(result: Any) -> str:
         return f"step(): {problem}"
     if any(message["role"] == "assistant" for message in messages):
         return "step() returned an assistant message; return only the new messages, without the action's own"
-    if not _is_number(reward):
-        return f"step() returned the reward {reward!r}; a reward is a finite number"
+    try:
+        reward_value(reward, "step() returned the reward")
+    except EnvError as error:
+        return str(error)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag).__name__ not in ("bool", "bool_"):  # numpy's has the second name
             return f"step() returned {name}={flag!r}; it is True or False"
@@ -86,8 +88,13 @@ def _wrong_with_info(info: Any) -> str:
     if "outcome" in info and info["outcome"] not in list(Outcome):
         return f"step() returned info['outcome']={info['outcome']!r}; it is one of {', '.join(Outcome)}"
     rewards = info.get("rewards", {})
-    if not isinstance(rewards, Mapping) or not all(_is_number(value) for value in rewards.values()):
+    if not isinstance(rewards, Mapping):
         return f"step() returned info['rewards']={rewards!r}; it is a dict of finite numbers by name"
+    try:
+        for name, value in rewards.items():
+            reward_value(value, f"step() returned info['rewards'][{name!r}] =")
+    except EnvError as error:
+        return str(error)
     return ""
 
 
@@ -131,10 +138,6 @@ def _against_draft(schema: Mapping[str, Any]) -> str:
     except jsonschema.SchemaError as error:
         return f"are no JSON schema of draft 2020-12: {error.message}"
     return ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and type(value) is not bool and math.isfinite(value)
 
 
 def _shown(value: Any) -> str:
