@@ -146,9 +146,9 @@ class Episode:
 
     def __post_init__(
         self,
-        prompt_ids: Sequence[int] | None,
-        response_ids: Sequence[int] | None,
-        logprobs: Sequence[float] | None,
+        prompt_ids: Sequence[int] | None = None,  # with defaults, for a subclass knows nothing of the short form
+        response_ids: Sequence[int] | None = None,
+        logprobs: Sequence[float] | None = None,
     ) -> None:
         if response_ids is not None and not self.turns:
             self._set(turns=(_single_turn(prompt_ids or (), response_ids, logprobs),))

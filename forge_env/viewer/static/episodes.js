@@ -25,7 +25,7 @@ export async function showEpisodes(main, route, context) {
 
 function episodeRow(route, row) {
   const versions = row.version_low === null ? "–" : row.version_low === row.version_high ? `v${row.version_low}` : `v${row.version_low}–${row.version_high}`;
-  const told = row.fault ? (row.error.startsWith(row.fault) ? row.error : `${row.fault}: ${row.error}`) : row.outcome === "scored" ? "" : [OUTCOMES[row.outcome] || row.outcome, row.error].filter(Boolean).join(": ");
+  const told = row.fault && row.outcome !== "timeout" ? (row.error.startsWith(row.fault) ? row.error : `${row.fault}: ${row.error}`) : row.outcome === "scored" ? "" : [OUTCOMES[row.outcome] || row.outcome, row.error].filter(Boolean).join(": ");
   const cell = (name, ...content) => h("span", { role: "cell", class: `col-${name}` }, content);
   return h("a", { class: "tr row", role: "row", href: address(route.run, "episode", { key: row.key, ...listOf(route.params) }) },
     cell("reward", rewardMark(row)),
