@@ -190,14 +190,19 @@ class VLLMEngine:
         return found
 
     async def close(self) -> None:
-        """Stop the engine and free its memory."""
+        """Stop the engine; its memory is free once nobody holds this object any more."""
         if not self._closed:
             self._closed = True
-            if self._watching is not None:
-                self._watching.cancel()
+            # vLLM freezes what there is when it starts, so a cycle with this object would keep the model's memory for good:
+            # no task and no future that hold frames may stay.
+            watching, self._watching = self._watching, None
+            if watching is not None:
+                watching.cancel()
             self._inbox.put(_STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
             self._fail_all("the engine was closed")
+            if not self._thread.is_alive():
+                self._pending.clear()
 
     def _check_running(self) -> None:
         if self._broken or self._closed:
