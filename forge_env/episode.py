@@ -146,9 +146,10 @@ class Episode:
 
     def __post_init__(
         self,
-        prompt_ids: Sequence[int] | None = None,  # with defaults, for a subclass knows nothing of the short form
-        response_ids: Sequence[int] | None = None,
-        logprobs: Sequence[float] | None = None,
+        # Defaults, for a subclass that is a dataclass knows nothing of the short form.
+        prompt_ids: Sequence[int] | None = None,  # noqa: RUF033
+        response_ids: Sequence[int] | None = None,  # noqa: RUF033
+        logprobs: Sequence[float] | None = None,  # noqa: RUF033
     ) -> None:
         if response_ids is not None and not self.turns:
             self._set(turns=(_single_turn(prompt_ids or (), response_ids, logprobs),))
