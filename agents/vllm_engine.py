@@ -193,8 +193,8 @@ class VLLMEngine:
         """Stop the engine; its memory is free once nobody holds this object any more."""
         if not self._closed:
             self._closed = True
-            # vLLM freezes what there is when it starts, so a cycle with this object would keep the model's memory for good:
-            # no task and no future that hold frames may stay.
+            # vLLM freezes what there is when it starts, so a cycle with this object would keep the model's memory for
+            # good: no task and no future that hold frames may stay.
             watching, self._watching = self._watching, None
             if watching is not None:
                 watching.cancel()
