@@ -24,7 +24,7 @@ from sandboxes import open_sandbox
 from sandboxes.seccomp import denied_calls
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack
 from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
-from tests.sandboxes.attacks.forgery import FORGERIES
+from tests.sandboxes.attacks.forgery import FORGERIES, OUTSIDE
 from tests.sandboxes.attacks.leftovers import ATTACKS as LEFTOVERS
 from tests.sandboxes.attacks.resources import ATTACKS as RESOURCES
 
@@ -239,10 +239,17 @@ async def test_verdict_cannot_be_forged(sandbox: Sandbox, name: str) -> None:
     assert await settled(before) == before
 
 
-async def test_the_control_is_fooled() -> None:
+async def test_the_control_is_fooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were it not, the forgeries above would prove nothing."""
-    assert grade_in_process("def f(x): return 2 * x") and not grade_in_process("def f(x): return 2 * x + 1")
-    fooled = {name for name, (_, answer) in FORGERIES.items() if grade_in_process(answer)}
+    monkeypatch.chdir(tmp_path)  # nothing isolates the control, and answers write files
+    try:
+        assert grade_in_process("def f(x): return 2 * x") and not grade_in_process("def f(x): return 2 * x + 1")
+        fooled = {name for name, (_, answer) in FORGERIES.items() if grade_in_process(answer)}
+    finally:
+        written = [path for path in map(Path, OUTSIDE) if path.exists()]
+        for path in written:
+            path.unlink()
+    assert (tmp_path / "result.json").exists() and len(written) == len(OUTSIDE), "the control writes what it likes"
     assert len(fooled) >= 4 and {"walk the stack to the grader", "an object that equals everything"} <= fooled
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+OUTSIDE = ("/tmp/forge-env-forged-result", "/dev/shm/forge-env-forged-result")
+"""Files that an answer writes beside its folder; where nothing isolates it, they are there afterwards."""
+
 FORGERIES = {
     "exit before the tests": (29, "import sys\nsys.exit(0)"),
     "exit at once": (29, "import os\nos._exit(0)"),
@@ -15,7 +18,7 @@ FORGERIES = {
     ),
     "write result files": (
         30,
-        "for name in ('result.json', '/tmp/result', '/dev/shm/result'):\n"
+        f"for name in ('result.json', *{OUTSIDE!r}):\n"
         "    try: open(name, 'w').write('{\"passed\": true}')\n    except OSError: pass\ndef f(x): return 0",
     ),
     "walk the stack to the grader": (
