@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import logging
 import os
 import re
 import sys
@@ -52,6 +53,8 @@ _KINDS: dict[Kind | None, str] = {
     None: "environment and no set of tools",
 }
 _process: dict[tuple[Kind, str], Entry] = {}
+_told: set[Path] = set()
+logger = logging.getLogger(__name__)
 
 
 def register(
@@ -232,8 +235,10 @@ def load_entry(entry: Entry) -> Any:
 def project_file() -> RegistryFile | None:
     """The project's file, which need not exist: the nearest one at or above the working directory.
 
-    Where there is none, it belongs beside the nearest pyproject.toml or .git, else here. FORGE_ENV_REGISTRY names
-    another one. None where the working directory has been removed.
+    The search ends at the project's root, which is the nearest folder with .git, else the nearest one with a
+    pyproject.toml; without either at the home folder, and always where another file system begins. A file that is not
+    this user's alone is passed over. Where there is none, it belongs beside the nearest pyproject.toml or .git, else
+    here. FORGE_ENV_REGISTRY names another one, whosever it is. None where the working directory has been removed.
     """
     if named := os.environ.get(FILE_VARIABLE):
         return RegistryFile(Path(os.path.expanduser(named)), "project")
@@ -241,10 +246,15 @@ def project_file() -> RegistryFile | None:
         here = Path.cwd()
     except FileNotFoundError:
         return None
-    folders = [here, *here.parents]
-    marked = [f for f in folders if (f / FILE).is_file()]
-    marked += [f for f in folders if (f / "pyproject.toml").is_file() or (f / ".git").exists()]
-    return RegistryFile((marked or folders)[0] / FILE, "project")
+    folders = _project_folders(here)
+    for folder in folders:
+        if os.path.isfile(folder / FILE):
+            file = RegistryFile(folder / FILE, "project", below=folder)
+            if not file.problem:
+                return file
+            _tell_of(file)
+    place = next((f for f in folders if os.path.isfile(f / "pyproject.toml") or os.path.lexists(f / ".git")), here)
+    return RegistryFile(place / FILE, "project", below=place)
 
 
 def user_file() -> RegistryFile | None:
@@ -252,13 +262,40 @@ def user_file() -> RegistryFile | None:
     home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
         home = Path(os.path.expanduser("~/.config"))
-    return RegistryFile(home / "forge_env" / FILE.name, "user") if home.is_absolute() else None
+    return RegistryFile(home / "forge_env" / FILE.name, "user", below=home) if home.is_absolute() else None
+
+
+def _project_folders(here: Path) -> list[Path]:
+    """A folder and those above it, up to the root of its project."""
+    folders: list[Path] = []
+    home, device = Path(os.path.expanduser("~")), os.stat(here).st_dev
+    for folder in (here, *here.parents):
+        if os.stat(folder).st_dev != device:
+            break
+        folders.append(folder)
+        if os.path.lexists(folder / ".git"):
+            return folders
+        if folder == home:
+            break
+    marked = [i for i, folder in enumerate(folders) if os.path.isfile(folder / "pyproject.toml")]
+    return folders[: marked[0] + 1] if marked else folders
+
+
+def _tell_of(file: RegistryFile) -> None:
+    """Say once in this process that a file is not read."""
+    if file.path not in _told:
+        _told.add(file.path)
+        logger.warning("%s", file.problem)
 
 
 def _sources() -> Iterator[Sequence[Entry]]:
     """What each source has, in order of precedence; each is read when it is asked."""
     yield list(_process.values())
     for file in (project_file(), user_file()):
+        if file is not None and file.problem:
+            if os.path.isfile(file.path):
+                _tell_of(file)
+            file = None
         yield list(file.read().values()) if file else []
     yield _installed(tuple(sys.path))
     yield [_built_in(n, "env", t) for n, t in ENVS.items()]

@@ -14,6 +14,7 @@ that comments stay; it is made under a lock, in a new file that takes the old on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from forge_env.atomic import locked, replace_file
 from forge_env.errors import UserError, nearest
+from forge_env.owners import problem_of, problem_with
 from forge_env.targets import is_file, split_target
 from forge_env.tool_sets import check_options
 
@@ -61,13 +63,32 @@ class RegistryFile:
     Args:
         path: the file.
         source: "project" or "user".
+        below: the folder from which on all must be this user's alone, see `problem`; None for a file that the user has
+            named, whosever it is.
     """
 
-    def __init__(self, path: Path, source: str) -> None:
-        self.path = path.resolve()  # a link stays one, and what it points to is changed
+    def __init__(self, path: Path, source: str, *, below: Path | None = None) -> None:
+        self._named, self._below = path, below
+        self.path = Path(os.path.realpath(path))  # a link stays one, and what it points to is changed
         self.source = source
         # The folder that holds `.forge_env`; a file of another name is relative to its own folder.
         self.folder = self.path.parent.parent if self.path.parent.name == FILE.parent.name else self.path.parent
+
+    @property
+    def problem(self) -> str:
+        """One sentence, with the remedy, where others than this user and root have a say in the file; else ""."""
+        if self._below is None:
+            return ""
+        problem = problem_of(self._named, below=self._below)
+        if not problem:
+            return ""
+        place, is_writable, _ = problem.partition(" can be written by ")
+        remedy = f"`chmod go-w {place}`, or set" if is_writable else "set"
+        what = f"{self.path} is not read" if os.path.exists(self.path) else "there is no place for a registry here"
+        return (
+            f"{what}: {problem}, and what a registry names runs as you; {remedy} FORGE_ENV_REGISTRY={self.path} if you "
+            "trust all who can write there"
+        )
 
     def read(self) -> dict[str, Entry]:
         """Return the entries by name, in the file's order.
@@ -158,7 +179,11 @@ class RegistryFile:
 
     def _text(self) -> str:
         try:
-            return self.path.read_text(encoding="utf-8")
+            with self.path.open(encoding="utf-8") as file:
+                # Of what was opened, which may be another file than the one that was looked at.
+                if self._below is not None and (problem := problem_with(os.fstat(file.fileno()))):
+                    raise UserError(f"{self.path} {problem}: it is not read")
+                return file.read()
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:

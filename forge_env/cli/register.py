@@ -128,7 +128,7 @@ def registry_file(*, user: bool) -> Any:
     """The file that a command changes.
 
     Raises:
-        UserError: when there is no place for it.
+        UserError: when there is no place for it, or others than this user can write there.
     """
     from forge_env.registry import project_file, user_file
 
@@ -138,6 +138,8 @@ def registry_file(*, user: bool) -> Any:
             "this user has no home folder: set XDG_CONFIG_HOME" if user else "the working directory is gone: leave it"
         )
         raise UserError(what)
+    if file.problem:
+        raise UserError(file.problem)
     return file
 
 

@@ -199,11 +199,11 @@ async def test_weights_that_are_not_on_a_gpu_are_refused_by_name(store: CudaIpcS
     assert list(store.folder.iterdir()) == []
 
 
-async def test_what_torch_removes_itself_at_this_process_s_end_is_left_to_it(tmp_path: Path) -> None:
+async def test_what_torch_removes_itself_at_this_process_s_end_is_left_to_it() -> None:
     """Gone before, it would abort the process; those of another process, which may be killed, go with the folder."""
     store = CudaIpcStore()
     await store.open()
-    counters = {name: tmp_path / name for name in ("own", "other")}
+    counters = {name: store.folder.parent / f"{store.folder.name}_{name}" for name in ("own", "other")}
     for name, counter in counters.items():
         counter.touch()
         (store.folder / f"{name}.outside").write_text(str(counter))
@@ -211,3 +211,4 @@ async def test_what_torch_removes_itself_at_this_process_s_end_is_left_to_it(tmp
     await store.close()
     assert not store.folder.exists()
     assert {name: counter.exists() for name, counter in counters.items()} == {"own": True, "other": False}
+    counters["own"].unlink()

@@ -392,6 +392,70 @@ async def test_what_nobody_could_remove_the_next_run_removes(store: SharedMemory
     await following.close()
 
 
+def left_behind(root: Path, victim: Path) -> Path:
+    """A folder of a store that nobody holds, which names a file to be removed with it."""
+    folder = root / new_path().name
+    folder.mkdir(mode=0o700)
+    (folder / "a.outside").write_text(str(victim))
+    victim.touch()
+    return folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_removes_no_file_of_ours(tmp_path: Path) -> None:
+    folder, victim = left_behind(tmp_path, tmp_path / "beside"), tmp_path / "beside"
+    os.chown(folder, 65534, 65534)
+    os.chown(folder / "a.outside", 65534, 65534)
+    assert remove_left_behind(tmp_path) == [] and victim.exists() and folder.exists()
+    os.chown(folder, os.geteuid(), -1)
+    folder.chmod(0o777)  # ours, and others put files there
+    assert remove_left_behind(tmp_path) == [] and victim.exists()
+    folder.chmod(0o700)
+    (tmp_path / "link").write_text(str(victim))
+    (folder / "b.outside").symlink_to(tmp_path / "link")
+    (folder / "a.outside").unlink()
+    (folder / "c.outside").write_text(str(victim))
+    os.chown(folder / "c.outside", 65534, 65534)
+    assert remove_left_behind(tmp_path) == [folder.name]
+    assert victim.exists()
+    # The control: the very same folder, where its maker is this user.
+    again = left_behind(tmp_path, victim)
+    assert remove_left_behind(tmp_path) == [again.name] and not victim.exists()
+
+
+def test_a_folder_removes_only_files_directly_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    outside = tmp_path.parent / f"{tmp_path.name}_elsewhere"
+    kept = [tmp_path / "deep" / "file", outside]
+    for victim in kept:
+        folder = left_behind(tmp_path, victim)
+        assert remove_left_behind(tmp_path) == [folder.name] and victim.exists()
+    dotted = left_behind(tmp_path, tmp_path / "seen")
+    (dotted / "a.outside").write_text(f"{tmp_path}/deep/../seen")
+    assert remove_left_behind(tmp_path) == [dotted.name] and (tmp_path / "seen").exists()
+    link = tmp_path / "link"
+    link.symlink_to(outside)
+    folder = left_behind(tmp_path, tmp_path / "seen")
+    (folder / "a.outside").write_text(str(link))
+    assert remove_left_behind(tmp_path) == [folder.name] and link.is_symlink()
+    outside.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+async def test_no_weights_are_read_from_a_folder_that_another_user_has_made(store: SharedMemoryStore) -> None:
+    """The folder of a run that has ended: its name is free, and a handle of GPU memory is pickled code."""
+    await store.commit(store.take(0, make_state_dict(0)))
+    async with store.fetch(0) as weights:
+        assert weights
+    os.chown(store.folder, 65534, 65534)
+    with pytest.raises(ServiceError, match="has no version 0: .* was removed"):
+        async with store.fetch(0):
+            pass
+    os.chown(store.folder, os.geteuid(), -1)
+    async with store.fetch(0) as weights:
+        assert weights
+
+
 def test_only_folders_of_stores_are_removed(tmp_path: Path) -> None:
     ours = tmp_path / new_path().name
     held = StoreFolder(ours)

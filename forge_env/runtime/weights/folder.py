@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ OUTSIDE = ".outside"
 _PREFIX = "forge_env_weights_"
 _NAME = re.compile(rf"{_PREFIX}\d+_[0-9a-f]{{8}}")
 _PATIENCE_S = 10.0
+_LONGEST_PATH = 4096
 
 
 def new_path() -> Path:
@@ -56,22 +58,43 @@ class StoreFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder of a store, and the files outside of it that a `*.outside` file in it names."""
-    for named in path.glob(f"*{OUTSIDE}"):
-        with suppress(OSError):
-            Path(named.read_text()).unlink(missing_ok=True)
+    """Remove the folder of a store, and the files beside it that a `*.outside` file in it names.
+
+    Only what is this user's is removed, and no link is followed: in a folder that all users share, a name says nothing
+    of who has made what it names.
+    """
+    try:
+        descriptor = _open_own(path)
+    except OSError:  # another user's, a link, or gone
+        return
+    try:
+        for name in os.listdir(descriptor):
+            if name.endswith(OUTSIDE):
+                with suppress(OSError, ValueError):
+                    _remove_beside(path.parent, Path(_read_own(name, descriptor)))
+    finally:
+        os.close(descriptor)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_left_behind(root: Path = SHARED_MEMORY) -> list[str]:
-    """Remove the folders whose makers are dead; returns their names."""
+    """Remove the folders of this user whose makers are dead; returns their names."""
     return [folder.name for folder in root.glob(f"{_PREFIX}*") if _NAME.fullmatch(folder.name) and _remove(folder)]
+
+
+def is_own(path: Path) -> bool:
+    """Whether there is a folder that this user has made."""
+    try:
+        os.close(_open_own(path))
+    except OSError:
+        return False
+    return True
 
 
 def _remove(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # another user's, or gone meanwhile
+        descriptor = _open_own(folder)
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,6 +105,38 @@ def _remove(folder: Path) -> bool:
         return not folder.exists()
     finally:
         os.close(descriptor)
+
+
+def _open_own(folder: Path) -> int:
+    """Open a folder of this user's that nobody else can write to.
+
+    Raises:
+        OSError: where it is another one, root's among it, or no folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    info = os.fstat(descriptor)
+    if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.close(descriptor)
+        raise PermissionError(f"{folder} is not this user's alone")
+    return descriptor
+
+
+def _read_own(name: str, folder: int) -> str:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    with os.fdopen(descriptor) as file:
+        info = os.fstat(descriptor)
+        if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode):
+            raise PermissionError(f"{name} is not this user's")
+        return file.read(_LONGEST_PATH)
+
+
+def _remove_beside(parent: Path, named: Path) -> None:
+    """Remove a file of this user's that lies directly in a folder; what lies elsewhere stays."""
+    if named.parent != parent or named.name in ("", ".", ".."):
+        return
+    info = named.lstat()
+    if info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode):
+        named.unlink()
 
 
 def _remove_after_maker(folder: Path) -> None:

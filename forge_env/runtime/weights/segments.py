@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.errors import InvariantError, ServiceError
-from forge_env.runtime.weights.folder import StoreFolder, new_path, remove_left_behind
+from forge_env.runtime.weights.folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.store import KEEP, WeightStore
 
@@ -153,6 +153,8 @@ class SegmentStore(WeightStore):
             ServiceError: when there is no such version, or no longer.
         """
         manifest = self._manifest(version)
+        if not is_own(self.folder):  # gone, and its name perhaps taken by another user
+            raise ServiceError(f"the weight store has no version {version}{self._present()}")
         try:
             text = manifest.read_text()
             content = json.loads(text)
@@ -170,7 +172,7 @@ class SegmentStore(WeightStore):
                 self._finish()
 
     def _present(self) -> str:
-        if not self.folder.is_dir():
+        if not is_own(self.folder):
             return f": it is not open, or its folder {self.folder} was removed"
         versions = sorted(int(path.stem[1:]) for path in self.folder.glob("v*.json"))
         return f"; it has {', '.join(map(str, versions)) or 'none'}"
