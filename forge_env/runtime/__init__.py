@@ -12,6 +12,11 @@ from pathlib import Path
 def remove_monarch_log() -> None:
     """Remove the log file that Monarch makes under /tmp/USER as soon as it is imported."""
     folder = Path("/tmp") / getpass.getuser()
+    try:
+        if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
+            return  # everybody can make a folder of that name
+    except OSError:
+        return
     (folder / f"monarch_log_{os.environ['MONARCH_LOG_SUFFIX']}.log").unlink(missing_ok=True)
     try:
         folder.rmdir()

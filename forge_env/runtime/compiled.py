@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from forge_env.owners import problem_with
+
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -12,7 +14,7 @@ def keep_compiled() -> None:
     """Let the next run find what torch and triton compile in this process.
 
     By default it lies below TMPDIR, which for an actor is a folder that goes with its run. Without a home that can be
-    written, or where the variable is set already, nothing is changed.
+    written and is this user's, or where the variable is set already, nothing is changed.
     """
     if VARIABLE in os.environ:
         return
@@ -21,5 +23,6 @@ def keep_compiled() -> None:
         cache.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: nobody knows this user's home
         return
-    if os.access(cache, os.W_OK):
+    # torch runs what it finds there: a folder of another user's, as below a home that sudo has kept, is none for it.
+    if os.access(cache, os.W_OK) and not problem_with(cache.stat(), is_folder=True):
         os.environ[VARIABLE] = str(cache)

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
+from forge_env.errors import ServiceError
+from forge_env.owners import is_mine
 from forge_env.runtime.machine import HostInfo, interface_of, own_address
 
 NEWS_S = 1.0  # how long the watch waits for news before it says that there is none
@@ -57,8 +59,8 @@ class HostWatch(Actor):
         """
         logs = Path(log_dir)
         if not (logs / token).is_file():
-            logs = Path(tempfile.gettempdir()) / "forge_env_logs" / token.lstrip(".")
-            logs.mkdir(parents=True, exist_ok=True)
+            logs = _logs_of_this_user() / token.lstrip(".")
+            logs.mkdir(mode=0o700, exist_ok=True)
         address = own_address(*controller) if controller else "127.0.0.1"
         return HostInfo(
             name=socket.gethostname(),
@@ -140,6 +142,19 @@ def _processes_with(variable: str) -> list[int]:
             if variable.encode() in environ.split(b"\0"):
                 found.append(int(folder.name))
     return found
+
+
+def _logs_of_this_user() -> Path:
+    """The folder for logs of a host that does not share the controller's disk; one for each user.
+
+    Raises:
+        ServiceError: when another user has made a folder of that name.
+    """
+    logs = Path(tempfile.gettempdir()) / f"forge_env_logs_{os.geteuid()}"
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if logs.is_symlink() or not is_mine(logs.lstat()):
+        raise ServiceError(f"{logs}, the folder for logs of this host, is another user's: remove it, or set TMPDIR")
+    return logs
 
 
 def _pidfd(pid: int) -> int:

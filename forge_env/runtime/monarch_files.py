@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from forge_env.errors import ServiceError
+from forge_env.owners import is_mine
 from forge_env.runtime import remove_monarch_log
 
 _LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
@@ -26,10 +27,13 @@ def open_monarch(log_dir: Path, transport: str) -> None:
     """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
 
     Raises:
-        ServiceError: when Monarch already runs in this process with another transport; "" is its own choice.
+        ServiceError: when Monarch already runs in this process with another transport, "" being its own choice; and
+            when another user has taken the name of its folder since the last run.
     """
     for folder in _sockets:
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or not is_mine(folder.lstat()):
+            raise ServiceError(f"{folder}, where this process has had its sockets, is another user's now")
     if _sockets:
         _set_transport(transport)
         return
