@@ -45,7 +45,7 @@ def file_tasks(data: str, split: str, *, count: int, seed: int, make: Callable[[
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a byte order mark
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, json.loads(line)

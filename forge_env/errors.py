@@ -40,6 +40,12 @@ class EnvError(ForgeError):
 class InfraError(ForgeError):
     """Something underneath an episode failed; the episode gets no reward and is never scored zero."""
 
+    tool = ""
+    """The tool whose call it ended, if any; its text begins with it then, as "tool search: ..."."""
+
+    def __str__(self) -> str:
+        return f"tool {self.tool}: {super().__str__()}" if self.tool else super().__str__()
+
 
 class SandboxError(InfraError):
     """The sandbox itself failed; says nothing about the code that ran in it."""

@@ -12,7 +12,7 @@ from forge_env.episode import Episode
 from forge_env.eval_folder import fault_class
 from forge_env.eval_plan import EvalPlan, Place
 from forge_env.evaluate import Evaluation
-from forge_env.metrics import tool_figures
+from forge_env.metrics import ToolFigures, faulted_tool, tool_figures
 from forge_env.statistics import Estimate
 
 
@@ -74,7 +74,8 @@ def summarise(
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
         "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},
         "faults_retried": len(faulted) - len(still),
-        "tools": _tools(done),
+        "tools": (tools := _tools(done, still)),
+        "warnings": _warnings(tools),
         "turns": sum(len(e.turns) for e in done),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,
@@ -120,16 +121,37 @@ def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
     }
 
 
-def _tools(episodes: Sequence[Episode]) -> Mapping[str, Any]:
+def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str, Any]:
+    """Figures of each tool: its calls in the episodes that count, and the places that have no score because of it."""
+    figures = tool_figures(episodes)
+    for name, count in Counter(filter(None, map(faulted_tool, faulted))).items():
+        figures.setdefault(name, ToolFigures()).faults = count
     return {
         name: {
             "calls": tool.calls,
             "errors": dict(sorted(tool.errors.items())),
             "p50_s": tool.quantile(0.50),
             "p95_s": tool.quantile(0.95),
+            "faults": tool.faults,
+            "has_only_failed": tool.has_only_failed,
         }
-        for name, tool in sorted(tool_figures(episodes).items())
+        for name, tool in sorted(figures.items())
     }
+
+
+def _warnings(tools: Mapping[str, Any]) -> list[str]:
+    """What makes the score another than it seems: tools that never worked, and those that have taken episodes out."""
+    warnings: list[str] = []
+    for name, tool in tools.items():
+        calls = tool["calls"] + tool["faults"]
+        lost = f"{tool['faults']} episodes ended by a fault of it and are not in the score" if tool["faults"] else ""
+        if tool["has_only_failed"]:
+            kinds = ", ".join(f"{kind} {count}" for kind, count in tool["errors"].items())
+            reasons = "; ".join(filter(None, [kinds, lost]))
+            warnings.append(f"the tool {name} never worked in {calls} calls: {reasons}")
+        elif lost:
+            warnings.append(f"the tool {name}: {lost}")
+    return warnings
 
 
 def _number(value: float) -> float | None:

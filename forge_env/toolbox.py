@@ -13,10 +13,10 @@ from typing import Any
 import pydantic_core
 
 from forge_env.deadlines import Deadline, queued
-from forge_env.errors import EnvError, ForgeError, first_error
+from forge_env.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.threads import invoke
 from forge_env.tools import BadCall, Tool
-from forge_env.types import Message, ToolCall, ToolSpec, ToolUse
+from forge_env.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
 
 RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
 
@@ -103,7 +103,12 @@ class Toolbox:
             deadline = Deadline(tool.options.timeout)
             try:
                 result = await deadline.run(invoke(tool.function, *owner, **arguments))
+                if isinstance(result, ToolFailure):
+                    return _cut(str(result), tool.options.max_output), result.kind
                 return _shown(result, tool.options.max_output), ""
+            except InfraError as error:
+                error.tool = tool.name
+                raise
             except ForgeError:
                 raise
             except tool.options.fatal as error:

@@ -81,7 +81,22 @@ class ToolUse:
     seconds: float = 0.0
     """Of the work, further attempts included; waiting for a place is not."""
     error: str = ""
-    """"", "unknown_tool", "bad_arguments", "timeout" or "raised"."""
+    """"", "unknown_tool", "bad_arguments", "timeout", "raised", or the kind of a `ToolFailure`, as "http_404"."""
+
+
+class ToolFailure(str):
+    """What a tool returns where its call failed: a text for the model, as any result, which is counted as an error.
+
+    Example: ``return ToolFailure("Error: 404 Not Found", kind="http_404")``
+    """
+
+    kind: str
+    """A few words at most: they are names of figures."""
+
+    def __new__(cls, text: str, *, kind: str = "failed") -> ToolFailure:
+        failure = super().__new__(cls, text)
+        failure.kind = kind
+        return failure
 
 
 class Outcome(StrEnum):

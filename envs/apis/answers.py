@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from envs.apis.http import ApiResponse
+from forge_env.types import ToolFailure
 
 _DETAIL_KEYS = ("detail", "message", "error_description", "error", "errors", "title", "msg")
 _MAX_DETAIL = 1000
@@ -13,12 +14,17 @@ _TEXT_TYPES = ("xml", "yaml", "javascript", "x-www-form-urlencoded", "csv", "ndj
 
 
 def answer_text(response: ApiResponse) -> str:
-    """Return an answer as text: JSON compact, an error with its detail, and no more of binary data than its size."""
+    """Return an answer as text: JSON compact, an error with its detail, and no more of binary data than its size.
+
+    What is no answer to what was asked, 3xx and 4xx, is a `ToolFailure` of the kind "http_404".
+    """
+    kind = f"http_{response.status}"
     if response.status >= 400:
-        return f"Error: {_status(response)}: {_detail(response)}"[:_MAX_DETAIL]
+        return ToolFailure(f"Error: {_status(response)}: {_detail(response)}"[:_MAX_DETAIL], kind=kind)
     if response.status >= 300:
         where = f" to {response.location[:200]}" if response.location else ""
-        return f"Error: {_status(response)}: the service redirects{where}, which is not followed."
+        told = f"Error: {_status(response)}: the service redirects{where}, which is not followed."
+        return ToolFailure(told, kind=kind)
     if not response.body:
         return f"OK ({_status(response)}, no content)"
     if not _is_text(response):

@@ -104,7 +104,7 @@ class Cassette:
 
     def _load(self) -> None:
         try:
-            lines = self.path.read_text(encoding="utf-8").split("\n")
+            lines = self.path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"the cassette {self.path} cannot be read: {error}") from None
         for number, line in enumerate(lines, start=1):

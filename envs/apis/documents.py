@@ -38,7 +38,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
         UserError: when it is neither.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise UserError(f"the OpenAPI document {source} is nested too deeply") from None
     except ValueError:
@@ -100,7 +100,7 @@ def _file(source: str) -> str:
         path = Path(source)
         if path.stat().st_size > _MAX_BYTES:
             raise UserError(f"the OpenAPI document {source} is bigger than {_MAX_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the OpenAPI document {source!r} cannot be read: {reason}") from None

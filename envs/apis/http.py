@@ -72,6 +72,7 @@ class ApiClient:
         self._pool = Pool(self.settings)
         self._credentials = Credentials()
         self._cursor: dict[str, int] = {}
+        self._named_by = ""
 
     async def __aenter__(self) -> ApiClient:
         self._pool.open()
@@ -86,21 +87,29 @@ class ApiClient:
     def __reduce__(self) -> Any:
         raise TypeError("an ApiClient holds connections and credentials: pickle its settings")
 
-    def at(self, base_url: str, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
+    def at(self, base_url: str, *, headers_from_env: Mapping[str, str] = {}, named_by: str = "") -> ApiClient:
         """Return a client of one service over the same connections, with no other credentials than those named.
 
         Args:
             base_url: a target of `request` is written behind it.
             headers_from_env: header -> environment variable; see `envs.apis.credentials.headers_from_env`.
+            named_by: who has named the base URL, where that is not the user: such a service is sent no credentials.
 
         Raises:
-            UserError: for a base URL that is none, and a variable that is not set.
+            UserError: for a base URL that is none, a variable that is not set, and credentials beside `named_by`.
         """
         _check_base(base_url)
-        return self._bound(base_url.rstrip("/"), secrets.headers_from_env(headers_from_env))
+        bound = self._bound(base_url.rstrip("/"), Credentials())
+        bound._named_by = named_by
+        return bound.with_credentials(secrets.headers_from_env(headers_from_env)) if headers_from_env else bound
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
-        """Return a client that sends further credentials to its service."""
+        """Return a client that sends further credentials to its service.
+
+        Raises:
+            UserError: where not the user, but a document has said where that is.
+        """
+        self._check_named()
         return self._bound(self.base_url, self._credentials.joined(credentials))
 
     def with_headers(self, headers: Mapping[str, str]) -> ApiClient:
@@ -109,8 +118,10 @@ class ApiClient:
         It has a place of its own in a cassette.
 
         Raises:
-            UserError: for a value that no header may have.
+            UserError: for a value that no header may have, and for any where a document has said where the service is.
         """
+        if headers:
+            self._check_named()
         return self._bound(self.base_url, self._credentials.with_headers(headers))
 
     def with_cap(self, max_bytes: int) -> ApiClient:
@@ -236,7 +247,15 @@ class ApiClient:
         bound = object.__new__(ApiClient)
         bound.settings, bound._pool = self.settings, self._pool
         bound.base_url, bound._credentials, bound._cursor = base_url, credentials, {}
+        bound._named_by = self._named_by
         return bound
+
+    def _check_named(self) -> None:
+        if self._named_by:
+            raise UserError(
+                f"{self._named_by} says that its service is {self.base_url}, and credentials go only where you say: "
+                f"give base_url={self.base_url} if that is right"
+            )
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None, bytes]:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from forge_env.types import ToolFailure
+
+MCP_ERROR = "mcp_error"
+"""Kind of the failure of a call that the server answered with an error."""
+
 
 def result_text(result: Any) -> str:
     """Return the text of a `CallToolResult`; images and sounds are named but not shown.
 
-    Structured content stands in where there is no text: servers send it beside a text that says the same.
+    That of a call that failed is a `ToolFailure`. Structured content stands in where there is no text: servers send it
+    beside a text that says the same.
     """
     parts = [_part(content) for content in result.content]
     has_text = any(content.type == "text" for content in result.content)
@@ -17,7 +23,7 @@ def result_text(result: Any) -> str:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
     text = "\n".join(part for part in parts if part)
     if result.is_error:
-        return f"Error: {text or 'the tool failed and did not say why'}"
+        return ToolFailure(f"Error: {text or 'the tool failed and did not say why'}", kind=MCP_ERROR)
     return text or "OK (no content)"
 
 

@@ -17,12 +17,13 @@ from typing import Any
 
 from envs.apis.arguments import SchemaArguments, shown
 from envs.apis.credentials import Credentials, headers_from_env
-from envs.apis.mcp_results import result_text
+from envs.apis.mcp_results import MCP_ERROR, result_text
 from envs.apis.mcp_session import Session
 from envs.apis.mcp_transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
 from forge_env.deadlines import queued
 from forge_env.errors import ServiceError, UserError
 from forge_env.tools import Tool, ToolOptions
+from forge_env.types import ToolFailure
 
 _MAX_PAGES, _MAX_WORDS = 100, 500
 _TOOL_ERRORS = (-32602, -32601)  # invalid parameters, no such method: what a caller can get wrong
@@ -126,12 +127,14 @@ class McpServer:
             # What cannot be written would end the connection in the library, for all callers of it.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
-            return f"Error: the arguments are no JSON in UTF-8: {error}"
+            return ToolFailure(f"Error: the arguments are no JSON in UTF-8: {error}", kind="bad_arguments")
         try:
             result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
         except _Refused as refusal:
-            return f"Error: {self._credentials.redact(str(refusal))}"
-        return self._credentials.redact(result_text(result))
+            return ToolFailure(f"Error: {self._credentials.redact(str(refusal))}", kind=MCP_ERROR)
+        text = result_text(result)
+        redacted = self._credentials.redact(text)
+        return ToolFailure(redacted, kind=text.kind) if isinstance(text, ToolFailure) else redacted
 
     async def _list(self) -> list[Any]:
         listed: list[Any] = []

@@ -29,6 +29,7 @@ import httpx
 from envs.apis.answers import answer_text
 from envs.apis.arguments import SchemaArguments
 from envs.apis.credentials import Credentials, value_from_env
+from envs.apis.credentials import headers_from_env as env_headers
 from envs.apis.documents import is_url, plain, read_document
 from envs.apis.encoding import encode
 from envs.apis.http import ApiClient
@@ -36,6 +37,9 @@ from envs.apis.operations import Entry, Operation, entries, read_operation
 from envs.apis.schemas import References
 from forge_env.errors import UserError, nearest
 from forge_env.tools import Tool, ToolOptions
+from forge_env.types import ToolFailure
+
+_GIVE = "give base_url=https://..."
 
 
 async def openapi_tools(
@@ -72,7 +76,8 @@ class OpenApi:
         document: as data.
         source: where it came from, if that is a URL or a file.
         base_url: where its service is. By default its first server, which must be of the host that the document
-            came from: a document that somebody else wrote does not choose where credentials go.
+            came from. A document does not choose where credentials go: one from a file, or given as data, is sent none
+            unless this says where.
         include: names of tools, with * for any text; by default all.
         exclude: names of tools to leave out.
         prefix: goes before the names.
@@ -123,7 +128,7 @@ class OpenApi:
         Raises:
             UserError: when the document does not say it, or names another host than its own.
         """
-        return self._base_url or self._server()
+        return self._base_url or service_url(self._document, self._source)
 
     def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
         """Return a client of the service.
@@ -133,11 +138,14 @@ class OpenApi:
                 `envs.apis.credentials.headers_from_env`.
 
         Raises:
-            UserError: for a service without a base URL, and a variable that is not set.
+            UserError: for a service without a base URL, a variable that is not set, and credentials for a service that
+                only the document names.
         """
         schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
         headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
-        service = client.at(self.base_url, headers_from_env=headers)
+        service = client.at(self.base_url, named_by="" if self._is_named else self._told())
+        if headers:
+            service = service.with_credentials(env_headers(headers))
         for name, template in schemes.items():
             service = service.with_credentials(_scheme_credentials(name, self._schemes[name], template))
         return service
@@ -146,33 +154,20 @@ class OpenApi:
         """Return the tools, whose calls go through a client that `connect` made; cheap, to be done for each episode."""
         return [prepared.tool(service) for prepared in self._prepared]
 
+    @property
+    def _is_named(self) -> bool:
+        """Whether the user has said where the service is: by the base URL, or the URL that the document is from."""
+        return bool(self._base_url) or is_url(self._source)
+
+    def _told(self) -> str:
+        return f"the OpenAPI document {self._source}".strip()
+
     def _security_schemes(self) -> dict[str, dict[str, Any]]:
         components = self._document.get("components")
         schemes = components.get("securitySchemes") if isinstance(components, dict) else None
         found = schemes.items() if isinstance(schemes, dict) else ()
         followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in found}
         return {name: node for name, node in followed.items() if isinstance(node, dict)}
-
-    def _server(self) -> str:
-        servers = self._document.get("servers")
-        server = servers[0] if isinstance(servers, list) and servers else {"url": "/"}
-        url = _server_url(server)
-        origin = self._source if is_url(self._source) else ""
-        try:
-            named = httpx.URL(origin).join(url) if origin else httpx.URL(url)
-            is_foreign = bool(origin) and (named.scheme, named.netloc) != (
-                httpx.URL(origin).scheme,
-                httpx.URL(origin).netloc,
-            )
-        except (httpx.InvalidURL, ValueError):
-            raise UserError(
-                f"the OpenAPI document names the server {url[:200]!r}, which is no URL: give base_url"
-            ) from None
-        if not named.host:
-            raise UserError("the OpenAPI document does not say where its service is: give base_url")
-        if is_foreign:
-            raise UserError(f"the OpenAPI document {origin} is of another host than its server {named}: give base_url")
-        return str(named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +209,37 @@ class _Call:
         try:
             request = encode(self._operation, arguments)
         except ValueError as error:
-            return f"Error: {error}"
+            return ToolFailure(f"Error: {error}", kind="bad_arguments")
         response = await self._service.request(
             self._operation.method, request.target, headers=request.headers, content=request.content
         )
         return answer_text(response)
+
+
+def service_url(document: Mapping[str, Any], source: str) -> str:
+    """Return where a document, as plain data, says that its service is.
+
+    Args:
+        source: where it came from, if that is a URL or a file.
+
+    Raises:
+        UserError: when it is no document or does not say it, or was fetched and names another host than its own.
+    """
+    _check_version(document, source)
+    servers = document.get("servers")
+    server = servers[0] if isinstance(servers, list) and servers else {"url": "/"}
+    url = _server_url(server)
+    origin = httpx.URL(source) if is_url(source) else None
+    try:
+        named = origin.join(url) if origin else httpx.URL(url)
+        is_foreign = origin is not None and (named.scheme, named.netloc) != (origin.scheme, origin.netloc)
+    except (httpx.InvalidURL, ValueError):
+        raise UserError(f"the OpenAPI document names the server {url[:200]!r}, which is no URL: {_GIVE}") from None
+    if not named.host:
+        raise UserError(f"the OpenAPI document does not say where its service is: {_GIVE}")
+    if is_foreign:
+        raise UserError(f"the OpenAPI document {source} is of another host than its server {named}: {_GIVE}")
+    return str(named)
 
 
 def _check_version(document: Mapping[str, Any], source: str) -> None:
@@ -245,7 +266,7 @@ def _chosen(found: Sequence[Entry], include: Sequence[str] | None, exclude: Sequ
 def _server_url(server: Any) -> str:
     url = server.get("url", "/") if isinstance(server, dict) else None
     if not isinstance(url, str):
-        raise UserError("the OpenAPI document has a server without a URL: give base_url")
+        raise UserError(f"the OpenAPI document has a server without a URL: {_GIVE}")
     variables = server.get("variables")
     for name, variable in variables.items() if isinstance(variables, dict) else ():
         if isinstance(variable, dict):

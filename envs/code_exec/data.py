@@ -143,7 +143,7 @@ def _lines(path: Path) -> Iterator[Any]:
             if not line.strip():
                 continue
             try:
-                yield json.loads(line)
+                yield json.loads(line)  # of bytes: a byte order mark at the start is no part of it
             except ValueError as error:
                 raise UserError(f"{path}: line {number} is no JSON: {error}") from error
 

@@ -13,6 +13,7 @@ from envs.apis.openapi import OpenApi
 from envs.apis.pool import ApiSettings
 from envs.apis.sources import Sources, open_sources
 from envs.shop.database import State
+from envs.shop.operations import OPERATIONS
 from envs.shop.server import ShopServer
 from envs.shop.tasks import shop_of
 from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
@@ -85,6 +86,7 @@ async def open_services(
     cassette_mode: str = "auto",
     requests_per_second: float | None = None,
     host_concurrency: int = 32,
+    base_url: str = "",
 ) -> AsyncIterator[Services]:
     """Open the tools, and close them when left.
 
@@ -100,6 +102,7 @@ async def open_services(
         cassette_mode: "auto", "replay" or "record"; see `envs.apis.cassette`.
         requests_per_second: for each host; None for any number. The shop has no such limit.
         host_concurrency: requests at once, for each host.
+        base_url: where the service of the one openapi: source is; see `envs.apis.sources`.
 
     Raises:
         UserError: for options that do not go together, and what cannot be had.
@@ -120,12 +123,13 @@ async def open_services(
                 host_concurrency=host_concurrency,
                 cassette=cassette,
                 cassette_mode=cassette_mode,
+                base_url=base_url,
+                taken=OPERATIONS if has_shop else (),
             )
         )
         shop = None
         if has_shop:
             shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations), host_concurrency))
-            _check_names(shop, sources)
         yield Services(sources=sources, shop=shop, rewards=_rewards(reward))
 
 
@@ -150,13 +154,6 @@ async def _open_shop(operations: Sequence[str], concurrency: int) -> AsyncIterat
     async with ShopServer() as server, ApiClient(settings) as client:
         api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client, include=operations)
         yield ShopSessions(server=server, api=api, client=api.connect(client))
-
-
-def _check_names(shop: ShopSessions, sources: Sources) -> None:
-    for name in shop.tools().keys() & sources.tools.keys():
-        raise UserError(
-            f"two tools are named {name!r}: one of the shop and one of {sources.origins[name]!r}; leave one out"
-        )
 
 
 def _rewards(target: str) -> tuple[RewardPart, ...]:

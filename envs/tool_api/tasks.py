@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from envs.apis.names import ToolNames
 from envs.shop.kinds import KINDS
 from envs.shop.operations import OPERATIONS
 from envs.shop.tasks import LEVELS, shop_tasks
@@ -120,15 +122,15 @@ def _kinds(level: int) -> list[str]:
 
 def _functions(sources: Sequence[str]) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
+    names = ToolNames()
     for source in sources:
         if source.startswith(("openapi:", "mcp:")):
             raise UserError(
                 f"no tasks can be made up for {source!r}, whose answers may change: give tasks of your own with data="
             )
-        for tool in tools_of(source):
-            if tool.name in found:
-                raise UserError(f"two tools are named {tool.name!r}, one of them of {source!r}: leave one out")
-            found[tool.name] = tool
+        tools = tools_of(source)
+        given = names.of(source, [tool.name for tool in tools])
+        found |= {given[tool.name]: replace(tool, name=given[tool.name]) for tool in tools}
     return found
 
 

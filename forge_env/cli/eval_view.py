@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Self
 
-from forge_env.cli.output import say, show_table
+from forge_env.cli.output import note, say, show_table
 from forge_env.episode import Episode
 from forge_env.eval_summary import Prices, tokens_of
 from forge_env.evaluate import is_success
@@ -74,13 +74,15 @@ def show_result(result: dict[str, Any]) -> None:
     )
     if result["tools"]:
         tools = [
-            (name, str(t["calls"]), _counts(t["errors"]), f"{t['p50_s']:.4f} s", f"{t['p95_s']:.4f} s")
-            for name, t in result["tools"].items()
+            (name, *_tool_counts(figures), f"{figures['p50_s']:.4f} s", f"{figures['p95_s']:.4f} s")
+            for name, figures in result["tools"].items()
         ]
-        show_table(("tool", "calls", "errors", "p50", "p95"), tools)
+        show_table(("tool", "calls", "errors", "faults", "p50", "p95"), tools)
     if result["faults"]:
         faults = [(name, str(count), result["first_errors"][name]) for name, count in result["faults"].items()]
         show_table(("fault", "episodes", "the first one's error"), faults)
+    for warning in result["warnings"]:
+        note(warning)
     cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
     ended = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
@@ -89,6 +91,10 @@ def show_result(result: dict[str, Any]) -> None:
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
     say(f"everything is in {result['out']}")
+
+
+def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:
+    return str(figures["calls"]), _counts(figures["errors"]), str(figures["faults"])
 
 
 def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:

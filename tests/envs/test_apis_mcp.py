@@ -293,6 +293,5 @@ async def test_a_source_may_be_an_mcp_server(
     async with open_sources([f"mcp:{url}"], auth=[f"{host}/X-Key=MCP_KEY"]) as sources:
         assert list(sources.tools) == ["add"]
     assert set(entrance.keys) == {"key-of-the-door"}
-    with pytest.raises(UserError, match="two tools are named 'add'"):
-        async with open_sources([f"mcp:{url}", f"mcp:{script}"]):
-            pass
+    async with open_sources([f"mcp:{url}", f"mcp:{script}"]) as sources:
+        assert [name for name in sources.tools if "add" in name] == ["add", "server_add"]

@@ -336,9 +336,27 @@ async def test_functions_may_stand_beside_the_shop(functions: str) -> None:
         episode = await play(opened, playing(calling("add", a=2, b=3), saying("5")), task)
         assert told(episode) == ["5"] and episode.rewards == {"state": 0.0}
         assert (await play(opened, EXPERT, task)).reward == 1.0
-    with pytest.raises(UserError, match="two tools are named 'get_order': one of the shop"):
-        async with factory(tools=["shop", f"{functions}:get_order"], operations=["*"]):
-            pass
+    for level in (1, 3):  # whichever operations of the shop are tools, a name does not change with them
+        async with factory(tools=["shop", f"{functions}:get_order"], level=level) as opened:
+            names = [tool["function"]["name"] for tool in opened.make().tools]
+            assert "functions_get_order" in names and names.count("get_order") == (level == 3)
+
+
+async def test_two_functions_of_one_name_are_told_apart(functions: str, tmp_path: Path) -> None:
+    other = tmp_path / "sums.py"
+    other.write_text('def add(a: int, b: int) -> int:\n    """Add, and one."""\n    return a + b + 1\n')
+    async with factory(tools=[f"{functions}:add", f"{other}:add"]) as opened:
+        tasks = opened.tasks(count=20)
+        assert {task.metadata["tool"] for task in tasks} == {"add", "sums_add"}
+        assert {(await play(opened, EXPERT, task)).reward for task in tasks} == {1.0}
+
+
+async def test_a_data_file_may_begin_with_a_byte_order_mark(functions: str, tmp_path: Path) -> None:
+    data = tmp_path / "bom.jsonl"
+    data.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "2 + 3?", "answer": "5"}\n')
+    async with factory(tools=f"{functions}:add", data=str(data)) as opened:
+        [task] = opened.tasks("all", count=1)
+        assert task.prompt[0]["content"] == "2 + 3?"
 
 
 # ---- a file of tasks ----

@@ -1,4 +1,4 @@
-"""Files of other users: what lies where they can write does not run as this user. Each attack works without the guard."""
+"""Files of other users: what lies where they can write does not run as this user. Each attack has its control."""
 
 from __future__ import annotations
 
@@ -149,9 +149,7 @@ def test_register_and_list_agree_on_a_folder_of_another_user(project: Path) -> N
     assert hidden.stderr.count("is not read") == 1
 
 
-def test_the_search_ends_at_the_projects_root(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_ends_at_the_projects_root(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path)
     assert "planted" in names()
     (project / "pyproject.toml").touch()

@@ -95,7 +95,7 @@ def open_source(config: SFTConfig) -> Source:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"line {number}", line
@@ -104,7 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _json_list(path: Path) -> list[Any] | None:
     """The entries of a .json file, or None where it holds JSON lines, as such files often do."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) else None
