@@ -16,8 +16,10 @@ LOCK_SECONDS = 30.0
 
 def replace_file(path: Path, text: str) -> None:
     """Put a new file in the place of the old one, whole, however the process or the machine ends; under `locked`."""
-    temporary = path.with_name(f"{path.name}.new")  # one writer at a time; what a killed one left is overwritten
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary = path.with_name(f"{path.name}.new")  # one writer at a time
+    temporary.unlink(missing_ok=True)  # what a killed one left, or a link that another user has put there
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if path.exists():
             os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
         file.write(text)
@@ -52,7 +54,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _try_lock(lock: Path) -> int | None:
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:

@@ -20,7 +20,7 @@ from forge_env import gymnasium_ids
 from forge_env.env import Env
 from forge_env.errors import UserError, nearest
 from forge_env.registry_file import FILE, Entry, Kind, RegistryFile
-from forge_env.targets import add_to_path, load, source_of
+from forge_env.targets import add_to_path, is_source, load, source_of
 from forge_env.tool_sets import check_options, derive_tools
 from forge_env.tools import Tool
 
@@ -224,6 +224,11 @@ def load_entry(entry: Entry) -> Any:
     Raises:
         UserError: when it cannot be imported, saying where it is registered.
     """
+    if is_source(entry.target):
+        raise UserError(
+            f"{entry.name or entry.target!r} is a source of tools, which is opened and not imported: use it with "
+            f"`--env tool_api --tools {entry.name or entry.target}`{_registered(entry)}"
+        )
     if entry.folder is not None:
         add_to_path(entry.folder)
     try:

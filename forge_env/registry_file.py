@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from forge_env.atomic import locked, replace_file
 from forge_env.errors import UserError, nearest
 from forge_env.owners import problem_of, problem_with
-from forge_env.targets import is_file, split_target
+from forge_env.targets import is_file, is_source, split_target
 from forge_env.tool_sets import check_options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Entry:
     name: str
     kind: Kind
     target: str
-    """ "module:attribute", or "/absolute/path/file.py:attribute"."""
+    """ "module:attribute", "/absolute/path/file.py:attribute", or a source, as "openapi:/absolute/shop.yaml#URL"."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of tools: fields of `ToolOptions`, which override those of their `@tool` marks."""
     description: str = ""
@@ -173,7 +173,7 @@ class RegistryFile:
 
     def _relative(self, target: str) -> str:
         source, attribute = split_target(target)
-        if is_file(source) and Path(source).is_relative_to(self.folder):
+        if not is_source(target) and is_file(source) and Path(source).is_relative_to(self.folder):
             return f"{Path(source).relative_to(self.folder)}:{attribute}"
         return target
 
@@ -258,7 +258,8 @@ class RegistryFile:
             source, attribute = split_target(target)
         except UserError as error:
             raise UserError(f"{self._at(node)}: {error}") from None
-        return f"{(self.folder / source).resolve()}:{attribute}" if is_file(source) else target
+        is_ours = is_file(source) and not is_source(target)
+        return f"{(self.folder / source).resolve()}:{attribute}" if is_ours else target
 
     def _at(self, node: yaml.Node) -> str:
         return f"{self.path}, line {node.start_mark.line + 1}"

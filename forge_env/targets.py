@@ -65,6 +65,11 @@ def is_file(source: str) -> bool:
     return source.endswith(".py")
 
 
+def is_source(target: str) -> bool:
+    """Whether a target is a source of tools that are opened, not imported; see `envs.apis.sources`."""
+    return target.startswith(("openapi:", "mcp:"))
+
+
 def source_of(found: Any) -> str:
     """The target that an object can be imported by.
 

@@ -114,6 +114,17 @@ async def open_sources(
         yield sources
 
 
+async def list_tools(source: str) -> list[Tool]:
+    """Return the tools of a source, to be shown; nothing is sent any credentials.
+
+    Raises:
+        UserError: for a source that cannot be had.
+        ServiceError: when an MCP server does not come up.
+    """
+    async with open_sources([source]) as sources:
+        return list(sources.tools.values())
+
+
 def parse_auth(auth: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return header -> template, by host.
 

@@ -20,7 +20,7 @@ from envs.shop.tasks import shop_of
 from envs.tool_api.answers import same_answer
 from envs.tool_api.calls import asked_call, call_expert
 from envs.tool_api.services import Services
-from envs.tool_api.tasks import SHOP, make_tasks
+from envs.tool_api.tasks import SHOP, make_tasks, source_target
 from forge_env.env import StepResult
 from forge_env.errors import EnvError, UserError
 from forge_env.rubric import score
@@ -84,7 +84,7 @@ class ToolApi(ToolEnv):
     def effects(cls, *, tools: Sequence[str] = (SHOP,), cassette_mode: str = "auto") -> str:
         """Say which services an episode calls; those of a cassette that is only replayed are not called."""
         kinds = ("mcp:",) if cassette_mode == "replay" else ("mcp:", "openapi:")
-        called = [source for source in tools if source.strip().startswith(kinds)]
+        called = [source for source in map(source_target, map(str.strip, tools)) if source.startswith(kinds)]
         return f"calls {', '.join(called)}" if called else ""
 
     @staticmethod

@@ -15,6 +15,7 @@ from envs.task_file import file_tasks
 from envs.tool_api.calls import call_tasks
 from forge_env.errors import UserError, nearest
 from forge_env.registry import find, tool_names, tools_of
+from forge_env.targets import is_source
 from forge_env.tools import Tool
 from forge_env.types import Message, Task
 
@@ -62,7 +63,7 @@ def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
     Raises:
         UserError: for none, one that is there twice or not at all, and tasks of two kinds.
     """
-    sources = [source.strip() for source in tools if source.strip()]
+    sources = [source_target(source.strip()) for source in tools if source.strip()]
     if not sources:
         raise UserError("tool_api has no tools: name some, for example tools=shop, or a registered name")
     for i, source in enumerate(sources):
@@ -73,6 +74,12 @@ def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
     if SHOP in sources and data:
         raise UserError(f"the shop has tasks of its own, and data={data!r} has others: leave one of them out")
     return sources
+
+
+def source_target(name: str) -> str:
+    """Return the source of tools that a name is registered for; what is no such name stays as it is."""
+    entry = find(name, "tools") if name != SHOP and ":" not in name else None
+    return entry.target if entry is not None and is_source(entry.target) else name
 
 
 def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ Runs in a child process, see `forge_env.cli.child`.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import dataclasses
 import faulthandler
@@ -23,7 +24,7 @@ from forge_env.env import Env
 from forge_env.errors import ForgeError, UserError
 from forge_env.factory import NOT_OPTIONS
 from forge_env.registry import load_target
-from forge_env.targets import add_to_path, load, split_target
+from forge_env.targets import add_to_path, is_source, load, split_target
 from forge_env.tool_env import ToolEnv
 from forge_env.tool_sets import derive_tools, untyped
 from forge_env.tools import Tool
@@ -67,6 +68,8 @@ def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> di
     Raises:
         UserError: when it cannot be imported, is not of the kind asked for, or lacks something; then all that it lacks.
     """
+    if is_source(target):
+        return _examine_source(target, name, kind)
     found = load_target(target)
     if (kind or _kind(found)) == "env":
         tools, problems = _examine_env(found)
@@ -88,6 +91,21 @@ def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> di
         "line": line,
         "tools": [_tool(tool) for tool in tools],
         "options": _options(found) if is_env else [],
+    }
+
+
+def _examine_source(target: str, name: str, kind: str) -> dict[str, Any]:
+    if kind == "env":
+        raise UserError(f"{target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools")
+    tools = asyncio.run(load("envs.apis.sources:list_tools")(target))
+    return {
+        "name": name or load("envs.apis.names:label_of")(target),
+        "kind": "tools",
+        "description": f"{len(tools)} tools of {target}",
+        "file": "",
+        "line": 0,
+        "tools": [_tool(tool) for tool in tools],
+        "options": [],
     }
 
 

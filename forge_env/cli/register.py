@@ -17,7 +17,7 @@ UserOption = Annotated[bool, typer.Option("--user", help="In the user's file, fo
 
 
 def register(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:NAME or module:NAME")],
+    target: Annotated[str, typer.Argument(help="path/to/file.py:NAME, module:NAME, openapi:DOCUMENT or mcp:SERVER")],
     name: Annotated[str, typer.Option(help="What it is called from now on; its own name by default.")] = "",
     kind: KindOption = "auto",
     timeout: Annotated[float | None, typer.Option(help="Of tools: seconds after which a call is given up.")] = None,
@@ -26,12 +26,13 @@ def register(
     retries: Annotated[int | None, typer.Option(help="Of tools: further attempts; only with --idempotent.")] = None,
     idempotent: Annotated[bool | None, typer.Option(help="Of tools: twice does no more than once.")] = None,
     parallel: Annotated[bool | None, typer.Option(help="Of tools: may run beside others in one turn.")] = None,
+    base_url: Annotated[str, typer.Option(help="Of openapi:DOCUMENT: where its service is.")] = "",
     user: UserOption = False,
     replace: Annotated[bool, typer.Option("--replace", help="Take the name from what has it.")] = False,
     import_timeout: Annotated[float, typer.Option(help="Seconds that importing it may take.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Give a function, a class of tools or an environment a name that works everywhere.
+    """Give a function, a class of tools, a source of tools or an environment a name that works everywhere.
 
     It is imported in a child process and examined; its schema is printed.
     """
@@ -45,7 +46,13 @@ def register(
     }
     given = {option: value for option, value in options.items() if value is not None}
     data = add_to_registry(
-        target, name=name, kind=kind, options=given, user=user, replace=replace, seconds=import_timeout
+        _with_base_url(target, base_url),
+        name=name,
+        kind=kind,
+        options=given,
+        user=user,
+        replace=replace,
+        seconds=import_timeout,
     )
     if as_json:
         emit(data)
@@ -76,10 +83,13 @@ def add_to_registry(
     from forge_env.cli.child import examine_in_child
     from forge_env.registry import find, make_entry
     from forge_env.registry_file import Entry
+    from forge_env.targets import is_source
 
     if not seconds > 0:
         raise UserError(f"--import-timeout is {seconds:g}; it is a number of seconds above 0")
     file = registry_file(user=user)
+    if options and is_source(target):
+        raise UserError(f"{target!r} is a source of tools, and {', '.join(options)} is for functions: leave it out")
     if name:
         make_entry(name, target, kind="tools", options=options)  # refused before anything is imported
         _check_free(name, replace)
@@ -156,12 +166,33 @@ def _check_free(name: str, replace: bool) -> None:
 
 def _absolute(target: str) -> str:
     """A target that means the same in every working directory."""
-    from forge_env.targets import is_file, split_target
+    from forge_env.targets import is_file, is_source, split_target
 
+    if is_source(target):
+        return _absolute_source(target)
     if is_file(target):
         raise UserError(f"{target!r} names a file only: write {target}:NAME{_names_in(Path(target))}")
     source, attribute = split_target(target)
     return f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
+
+
+def _absolute_source(source: str) -> str:
+    """A source of tools whose file, if its document is one, means the same in every working directory."""
+    kind, _, rest = source.partition(":")
+    document, separator, base_url = rest.partition("#")
+    if kind != "openapi" or not document or "://" in document:
+        return source
+    return f"openapi:{Path(document).expanduser().resolve()}{separator}{base_url}"
+
+
+def _with_base_url(target: str, base_url: str) -> str:
+    if not base_url:
+        return target
+    if not target.startswith("openapi:") or "#" in target:
+        raise UserError(
+            f"--base-url {base_url} is for openapi:DOCUMENT without a # in it, and the target is {target!r}"
+        )
+    return f"{target}#{base_url}"
 
 
 def _names_in(path: Path) -> str:

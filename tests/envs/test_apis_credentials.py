@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,7 +18,11 @@ from envs.apis.mcp_tools import open_mcp
 from envs.apis.names import ToolNames, label_of
 from envs.apis.openapi import OpenApi, openapi_tools
 from envs.apis.sources import open_sources
+from envs.tool_api import ToolApi
+from forge_env.cli.main import main
 from forge_env.errors import ServiceError, UserError
+from forge_env.factory import make
+from forge_env.registry import tools_of
 from forge_env.toolbox import Toolbox
 from forge_env.tools import Tool
 from forge_env.types import ToolCall
@@ -260,3 +265,29 @@ def test_a_source_at_the_end_renames_nothing_and_no_two_names_are_the_same() -> 
     flat = [name for own in given for name in own.values()]
     assert len(set(flat)) == len(flat) == 6 and all(len(name) <= 64 for name in flat)
     assert names.of("d.py:taken", ["taken"]) == {"taken": "d_taken"}
+
+
+async def test_a_document_is_registered_with_its_base_url(
+    theirs: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
+    written(tmp_path, theirs.document(named=False))
+    register = ["register", "openapi:api.json", "--name", "pets"]
+    assert await asyncio.to_thread(main, register) == 2
+    assert "does not say where its service is: give base_url=" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, [*register, "--base-url", theirs.url, "--timeout", "3"]) == 2
+    assert await asyncio.to_thread(main, [*register[:1], "mcp:x", "--base-url", theirs.url]) == 2
+    assert await asyncio.to_thread(main, [*register, "--base-url", theirs.url, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (shown["name"], [tool["name"] for tool in shown["tools"]]) == ("pets", ["thing"])
+    assert await asyncio.to_thread(main, ["info", "pets"]) == 0
+    with pytest.raises(UserError, match="is a source of tools, which is opened and not imported"):
+        tools_of("pets")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "5"}\n')
+    host = theirs.url.removeprefix("http://")
+    options = {"tools": "pets", "data": "rows.jsonl", "auth": f"{host}/X-Key=THE_KEY"}
+    assert ToolApi.effects(tools=["pets"]) == f"calls openapi:{tmp_path / 'api.json'}#{theirs.url}"
+    async with make("tool_api", **options) as factory:
+        assert await call(factory.make().services.tools(), "thing") == ('{"ok":true}', "")
+    assert theirs.keys == [SECRET]

@@ -38,3 +38,20 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file.new").write_text("half a line, and much longer than")
     atomic.replace_file(tmp_path / "file", "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "new"}
+
+
+def test_a_link_in_the_place_of_the_new_file_or_the_lock_is_not_followed(tmp_path: Path) -> None:
+    """Where others may make files, a link would have one of ours overwritten, or made, wherever it points to."""
+    path, victim = tmp_path / "file", tmp_path / "victim"
+    victim.write_text("ours")
+    (tmp_path / "file.new").symlink_to(victim)
+    atomic.replace_file(path, "new")
+    assert (path.read_text(), path.is_symlink(), victim.read_text()) == ("new", False, "ours")
+    (tmp_path / "file.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match="symbolic link"), atomic.locked(path):
+        pass
+    assert not (tmp_path / "made").exists()
+    # The control: a file that is opened by its name alone.
+    (tmp_path / "file.new").symlink_to(victim)
+    (tmp_path / "file.new").write_text("new")
+    assert victim.read_text() == "new"
