@@ -126,6 +126,14 @@ async def test_what_was_recorded_is_replayed_without_the_server(tape: Path) -> N
     assert (recorded[7].text, recorded[8].truncated, recorded[9].text) == ("LED HERE", True, "LED HERE")
 
 
+async def test_a_tape_may_begin_with_a_byte_order_mark(url: str, tape: Path) -> None:
+    async with ApiClient(settings(tape, "record")) as client:
+        recorded = await client.at(url).request("GET", "/count")
+    tape.write_bytes(b"\xef\xbb\xbf" + tape.read_bytes())
+    async with ApiClient(settings(tape, "replay")) as client:
+        assert await client.at(url).request("GET", "/count") == recorded
+
+
 async def test_no_secret_is_on_the_tape_and_it_can_be_read(url: str, tape: Path) -> None:
     async with ApiClient(settings(tape, "record")) as client:
         await visit(client.at(url))

@@ -296,6 +296,16 @@ async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny
     assert data.left_out.total == 4
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+async def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
+    rows = [chat("1?", "1"), chat("2?", "2")]
+    text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    path = tmp_path / f"chats{suffix}"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    data, _ = await prepared(path, tiny_model, held_out_share=0)
+    assert data.left_out.total == 0
+
+
 async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
     path = write_lines(tmp_path / "chats.jsonl", [chat("1?", "1"), chat("2?", "2 " * 100), chat("3?", "3")])
     config = config_for(path, held_out_share=0)
