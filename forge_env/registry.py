@@ -240,9 +240,9 @@ def load_entry(entry: Entry) -> Any:
 def project_file() -> RegistryFile | None:
     """The project's file, which need not exist: the nearest one at or above the working directory.
 
-    The search ends at the project's root, which is the nearest folder with .git, else the nearest one with a
-    pyproject.toml; without either at the home folder, and always where another file system begins. A file that is not
-    this user's alone is passed over. Where there is none, it belongs beside the nearest pyproject.toml or .git, else
+    The search ends where git's would: at the nearest folder with .git, the home folder, or where another file system
+    begins. A pyproject.toml does not end it, for a project may hold packages. A file that is not this user's alone is
+    passed over. Where there is none, it belongs beside the nearest pyproject.toml or .git, else
     here. FORGE_ENV_REGISTRY names another one, whosever it is. None where the working directory has been removed.
     """
     if named := os.environ.get(FILE_VARIABLE):
@@ -278,12 +278,9 @@ def _project_folders(here: Path) -> list[Path]:
         if os.stat(folder).st_dev != device:
             break
         folders.append(folder)
-        if os.path.lexists(folder / ".git"):
-            return folders
-        if folder == home:
+        if folder == home or os.path.lexists(folder / ".git"):
             break
-    marked = [i for i, folder in enumerate(folders) if os.path.isfile(folder / "pyproject.toml")]
-    return folders[: marked[0] + 1] if marked else folders
+    return folders
 
 
 def _tell_of(file: RegistryFile) -> None:

@@ -152,15 +152,13 @@ def test_register_and_list_agree_on_a_folder_of_another_user(project: Path) -> N
 def test_the_search_ends_at_the_projects_root(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path)
     assert "planted" in names()
-    (project / "pyproject.toml").touch()
-    assert "planted" not in names()
-    (tmp_path / ".git").mkdir()  # one repository with several packages in it
+    (project / "pyproject.toml").touch()  # one project with several packages in it
+    (tmp_path / ".git").mkdir()
     assert "planted" in names()
     (project.parent / ".git").touch()
     assert "planted" not in names()
     (project.parent / ".git").unlink()
-    (tmp_path / ".git").rmdir()
-    (project / "pyproject.toml").unlink()
+    assert "planted" in names()
     monkeypatch.setenv("HOME", str(project.parent))
     assert "planted" not in names()
 

@@ -196,9 +196,9 @@ def test_the_projects_file_is_the_nearest_one(registry_of_this_test: Path, monke
     (project / "pyproject.toml").write_text("")
     assert project_file().path == project / ".forge_env/registry.yaml"
     write_registry(project.parent / ".forge_env/registry.yaml", "")
-    assert project_file().path == project / ".forge_env/registry.yaml"  # another project's
-    (project.parent / ".git").mkdir()
     assert project_file().path == project.parent / ".forge_env/registry.yaml"
+    (project / ".git").mkdir()
+    assert project_file().path == project / ".forge_env/registry.yaml"  # that one is another project's
     write_registry(project / "inner/.forge_env/registry.yaml", "")
     monkeypatch.chdir("deep")
     assert project_file().path == project / "inner/.forge_env/registry.yaml"
