@@ -473,7 +473,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     TextOnly: ("contract", "message 0 is a str"),
     StepsWithoutReset: ("reset before step", "raise forge_env.EnvError"),
     WrongExpert: ("gold answers", "the expert scores 0"),
-    BrokenExpert: ("gold answers", "expert() raised IndexError"),
+    BrokenExpert: ("gold answers", "IndexError: list index out of range"),
     EmptyScores: ("wrong answers", "an empty answer scores 1"),
     PromptScores: ("wrong answers", "the prompt itself scores 1"),
     AnyNumberScores: ("wrong answers", "another task's gold answer scores 1"),
