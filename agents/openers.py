@@ -26,7 +26,7 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent samples nothing: leave --temperature, --top-p and --deterministic out")
     if settings.idle_seconds is not None:
-        raise UserError("a scripted agent answers at once: leave --idle-seconds out, --answer-seconds is its time")
+        raise UserError("a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
         raise UserError(
             f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "

@@ -555,7 +555,10 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ),
         ({"agent": "scripted:coin.py:mistaken"}, "set the variable COIN_KEY"),
         ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent samples nothing"),
-        ({"idle-seconds": "5"}, "a scripted agent answers at once: leave --idle-seconds out, --answer-seconds is its"),
+        (
+            {"idle-seconds": "5"},
+            "a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit",
+        ),
         (
             {"answer-seconds": "0"},
             "answer_seconds is 0; give --answer-seconds a number of seconds above 0, or leave it",
@@ -639,7 +642,11 @@ async def _silence() -> AsyncIterator[Any]:
     yield
 
 
-def test_the_time_outs_of_an_endpoint_are_options(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+def test_the_time_outs_of_an_endpoint_are_options(
+    run: Run,
+    chat_server: ChatServer,  # noqa: F811
+    key: str,
+) -> None:
     """Whole answers have a time; streamed ones may take as long as they do not fall silent, or have one as well."""
     start = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": None}]}
     common = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "1"]
