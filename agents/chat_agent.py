@@ -14,6 +14,8 @@ from forge_env.protocols import ContextFull, Conversation
 from forge_env.types import Action, Message, ToolSpec
 
 OPENAI = "https://api.openai.com/v1"
+TIMEOUT = 120.0
+"""Seconds for one answer that is not streamed."""
 
 
 class ChatAgent:
@@ -32,6 +34,8 @@ class ChatAgent:
         timeout: seconds for one answer, retries included, waiting for a place not.
         idle_timeout: streams the answers: each may take as long as it takes, and has failed when no byte came for so
             many seconds. None asks for whole answers.
+        answer_seconds: for one answer, streamed or not, retries included, waiting for a place not; None sets no limit
+            beside `timeout` or `idle_timeout`.
         retries: further attempts after a refusal that may pass (HTTP 408, 409, 429, 5xx), a failed connection, or an
             answer that cannot be read.
         extra_body: further fields of every request; None takes a field out.
@@ -49,12 +53,14 @@ class ChatAgent:
         temperature: float | None = 1.0,
         max_concurrency: int = 16,
         requests_per_minute: float | None = None,
-        timeout: float = 120.0,
+        timeout: float = TIMEOUT,
         idle_timeout: float | None = None,
+        answer_seconds: float | None = None,
         retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         self.temperature = temperature
+        self.answer_seconds = answer_seconds
         self.client = ChatClient(
             model=model,
             base_url=base_url,
@@ -74,9 +80,6 @@ class ChatAgent:
     def usage(self) -> Usage:
         """Tokens and requests so far."""
         return self.client.usage
-
-    answer_seconds = None
-    """`timeout` ends every answer."""
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Ask for one turn.

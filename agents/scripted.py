@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from agents.dialects import from_openai
 from forge_env.episode import Turn
-from forge_env.errors import UserError
-from forge_env.protocols import Conversation
+from forge_env.errors import PolicyError, UserError
+from forge_env.protocols import ANSWER_SECONDS, Conversation
 from forge_env.registry import env_class, load
+from forge_env.threads import invoke
 from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
 
 if TYPE_CHECKING:
     from agents.rendering import Renderer
 
-Script = Callable[[list[Message]], Message]
-"""Reads a whole conversation and returns the next assistant message."""
+Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
+"""Reads a whole conversation and returns the next assistant message, as a plain function or as a coroutine."""
 
 
-def scripted_agent(env: str, script: str = "expert", *, model: str = "") -> ScriptedAgent:
+def scripted_agent(
+    env: str, script: str = "expert", *, model: str = "", answer_seconds: float = ANSWER_SECONDS
+) -> ScriptedAgent:
     """Return the agent that a name stands for.
 
     Args:
@@ -27,24 +31,28 @@ def scripted_agent(env: str, script: str = "expert", *, model: str = "") -> Scri
         script: "expert" plays the environment's own solution, "null" answers with nothing, "module:function" is a
             function of the conversation.
         model: folder of a model; the turns then hold its tokens.
+        answer_seconds: see `ScriptedAgent`.
 
     Raises:
         UserError: when the environment has no expert, or there is no such function.
     """
     if script == "null":
-        return ScriptedAgent(say_nothing, model=model)
+        return ScriptedAgent(say_nothing, model=model, answer_seconds=answer_seconds)
     if script != "expert":
-        return ScriptedAgent(load(script), model=model)
+        function = load(script)
+        if not callable(function):
+            raise UserError(f"{script!r} is {function!r}; a script is a function of the messages so far")
+        return ScriptedAgent(function, model=model, name=script, answer_seconds=answer_seconds)
     expert = getattr(env_class(env), "expert", None)
     if expert is None:
         raise UserError(
             f"the environment {env} has no expert, which its demonstrations and the tiny model come from: "
             "give it a staticmethod expert(messages), or train a --model with --warmup.steps 0"
         )
-    return ScriptedAgent(expert, model=model)
+    return ScriptedAgent(expert, model=model, name=f"expert of {env}", answer_seconds=answer_seconds)
 
 
-def say_nothing(messages: list[Message]) -> Message:
+async def say_nothing(messages: list[Message]) -> Message:
     """Answer with an empty text: the least that an agent can do, and no environment should reward it."""
     return {"role": "assistant", "content": ""}
 
@@ -52,15 +60,35 @@ def say_nothing(messages: list[Message]) -> Message:
 class ScriptedAgent:
     """Answers with what a function says. With a model folder its turns hold tokens, and may enter SFT.
 
+    A plain function runs in a thread, so that one that waits keeps no other episode waiting; those of several episodes
+    then run at once, and what they share needs a lock. A coroutine runs on the event loop and costs no thread.
+
     The calls of a scripted message are OpenAI-shaped, `arguments` an object; ids are given where there are none.
+    Arguments that are text stay as they are written, JSON or not, as those of a model do.
+
+    Args:
+        script: the function.
+        model: folder of a model.
+        name: of the script, for messages; that of the function by default.
+        answer_seconds: how long an answer is waited for.
     """
 
-    def __init__(self, script: Script, *, model: str = "") -> None:
+    def __init__(
+        self, script: Script, *, model: str = "", name: str = "", answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
         self._script = script
+        self._name = name or getattr(script, "__qualname__", type(script).__name__)
         self._renderer = _renderer(model) if model else None
+        self.answer_seconds = answer_seconds
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        message = self._script(conversation.messages)
+        """Ask the script for one turn.
+
+        Raises:
+            PolicyError: when it returns no assistant message.
+            BaseException: whatever the script raises.
+        """
+        message = _checked(self._name, await invoke(self._script, conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         if self._renderer is None:
@@ -76,6 +104,52 @@ class ScriptedAgent:
             starts_row=starts_row,
         )
         return turn, action
+
+
+def _checked(script: str, value: Any) -> Message:
+    """The message that a script returned.
+
+    Raises:
+        PolicyError: when it is none.
+    """
+    if wrong := _wrong_with(value):
+        raise PolicyError(
+            f"the script {script} returned {value!r:.80}, and {wrong}; it must return an assistant message, such as "
+            "{'role': 'assistant', 'content': '4'}"
+        )
+    return cast(Message, value)
+
+
+def _wrong_with(value: Any) -> str:
+    """What keeps a value from being an assistant message; "" where it is one."""
+    if not isinstance(value, dict):
+        return f"that is a {type(value).__name__} and no dict"
+    if value.get("role") != "assistant":
+        return f"its role is {value.get('role')!r:.40}"
+    if not isinstance(value.get("content"), str):
+        return f"its content is {value.get('content')!r:.40} and no text ('' beside calls)"
+    calls = value.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        return f"its tool_calls are a {type(calls).__name__} and no list"
+    if wrong := next(filter(None, map(_wrong_with_call, calls)), ""):
+        return wrong
+    try:
+        json.dumps(value)  # an Episode is written to disk
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"JSON cannot hold it ({error})"
+    return ""
+
+
+def _wrong_with_call(call: Any) -> str:
+    form = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return f"a call in it is {call!r:.80} and not of the form {form}"
+    if not isinstance(function.get("arguments"), (str, Mapping)):
+        return f"the arguments of its call of {function['name']} are {function.get('arguments')!r:.40} and no dict"
+    if not isinstance(call.get("id", ""), str):
+        return f"the id of its call of {function['name']} is {call['id']!r:.40} and no text"
+    return ""
 
 
 def _renderer(model: str) -> Renderer:

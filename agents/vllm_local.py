@@ -42,18 +42,25 @@ class LocalPolicy:
         settings: of the engine.
         deterministic: one request at a time, none of it from the cache of prefixes: what else is in a batch, and how
             much of a prompt was read before, changes the last bits of a sum and now and then a token.
+        answer_seconds: for one answer; None for as long as it takes, since the engine ends every request, or says that
+            it is broken.
 
     Raises:
         PolicyError: on entering, when the engine does not start; from `generate`, when it refuses or breaks.
     """
 
-    def __init__(self, model: str | Path, settings: EngineSettings, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        settings: EngineSettings,
+        *,
+        deterministic: bool = False,
+        answer_seconds: float | None = None,
+    ) -> None:
         self._model = str(model)
         self._engine = _Engine(self._model, settings)
         self._alone = asyncio.Lock() if deterministic else None
-
-    answer_seconds = None
-    """The engine ends every request, or says that it is broken."""
+        self.answer_seconds = answer_seconds
 
     async def __aenter__(self) -> Self:
         try:
@@ -125,7 +132,12 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
         raise UserError("vllm: needs the package vllm: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU")
     folder = find_model(model, option="vllm:")
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
-    policy = LocalPolicy(folder, _engine(settings, context), deterministic=settings.deterministic)
+    policy = LocalPolicy(
+        folder,
+        _engine(settings, context),
+        deterministic=settings.deterministic,
+        answer_seconds=settings.answer_seconds,
+    )
     top_p = 1.0 if settings.top_p is None else settings.top_p
     agent = LocalAgent(str(folder), policy, temperature=temperature, top_p=top_p, context=context)
     async with policy:
@@ -156,5 +168,6 @@ def _engine(settings: AgentSettings, context: int) -> EngineSettings:
         dtype="bfloat16" if on_gpu else "float32",
         kv_cache_gib=0.0 if on_gpu else EngineSettings().kv_cache_gib,
         gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
+        stall_seconds=EngineSettings().stall_seconds if settings.idle_seconds is None else settings.idle_seconds,
         seed=settings.seed,
     )

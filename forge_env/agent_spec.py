@@ -46,6 +46,12 @@ class AgentSettings:
     requests_per_minute: float | None = None
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds an endpoint's key."""
+    answer_seconds: float | None = None
+    """For one answer; waiting for a place or a rate limit does not count. None is 1,800 for a script, 120 for an
+    endpoint that does not stream, and as long as it takes for a model here."""
+    idle_seconds: float | None = None
+    """Without a sign of an answer: an endpoint then streams, and sends at least something in this time; an engine here
+    computes at least a token. None asks an endpoint for whole answers, and is 300 for an engine."""
     seed: int = 0
 
 

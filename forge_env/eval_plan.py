@@ -58,6 +58,9 @@ class EvalPlan:
     temperature: float | None = None
     top_p: float | None = None
     deterministic: bool = False
+    answer_seconds: float | None = None
+    """See `AgentSettings`. Both time-outs leave out what takes longer, so that the numbers depend on them."""
+    idle_seconds: float | None = None
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,10 @@ class EvalPlan:
             raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it is above 0 and at most 1")
+        for name, seconds in (("answer_seconds", self.answer_seconds), ("idle_seconds", self.idle_seconds)):
+            if seconds is not None and not 0 < seconds < float("inf"):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{name} is {seconds:g}; give {option} a number of seconds above 0, or leave it out")
         wrong = [f"{name} is {value:g}" for name, value in asdict(self.limits).items() if not value > 0]
         if wrong:
             raise UserError(f"a limit of the episodes makes no sense: {', '.join(wrong)}; all are above 0")

@@ -59,6 +59,8 @@ async def run_evaluation(
         concurrency=concurrency,
         requests_per_minute=requests_per_minute,
         api_key_env=api_key_env,
+        answer_seconds=plan.answer_seconds,
+        idle_seconds=plan.idle_seconds,
         seed=plan.seed,
     )
     run_now = 0

@@ -72,7 +72,7 @@ def summarise(
         "ended_by": evaluation.ended_by,
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
-        "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},
+        "first_errors": _first_errors(still),
         "faults_retried": len(faulted) - len(still),
         "tools": (tools := _tools(done, still)),
         "warnings": _warnings(tools),
@@ -83,6 +83,14 @@ def summarise(
         **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
         "seconds": busy_seconds((*done, *faulted)),
     }
+
+
+def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:
+    """The error of the first fault of each class; the first one of all comes first."""
+    errors: dict[str, str] = {}
+    for episode in faults:
+        errors.setdefault(fault_class(episode), episode.error)
+    return errors
 
 
 def tokens_of(episode: Episode) -> tuple[int, int]:

@@ -69,9 +69,12 @@ class Agent(Protocol):
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         """Answer. The turn is the token-exact record, the action is what the environment is given.
 
+        A plain method is run in a thread. Whatever else is raised is a fault of the episode, with file and line.
+
         Raises:
             ContextFull: when the prompt leaves no room to answer.
             InfraError: when the policy did not answer.
+            UserError: for a mistake that is the same in every episode; it ends the run.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The one rollout loop: an agent acts in an environment, turn by turn, and leaves an Episode.
 
-This is the only place where environments and agents meet. A bad rollout is data: what breaks underneath an episode
-becomes its outcome, counted by reason. A bug in our own code still raises.
+This is the only place where environments and agents meet. A bad rollout is data: what breaks underneath an episode, in
+its environment or in its agent becomes its outcome, counted by reason. A bug in this loop still raises.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from forge_env.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation
 from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
+from forge_env.user_code import NOT_CAUGHT, describe
 
 T = TypeVar("T")
 
@@ -249,16 +250,31 @@ class _Run:
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
     async def _act(self, conversation: Conversation, env: Env) -> tuple[Turn, Action]:
-        """Await the agent: no clock of the episode runs, and one that does not end by itself has a deadline."""
-        seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
-        answer = self.agent.act(conversation, env.tools)
-        deadline = None if seconds is None else Deadline(seconds)
+        """Await the agent: no clock of the episode runs, and one that does not end by itself has a deadline.
+
+        Raises:
+            ContextFull, ForgeError: as the agent says it; a UserError is the same for every episode.
+            PolicyError: for whatever else it raises or returns, SystemExit among it, with file and line.
+        """
+        deadline: Deadline | None = None
         try:
-            return await (answer if deadline is None else deadline.run(answer))
-        except TimeoutError as error:
-            if deadline is not None and deadline.expired:
+            seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
+            deadline = None if seconds is None else Deadline(seconds)
+            answer = invoke(self.agent.act, conversation, env.tools)
+            return _read_answer(self.agent, await (answer if deadline is None else deadline.run(answer)))
+        except NOT_CAUGHT as error:
+            task = asyncio.current_task()
+            if isinstance(error, GeneratorExit) or task is None or task.cancelling():
+                raise
+            # Nobody cancelled the episode: a task or future that the agent waits for was.
+            raise PolicyError(describe("agent", error)) from error
+        except BaseException as error:
+            if deadline is not None and deadline.expired and isinstance(error, TimeoutError):
                 raise PolicyError(f"{type(self.agent).__name__} did not answer within {seconds:g} s") from None
-            raise PolicyError(f"the agent timed out: {error}") from error
+            cause = first_error(error)  # an agent with tasks of its own raises a group
+            if isinstance(cause, (ForgeError, ContextFull)):
+                raise cause from None
+            raise PolicyError(describe("agent", cause if cause.__traceback__ else error)) from error
 
     def _check_agent(self, asked: NextTurn) -> None:
         if asked.prompt is not None and not getattr(self.agent, "completes", False):
@@ -308,6 +324,14 @@ def _full(conversation: Conversation, turn: Turn, action: Action) -> str:
     """The limit that a cut-off answer has reached."""
     sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
     return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
+
+
+def _read_answer(agent: Agent, answer: Any) -> tuple[Turn, Action]:
+    if isinstance(answer, tuple) and len(answer) == 2:
+        turn, action = answer
+        if isinstance(turn, Turn) and isinstance(action, Action):
+            return turn, action
+    raise PolicyError(f"{type(agent).__name__}.act returned {answer!r:.80}; it must return a Turn and an Action")
 
 
 class _Reset(NamedTuple):

@@ -81,7 +81,12 @@ async def _demonstrations(run: Run) -> list[Episode]:
             on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
         )
     run.report.episodes("demonstrations", result.episodes)
-    return [episode for episode in result.valid if is_success(episode)]
+    solved = [episode for episode in result.valid if is_success(episode)]
+    if not solved:
+        reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
+        name = run.config.env.name
+        raise UserError(f"the expert of {name} solved none of its own tasks; the warm-up has no data{reason}")
+    return solved
 
 
 async def _probe(run: Run, step: int) -> float:
@@ -93,8 +98,6 @@ async def _probe(run: Run, step: int) -> float:
 
 def _batches(run: Run, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
     """Go through the demonstrations again and again, in a new order each time."""
-    if not episodes:
-        raise UserError(f"the expert of {run.config.env.name} solved none of its own tasks; the warm-up has no data")
     rng = random.Random(run.config.training.seed)
     order: list[Episode] = []
     while True:

@@ -35,7 +35,7 @@ async def _examine(env: Env, task: Task, seed: int, move: Move) -> int:
     conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
     for turn in range(1, LIMITS.max_turns + 1):
         try:
-            action = move(conversation, env.tools)
+            action = await move(conversation, env.tools)
         except PolicyError:  # the expert's mistake, which is the finding of the check of the gold answers
             return turn - 1
         conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))

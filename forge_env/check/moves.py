@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from forge_env.check.samples import sample_arguments
 from forge_env.episode import Turn
 from forge_env.errors import PolicyError
 from forge_env.protocols import Conversation
+from forge_env.threads import invoke
 from forge_env.types import Action, Message, ToolCall, ToolSpec
+from forge_env.user_code import NOT_CAUGHT, describe
 
-Move = Callable[[Conversation, Sequence[ToolSpec]], Action]
+Move = Callable[[Conversation, Sequence[ToolSpec]], Awaitable[Action]]
 """Reads a conversation and the tools, and says what to do next."""
 PROBED_TOOLS = 8
 """How many tools `probe` calls at most."""
@@ -33,7 +35,7 @@ class Player:
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         if self._gate is not None:
             await self._gate.wait()
-        action = self._move(conversation, tools)
+        action = await self._move(conversation, tools)
         turn = Turn(
             kind="text", observation=conversation.observation, message=action.message, tool_calls=action.tool_calls
         )
@@ -91,21 +93,21 @@ def calls(*made: tuple[str, dict[str, Any] | None]) -> Action:
 def plays(*actions: Action) -> Move:
     """Take these actions one after another, then answer "" for as long as it goes on."""
 
-    def move(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+    async def move(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
         turn = len(conversation.turns)
         return actions[turn] if turn < len(actions) else says("")
 
     return move
 
 
-def probe(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+async def probe(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
     """Call every tool once with arguments that fit its schema, then answer "0"."""
     if conversation.turns or not tools:
         return says("0")
     return calls(*((name, sample_arguments(tools, name)) for name in tool_names(tools)[:PROBED_TOOLS]))
 
 
-def endless(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+async def endless(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
     """Call the same tool again and again; without tools, go on talking."""
     names = tool_names(tools)
     return calls((names[0], sample_arguments(tools, names[0]))) if names else says("And so on.")
@@ -115,19 +117,21 @@ def tool_names(tools: Sequence[ToolSpec]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def by_expert(expert: Callable[[list[Message]], Message]) -> Move:
-    """Do what an environment's own `expert` says.
+def by_expert(expert: Callable[[list[Message]], Any]) -> Move:
+    """Do what an environment's own `expert` says, a coroutine or a plain function, which runs in a thread.
 
     Raises:
         PolicyError: from the move, when the expert raises or says something that is no assistant message.
     """
 
-    def move(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+    async def move(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
         try:
-            message = expert(conversation.messages)
+            message = await invoke(expert, conversation.messages)
             return Action(message=_with_content(message), tool_calls=_parsed(message))
-        except Exception as error:
-            raise PolicyError(f"expert() raised {type(error).__name__}: {error}") from error
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            raise PolicyError(describe("expert", error)) from error
 
     return move
 

@@ -151,7 +151,7 @@ async def by_hand(env: Env, task: Task, seed: int, move: Move) -> AsyncGenerator
     yield time.perf_counter() - started, result
     conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
     for _ in range(LIMITS.max_turns):
-        action = move(conversation, env.tools)
+        action = await move(conversation, env.tools)
         conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
         started = time.perf_counter()
         result = await step(env, action)

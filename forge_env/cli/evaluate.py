@@ -49,6 +49,14 @@ def evaluate(
     scoring_seconds: Seconds = None,
     requests_per_minute: Annotated[float | None, typer.Option(help="To an endpoint, at most.")] = None,
     api_key_env: Annotated[str, typer.Option(help="Variable with an endpoint's key.")] = "OPENAI_API_KEY",
+    answer_seconds: Annotated[
+        float | None,
+        typer.Option(help="For one answer; else 1800 for a script, 120 for an endpoint, no limit for a model here."),
+    ] = None,
+    idle_seconds: Annotated[
+        float | None,
+        typer.Option(help="Silence that ends an answer: an endpoint then streams; else 300 for a model here."),
+    ] = None,
     price_prompt: Annotated[float | None, typer.Option(help="Of a million prompt tokens.")] = None,
     price_completion: Annotated[float | None, typer.Option(help="Of a million sampled tokens.")] = None,
     as_json: Json = False,
@@ -74,6 +82,8 @@ def evaluate(
         temperature=temperature,
         top_p=top_p,
         deterministic=deterministic,
+        answer_seconds=answer_seconds,
+        idle_seconds=idle_seconds,
         limits=_limits(
             agent,
             env,
@@ -128,5 +138,8 @@ def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
     for limit, count in result["ended_by"].items():
         most = f"{limit} ({result['limits'][limit]:g}): --{limit.replace('_', '-')} sets it"
         note(f"{count} of {result['episodes']} episodes were ended by {most}")
+    if not result["episodes"] and result["first_errors"]:
+        count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
+        note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agents.rendering import Renderer
 from agents.scripted import ScriptedAgent, ScriptedPolicy
@@ -10,8 +16,8 @@ from agents.tokenizer import FastTokenizer
 from envs.math import Math
 from forge_env.episode import Episode
 from forge_env.factory import EnvFactory
-from forge_env.rollout import run_episode
-from forge_env.types import EpisodeLimits, Sampling
+from forge_env.rollout import run_episode, run_group
+from forge_env.types import EpisodeLimits, Message, Outcome, Sampling
 
 TASK = Math.tasks(count=1)[0]
 
@@ -44,6 +50,113 @@ async def test_with_a_model_turns_are_demonstrations(tiny_model: Path) -> None:
         f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{call.arguments["expression"]}"}}}}\n'
         f"</tool_call><|im_end|>{TASK.target}<|im_end|>"
     )
+
+
+# ---- functions that wait, break, or return something else ----
+
+
+async def play_together(script: Any, count: int, **options: Any) -> list[Episode]:
+    async with EnvFactory(Math) as factory:
+        group = await run_group(
+            factory, ScriptedAgent(script, **options), TASK, count=count, seed=0, group_id="g", limits=EpisodeLimits()
+        )
+    return list(group.episodes)
+
+
+async def test_a_coroutine_is_a_script() -> None:
+    async def solve(messages: list[Message]) -> Message:
+        await asyncio.sleep(0)
+        message: Message = Math.expert(messages)
+        return message
+
+    [episode] = await play_together(solve, 1)
+    assert (episode.reward, len(episode.turns)) == (1.0, 2)
+
+
+async def test_plain_functions_of_several_episodes_wait_at_once() -> None:
+    """Each waits until all others are there as well: one that blocked the loop would be alone for ever."""
+    meeting = threading.Barrier(4)
+
+    def solve(messages: list[Message]) -> Message:
+        meeting.wait(timeout=20)
+        message: Message = Math.expert(messages)
+        return message
+
+    assert [episode.reward for episode in await play_together(solve, 4)] == [1.0] * 4
+
+
+async def test_a_plain_function_that_never_ends_is_given_up() -> None:
+    ended = threading.Event()
+
+    def think(messages: list[Message]) -> Message:
+        try:
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    [episode] = await play_together(think, 1, answer_seconds=0.05)
+    assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
+    assert episode.error == "PolicyError: ScriptedAgent did not answer within 0.05 s"
+    assert await asyncio.to_thread(ended.wait, 20), "its thread ends too"
+
+
+def exits(messages: list[Message]) -> Message:
+    sys.exit("no key")
+
+
+async def waits_for_nothing(messages: list[Message]) -> Message:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("script", "words"), [(exits, "SystemExit: no key"), (waits_for_nothing, "KeyboardInterrupt")])
+async def test_whatever_a_script_raises_is_a_fault_of_that_episode(script: Any, words: str) -> None:
+    for episode in await play_together(script, 2):
+        assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
+        assert "agent (tests/agents/test_scripted.py:" in episode.error and words in episode.error
+
+
+def called(**function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "returned None, and that is a NoneType and no dict"),
+    "a text": ("4", "returned '4', and that is a str and no dict"),
+    "no role": ({"content": "4"}, "its role is None"),
+    "of the user": ({"role": "user", "content": "4"}, "its role is 'user'"),
+    "no content": ({"role": "assistant"}, "its content is None and no text"),
+    "a number": ({"role": "assistant", "content": 4}, "its content is 4 and no text"),
+    "one call": ({"role": "assistant", "content": "", "tool_calls": {"name": "f"}}, "its tool_calls are a dict and no"),
+    "a call by name": ({"role": "assistant", "content": "", "tool_calls": ["f"]}, "a call in it is 'f' and not of the"),
+    "a call of nothing": (called(arguments={}), "a call in it is {'id': 'c'"),
+    "a list of arguments": (called(name="f", arguments=[1]), "the arguments of its call of f are [1] and no dict"),
+    "no arguments": (called(name="f"), "the arguments of its call of f are None and no dict"),
+    "a set": ({"role": "assistant", "content": "", "notes": {1}}, "JSON cannot hold it (Object of type set"),
+    "a generator": ((message for message in ()), "that is a generator and no dict"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_what_is_no_assistant_message_is_a_sentence_and_a_fault(case: str) -> None:
+    value, words = WRONG[case]
+    [episode] = await play_together(lambda messages: value, 1, name="agent.py:play")
+    assert episode.outcome is Outcome.INFRA_FAULT
+    assert episode.error.startswith("PolicyError: the script agent.py:play returned") and words in episode.error
+    assert episode.error.endswith("it must return an assistant message, such as {'role': 'assistant', 'content': '4'}")
+
+
+async def test_a_script_may_write_a_call_that_nobody_can_read() -> None:
+    """As a model may: the environment answers it."""
+
+    def play_badly(messages: list[Message]) -> Any:
+        if messages[-1]["role"] == "tool":
+            return {"role": "assistant", "content": TASK.target}
+        return called(name="calculator", arguments='{"expression": ')
+
+    [episode] = await play_together(play_badly, 1)
+    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0)
+    assert "cannot be read" in str(episode.messages)
 
 
 async def test_a_scripted_policy_keeps_to_its_room_and_says_how_it_ended() -> None:

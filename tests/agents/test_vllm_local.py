@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.model_folder import context_length, find_model
-from agents.vllm_local import LocalAgent
+from agents.vllm_local import LocalAgent, _engine
+from agents.vllm_start import EngineSettings
 from forge_env.agent_spec import AgentSettings, open_agent
 from forge_env.episode import Episode, Turn, read_jsonl
 from forge_env.errors import PolicyError, UserError
@@ -65,6 +66,23 @@ async def test_greedy_and_hot_contradict_each_other() -> None:
     with pytest.raises(UserError, match="--deterministic is greedy, and --temperature is 0.7"):
         async with open_agent("vllm:anything", replace(SETTINGS, temperature=0.7)):
             pass
+
+
+def test_the_silence_of_an_engine_is_that_of_the_settings() -> None:
+    assert _engine(SETTINGS, 64).stall_seconds == EngineSettings().stall_seconds
+    assert _engine(replace(SETTINGS, idle_seconds=7.0), 64).stall_seconds == 7.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # one start of the engine
+async def test_an_answer_takes_no_longer_than_the_settings_say(tiny_model: Path) -> None:
+    settings = replace(SETTINGS, deterministic=False, answer_seconds=1e-6)
+    factory = make("math")
+    async with open_agent(f"vllm:{tiny_model}", settings) as agent:
+        assert isinstance(agent, LocalAgent)
+        [episode] = await play(factory, agent, list(factory.tasks("test", count=1)))
+    assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
+    assert episode.error == "PolicyError: LocalAgent did not answer within 1e-06 s"
 
 
 @pytest.mark.slow

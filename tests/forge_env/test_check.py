@@ -216,6 +216,21 @@ class BrokenExpert(Good):
     expert = staticmethod(lambda messages: messages[99])
 
 
+class ExitingExpert(Good):
+    @staticmethod
+    def expert(messages: list[Message]) -> Message:
+        raise SystemExit("no expert today")
+
+
+class AwaitedExpert(Good):
+    """Its expert waits for something."""
+
+    @staticmethod
+    async def expert(messages: list[Message]) -> Message:
+        await asyncio.sleep(0)
+        return Good.expert(messages)
+
+
 class EmptyScores(Good):
     @reward
     def right(self, answer: str) -> float:
@@ -473,7 +488,8 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     TextOnly: ("contract", "message 0 is a str"),
     StepsWithoutReset: ("reset before step", "raise forge_env.EnvError"),
     WrongExpert: ("gold answers", "the expert scores 0"),
-    BrokenExpert: ("gold answers", "expert() raised IndexError"),
+    BrokenExpert: ("gold answers", "IndexError: list index out of range"),
+    ExitingExpert: ("gold answers", "SystemExit: no expert today"),
     EmptyScores: ("wrong answers", "an empty answer scores 1"),
     PromptScores: ("wrong answers", "the prompt itself scores 1"),
     AnyNumberScores: ("wrong answers", "another task's gold answer scores 1"),
@@ -532,6 +548,11 @@ async def test_a_good_environment_passes_every_check() -> None:
 async def test_an_environment_that_draws_nothing_passes_when_its_tasks_differ() -> None:
     report = await run_checks(EnvFactory(NothingDrawn), tasks=2)
     assert verdicts(report) == dict.fromkeys(NAMES, True), failures(report)
+
+
+async def test_an_expert_may_be_a_coroutine() -> None:
+    report = await run_checks(EnvFactory(AwaitedExpert), tasks=2, only=["contract", "gold answers", "wrong answers"])
+    assert report.ok and verdicts(report)["gold answers"] is True, failures(report)
 
 
 async def test_without_expert_and_cheats_their_checks_are_skipped_with_a_reason() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import signal
 from pathlib import Path
 
 from forge_env import EnvError, Task, ToolEnv, reward, tool
+from forge_env.errors import UserError
 
 
 class Coin(ToolEnv):
@@ -101,6 +103,24 @@ def broken(messages):
 
 def wordless(messages):
     return "4"
+
+
+def mistaken(messages):
+    raise UserError("set the variable COIN_KEY")
+
+
+async def sometimes(messages):
+    """A coroutine that ends the process, and one that nobody interrupted."""
+    global answers
+    answers += 1
+    if answers % 3:
+        raise SystemExit("no more") if answers % 2 else KeyboardInterrupt
+    return play(messages)
+
+
+def endless(messages):
+    while True:
+        pass
 '''
 
 
@@ -355,6 +375,45 @@ def test_only_faults_are_no_result(run: Run) -> None:
     assert (result["episodes"], result["avg@1"], result["ci95"], result["faults"]) == (0, None, None, {"EnvError": 2})
 
 
+# ---- agents that break ----
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("broken", "the first one by PolicyError: agent (coin.py:{line}): KeyError: 'no key'"),
+        (
+            "wordless",
+            "the first one by PolicyError: the script coin.py:wordless returned '4', and that is a str and no",
+        ),
+    ],
+)
+def test_an_agent_that_always_breaks_is_no_result_and_says_why(
+    run: Run, capfd: pytest.CaptureFixture[str], agent: str, words: str
+) -> None:
+    result = run(*coin(agent, "out", n=1), code=1)
+    assert (result["episodes"], result["avg@1"], result["faults"]) == (0, None, {"PolicyError": 12})
+    line = 1 + COIN.splitlines().index('    raise KeyError("no key")')
+    assert main(["eval", *coin(agent, "out", n=1)]) == 1
+    said = capfd.readouterr().err
+    assert "note: there is no result: all 12 episodes ended by a fault, " + words.format(line=line) in said
+
+
+def test_an_agent_that_breaks_now_and_then_is_a_fault_of_those_episodes(run: Run) -> None:
+    result = run(*coin("sometimes", "out", n=1))
+    assert result["episodes"] + result["faults"]["PolicyError"] == 12 and 0 < result["episodes"] < 12
+    errors = [json.loads(line)["error"] for line in Path("out/faults.jsonl").read_text().splitlines()]
+    assert {error.rpartition("): ")[2] for error in errors} == {"SystemExit: no more", "KeyboardInterrupt"}
+
+
+def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: Run) -> None:
+    result = run(*coin("endless", "out", "--answer-seconds", "0.05", n=1), code=1)
+    assert result["first_errors"] == {"PolicyError": "PolicyError: ScriptedAgent did not answer within 0.05 s"}
+    assert json.loads(Path("out/plan.json").read_text())["answer_seconds"] == 0.05
+    run(*coin("play", "out2", "--answer-seconds", "60", n=1))
+    assert "other settings (answer_seconds 60.0)" in run(*coin("play", "out2", n=1), code=2)["error"]
+
+
 # ---- refusals ----
 
 
@@ -489,9 +548,22 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"agent": "vllm:nowhere"}, "there is no model folder nowhere"),
         ({"agent": "checkpoint:nowhere"}, "nowhere holds no model/ folder"),
         ({"agent": "scripted:coin.py:pay"}, "has no attribute 'pay'. Did you mean play?"),
-        ({"agent": "scripted:coin.py:broken"}, "the script coin.py:broken raised KeyError: 'no key' ("),
-        ({"agent": "scripted:coin.py:wordless"}, "must return an assistant message"),
+        ({"agent": "scripted:coin.py:Few.tasks.count"}, "has no attribute 'Few.tasks.count'"),
+        (
+            {"agent": "scripted:coin.py:answers"},
+            "'coin.py:answers' is 0; a script is a function of the messages so far",
+        ),
+        ({"agent": "scripted:coin.py:mistaken"}, "set the variable COIN_KEY"),
         ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent samples nothing"),
+        (
+            {"idle-seconds": "5"},
+            "a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit",
+        ),
+        (
+            {"answer-seconds": "0"},
+            "answer_seconds is 0; give --answer-seconds a number of seconds above 0, or leave it",
+        ),
+        ({"idle-seconds": "nan"}, "idle_seconds is nan; give --idle-seconds a number"),
         ({"agent": "openai:gpt@https://u:secret@example.org/v1"}, "'https://example.org/v1' is no plain address"),
         ({"env": "mathh"}, "Did you mean math?"),
         ({"option": "levl=2"}, "no option 'levl'"),
@@ -563,6 +635,35 @@ def test_an_endpoint_that_does_not_answer_leaves_faults(run: Run, chat_server: C
     chat_server.will(chat_server.replies(_solve))
     second = run(*arguments)
     assert (second["episodes"], second["avg@1"], second["faults"], second["faults_retried"]) == (3, 1.0, {}, 2)
+
+
+async def _silence() -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
+def test_the_time_outs_of_an_endpoint_are_options(
+    run: Run,
+    chat_server: ChatServer,  # noqa: F811
+    key: str,
+) -> None:
+    """Whole answers have a time; streamed ones may take as long as they do not fall silent, or have one as well."""
+    start = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": None}]}
+    common = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "1"]
+    for out, options, behaviour, words in (
+        ("whole", ["--answer-seconds", "0.2"], chat_server.waits(), "did not answer within 0.2 s"),
+        ("idle", ["--idle-seconds", "0.2"], chat_server.streams(start, more=_silence()), "sent nothing for 0.2 s"),
+        (
+            "both",
+            ["--idle-seconds", "60", "--answer-seconds", "0.2"],
+            chat_server.streams(start, more=_silence()),
+            "ChatAgent did not answer within 0.2 s",
+        ),
+    ):
+        chat_server.will(behaviour)
+        result = run(*common, "--out", out, *options, code=1)
+        assert words in result["first_errors"]["PolicyError"]
+        assert chat_server.asked[-1].body.get("stream", False) is (out != "whole")
 
 
 def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811

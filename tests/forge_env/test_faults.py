@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.scripted import ScriptedAgent
+from agents.scripted import ScriptedAgent, say_nothing
 from benchmarks.simulated_time import World
 from benchmarks.simulated_time import run as simulated
 from forge_env.env import Env
@@ -59,10 +59,9 @@ def play(fates: list[list[str]], rewards: list[float], policy: FaultPolicy) -> G
 
     async def run() -> Group:
         async with EnvFactory(Env) as factory:
-            agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "x"})
             return await run_group(
                 factory,
-                agent,
+                ScriptedAgent(say_nothing),
                 TASK,
                 count=len(fates),
                 seed=0,

@@ -57,7 +57,11 @@ class Counter(Env):
 
 def agent(answer: str | Callable[[list[Message]], str] = "hi") -> ScriptedAgent:
     script = answer if callable(answer) else lambda messages: answer
-    return ScriptedAgent(lambda messages: {"role": "assistant", "content": script(messages)})
+
+    async def say(messages: list[Message]) -> Message:  # a loop in simulated time serves one thread
+        return {"role": "assistant", "content": script(messages)}
+
+    return ScriptedAgent(say)
 
 
 class Raises:
@@ -291,13 +295,11 @@ def test_whose_time_it_is_is_one_of_two_words() -> None:
 def test_the_clock_of_an_episode_stands_still_while_the_policy_generates() -> None:
     limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.05)
 
-    class Slow(ScriptedAgent):
-        async def act(self, *args: Any) -> tuple[Turn, Action]:
-            await asyncio.sleep(1000.0)
-            return await super().act(*args)
+    async def slow(messages: list[Message]) -> Message:
+        await asyncio.sleep(1000.0)
+        return {"role": "assistant", "content": "hi"}
 
-    who = Slow(lambda messages: {"role": "assistant", "content": "hi"})
-    result = simulated(World(), play(Counter, who, limits=limits))
+    result = simulated(World(), play(Counter, ScriptedAgent(slow), limits=limits))
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 1.5, "environment")
 
 
@@ -343,14 +345,13 @@ def test_an_episode_never_has_more_of_its_environments_time_than_its_limit(
                 await asyncio.sleep(queue)
             return (), 0.0, int(action.text) == len(turns) - 1, False, {}
 
-    class Generates(ScriptedAgent):
-        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-            await asyncio.sleep(turns[len(conversation.turns)][0])
-            return await super().act(conversation, tools)
+    async def generates(messages: list[Message]) -> Message:
+        turn = len(messages) - 1
+        await asyncio.sleep(turns[turn][0])
+        return {"role": "assistant", "content": str(turn)}
 
-    who = Generates(lambda messages: {"role": "assistant", "content": str(len(messages) - 1)})
     limits = EpisodeLimits(max_turns=8, step_seconds=100.0, episode_seconds=limit)
-    result = simulated(World(), play(Works, who, limits=limits))
+    result = simulated(World(), play(Works, ScriptedAgent(generates), limits=limits))
     total = sum(seconds for _, seconds, _ in turns)
     assert worked[0] <= limit + 1e-6
     if abs(total - limit) > 1e-6:
@@ -411,19 +412,111 @@ async def test_a_sandbox_that_fails_in_the_constructor_is_a_fault_underneath() -
     assert (await play(Broken)).outcome is Outcome.INFRA_FAULT
 
 
-async def test_a_timeout_inside_the_policy_is_not_scored_as_the_models_doing() -> None:
-    try:
-        result = await play(Counter, Raises(TimeoutError("the connection timed out")))
-    except TimeoutError:
-        return
-    assert result.reward is None
+# ---- agents that break: a fault of that episode alone ----
 
 
-@pytest.mark.parametrize("error", [InvariantError("a bug"), TypeError("a bug")])
-async def test_a_bug_of_ours_raises_and_still_closes(error: Exception) -> None:
+async def cancelled() -> None:
+    """Wait for a task that somebody else has cancelled."""
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+AGENT_ERRORS = {
+    "an exception": (ConnectionError("refused"), "ConnectionError: refused"),
+    "a time-out of its own": (TimeoutError("the connection timed out"), "TimeoutError: the connection timed out"),
+    "the end of the process": (SystemExit(3), "SystemExit: 3"),
+    "Ctrl-C that nobody pressed": (KeyboardInterrupt(), "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("case", AGENT_ERRORS)
+async def test_an_agent_that_raises_is_a_fault_with_its_place(case: str) -> None:
+    error, words = AGENT_ERRORS[case]
     closed: list[Env] = []
-    with pytest.raises(type(error), match="a bug"):
-        await play(Counter, Raises(error), closed=closed)
+    result = await play(Counter, Raises(error), closed=closed)
+    assert (result.outcome, result.reward, len(result.turns), len(closed)) == (Outcome.INFRA_FAULT, None, 1, 1)
+    assert result.error.startswith("PolicyError: agent (") and result.error.endswith(words)
+
+
+async def test_the_siblings_of_an_agent_that_raises_go_on() -> None:
+    first = agent()
+
+    class Sometimes:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            if conversation.request_id.endswith("/1"):
+                raise SystemExit("no more")
+            return await first.act(conversation, tools)
+
+    async with EnvFactory(Counter) as factory:
+        group = await run_group(factory, Sometimes(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+    outcomes = [episode.outcome for episode in group.episodes]
+    assert outcomes == [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.SCORED]
+    assert "test_rollout.py:" in group.episodes[1].error and "SystemExit: no more" in group.episodes[1].error
+
+
+async def test_a_task_of_the_agent_that_fails_is_its_fault() -> None:
+    async def fail() -> None:
+        raise ConnectionError("refused")
+
+    class Tasks:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            async with asyncio.TaskGroup() as running:
+                running.create_task(fail())
+            raise AssertionError("unreachable")
+
+    result = await play(Counter, Tasks())
+    assert result.outcome is Outcome.INFRA_FAULT
+    assert result.error.startswith("PolicyError: agent (") and result.error.endswith("ConnectionError: refused")
+
+
+async def test_a_task_of_the_agent_that_was_cancelled_is_its_fault() -> None:
+    class Waits:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            await cancelled()
+            raise AssertionError("unreachable")
+
+    result = await play(Counter, Waits())
+    assert result.outcome is Outcome.INFRA_FAULT and "CancelledError" in result.error
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("of tasks", [error])])
+async def test_a_users_mistake_ends_the_run_in_one_sentence(wrap: Callable[[Exception], Exception]) -> None:
+    """It is the same for every episode: a key that is refused, a model that is unknown."""
+    with pytest.raises(UserError, match="refused the API key"):
+        await play(Counter, Raises(wrap(UserError("it refused the API key"))))
+
+
+@pytest.mark.parametrize("answer", [None, (1, 2), {"role": "assistant", "content": "hi"}])
+async def test_an_agent_that_returns_something_else_is_a_fault(answer: Any) -> None:
+    class Odd:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> Any:
+            return answer
+
+    result = await play(Counter, Odd())
+    assert (result.outcome, result.reward) == (Outcome.INFRA_FAULT, None)
+    assert "Odd.act returned" in result.error and "must return a Turn and an Action" in result.error
+
+
+async def test_an_agent_may_be_a_plain_function() -> None:
+    """It runs in a thread."""
+    threads = []
+
+    class Plain:
+        def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            threads.append(threading.current_thread())
+            message: Message = {"role": "assistant", "content": "hi"}
+            return Turn(kind="text", observation=conversation.observation, message=message), Action(message=message)
+
+    result = await play(Counter, Plain())
+    assert (result.outcome, result.reward) == (Outcome.SCORED, 1.5)
+    assert threading.main_thread() not in threads
+
+
+async def test_a_bug_of_ours_raises_and_still_closes() -> None:
+    closed: list[Env] = []
+    with pytest.raises(InvariantError, match="a bug"):
+        await play(Counter, Raises(InvariantError("a bug")), closed=closed)
     assert len(closed) == 1
 
 
