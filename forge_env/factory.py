@@ -14,9 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from forge_env.env import Env
-from forge_env.errors import EnvError, ForgeError, UserError, nearest
+from forge_env.errors import UserError, nearest
 from forge_env.registry import env_class, load
 from forge_env.types import EpisodeLimits, Task
+from forge_env.user_code import guard
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
 
@@ -107,12 +108,8 @@ class EnvFactory:
         env = self.env_class.__new__(self.env_class)
         for name, value in self._shared.items():
             setattr(env, name, value)  # first, so that the constructor may use them
-        try:
+        with guard(f"{self.env_class.__name__}()"):
             env.__init__(**{**self._for_constructor, **more})  # type: ignore[misc]
-        except ForgeError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{self.env_class.__name__}() raised {type(error).__name__}: {error}") from error
         return env
 
     def _named(self, function: Callable[..., Any]) -> dict[str, Any]:
