@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import typing
@@ -16,6 +17,7 @@ from pydantic.errors import PydanticUserError
 from forge_env.env import Env
 from forge_env.errors import UserError, nearest
 from forge_env.registry import env_class, load
+from forge_env.task_list import TASKS_SECONDS, read_tasks
 from forge_env.types import EpisodeLimits, Task
 from forge_env.user_code import guard
 
@@ -61,21 +63,28 @@ class EnvFactory:
         async with AsyncExitStack() as stack:
             for name, target in self.env_class.shared.items():
                 opener = load(target)
-                opened = opener(**self._named(opener))
-                self._shared[name] = await stack.enter_async_context(opened)
+                with guard(f"opening {name}, which the episodes share"):
+                    opened = opener(**self._named(opener))
+                    self._shared[name] = await stack.enter_async_context(opened)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        with guard("closing what the episodes share"):
+            await self._stack.aclose()
 
-    def tasks(self, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Return `count` tasks of a split, under this factory's options.
+    def tasks(
+        self, split: str = "train", *, count: int, seed: int = 0, seconds: float = TASKS_SECONDS
+    ) -> Sequence[Task]:
+        """Return `count` tasks of a split, or as many as there are, under this factory's options.
 
         Raises:
-            UserError: for a split that is not there, or more tasks than there are.
+            UserError: for a split that is not there, more tasks than there are, and whatever else
+                `forge_env.task_list.read_tasks` finds wrong; `seconds` is its limit.
         """
-        return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
+        options = self._named(self.env_class.tasks)
+        call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
+        return read_tasks(self.name, call, split, count=count, seconds=seconds)
 
     @property
     def constructor_options(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from forge_env.episode import Turn
 from forge_env.errors import PolicyError
 from forge_env.protocols import Conversation
 from forge_env.types import Action, Message, ToolCall, ToolSpec
+from forge_env.user_code import NOT_CAUGHT, describe
 
 Move = Callable[[Conversation, Sequence[ToolSpec]], Action]
 """Reads a conversation and the tools, and says what to do next."""
@@ -126,8 +127,10 @@ def by_expert(expert: Callable[[list[Message]], Message]) -> Move:
         try:
             message = expert(conversation.messages)
             return Action(message=_with_content(message), tool_calls=_parsed(message))
-        except Exception as error:
-            raise PolicyError(f"expert() raised {type(error).__name__}: {error}") from error
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            raise PolicyError(describe("expert", error)) from error
 
     return move
 

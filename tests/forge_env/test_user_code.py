@@ -16,7 +16,7 @@ import pytest
 
 from forge_env.check.moves import Player, calls, plays, says
 from forge_env.cli.main import main
-from forge_env.episode import Episode, Group
+from forge_env.episode import Group
 from forge_env.errors import EnvError, UserError
 from forge_env.factory import EnvFactory
 from forge_env.gymnasium_env import SyncEnv
@@ -197,9 +197,12 @@ def test_a_fault_names_the_users_line_and_not_a_librarys() -> None:
     assert isinstance(raised.value.__cause__, re.error)
 
 
-def test_what_only_forge_env_raised_has_no_place() -> None:
-    with pytest.raises(EnvError, match=r"^reset: TypeError: .*argument"), guard("reset"):
-        Task(1, 2)  # type: ignore[misc]  # noqa: B018
+async def test_what_only_forge_env_raised_has_no_place() -> None:
+    class Takes(ToolEnv):
+        def __init__(self, *, address: str) -> None: ...
+
+    (episode, *_) = (await play(Takes)).episodes
+    assert episode.error.startswith("Takes(): TypeError: ") and "address" in episode.error
 
 
 def test_an_exception_whose_text_cannot_be_had_is_described() -> None:
