@@ -1,4 +1,4 @@
-"""What a user's code raises, SystemExit among it, is a fault of its own episode, with the part, the file and the line."""
+"""What a user's code raises, SystemExit among it, is a fault of its own episode, with part, file and line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from forge_env.types import Outcome, Task
 from forge_env.user_code import describe, guard, place_of
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="0")
-RAISED: dict[str, BaseException] = {}
 
 
 class Own(BaseException):
@@ -35,7 +34,7 @@ class Own(BaseException):
 
 
 class Breaks(ToolEnv):
-    """Raises what the episode with the seed 1 has in RAISED, in one part of it."""
+    """Raises in one part of the episode with the seed 1."""
 
     def __init__(self, part: str = "", error: str = "") -> None:
         super().__init__()
@@ -334,7 +333,7 @@ def test_eval_goes_on_and_tells_where_it_was(shop: Path, capfd: pytest.CaptureFi
 
 
 def test_check_tells_it_as_a_finding(shop: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "shop.py:Shop", "--tasks", "2"]) == 1
+    assert main(["check", "shop.py:Shop", "--tasks", "2", "--only", "contract,leaks", "--json"]) == 1
     out, err = capfd.readouterr()
     assert "tool buy (shop.py:18): SystemExit: sold out" in out
     assert "Traceback" not in out + err
