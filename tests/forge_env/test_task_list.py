@@ -191,7 +191,7 @@ def test_the_sentence_is_the_same_everywhere(
 @pytest.mark.parametrize("name", SENTENCES)
 def test_check_reports_it_as_a_finding(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", f"bad.py:{name}", "--tasks", "1", "--only", "tasks", "--json"]) == 1
-    (row,) = [row for row in json.loads(capfd.readouterr().out)["checks"] if row["name"] == "tasks"]
+    (row,) = [row for row in json.loads(capfd.readouterr().out)["rows"] if row["name"] == "tasks"]
     assert row["detail"] == SENTENCES[name].replace("'test'", "'train'")
 
 
