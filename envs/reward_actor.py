@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from forge_env.errors import EnvError, UserError
+from forge_env.errors import UserError
 from forge_env.registry import load
 from forge_env.reward_value import reward_value
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.threads import invoke
+from forge_env.user_code import guard
 
 
 class RewardActor(ForgeActor):
@@ -49,8 +50,6 @@ class RewardActor(ForgeActor):
             EnvError: when the function raises, or what it returns is no finite number.
         """
         given = {"prompt": prompt, "response": response, "target": target}
-        try:
+        with guard(self._name):
             value = await invoke(self._reward, **{name: given[name] for name in self._named})
-        except Exception as error:
-            raise EnvError(f"{self._name}: {type(error).__name__}: {error}") from error
         return reward_value(value, f"{self._name} returned")

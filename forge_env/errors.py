@@ -36,6 +36,9 @@ class TemplateError(UserError):
 class EnvError(ForgeError):
     """The environment's own code raised; the episode gets no reward."""
 
+    where = ""
+    """The part of the episode, file and line, where a user's code raised it itself: "tool buy (shop.py:41)"; or ""."""
+
 
 class InfraError(ForgeError):
     """Something underneath an episode failed; the episode gets no reward and is never scored zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import typing
@@ -14,9 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from forge_env.env import Env
-from forge_env.errors import EnvError, ForgeError, UserError, nearest
+from forge_env.errors import UserError, nearest
 from forge_env.registry import env_class, load
+from forge_env.task_list import TASKS_SECONDS, BadTasks, read_tasks
 from forge_env.types import EpisodeLimits, Task
+from forge_env.user_code import guard
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
 
@@ -60,21 +63,34 @@ class EnvFactory:
         async with AsyncExitStack() as stack:
             for name, target in self.env_class.shared.items():
                 opener = load(target)
-                opened = opener(**self._named(opener))
-                self._shared[name] = await stack.enter_async_context(opened)
+                with guard(f"opening {name}, which the episodes share"):
+                    opened = opener(**self._named(opener))
+                    self._shared[name] = await stack.enter_async_context(opened)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        with guard("closing what the episodes share"):
+            await self._stack.aclose()
 
-    def tasks(self, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Return `count` tasks of a split, under this factory's options.
+    def tasks(
+        self, split: str = "train", *, count: int, seed: int = 0, seconds: float = TASKS_SECONDS
+    ) -> Sequence[Task]:
+        """Return `count` tasks of a split, or as many as there are, under this factory's options.
 
         Raises:
-            UserError: for a split that is not there, or more tasks than there are.
+            UserError: for a split that is not there, more tasks than there are, and whatever else
+                `forge_env.task_list.read_tasks` finds wrong; `seconds` is its limit.
         """
-        return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
+        static = inspect.getattr_static(self.env_class, "tasks")
+        if inspect.isfunction(static) and next(iter(inspect.signature(static).parameters), "") == "self":
+            raise BadTasks(
+                f"{self.env_class.__name__}.tasks is a plain method, and no instance is there: mark it with "
+                "@classmethod"
+            )
+        options = self._named(self.env_class.tasks)
+        call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
+        return read_tasks(self.name, call, split, count=count, seconds=seconds)
 
     @property
     def constructor_options(self) -> dict[str, Any]:
@@ -107,12 +123,8 @@ class EnvFactory:
         env = self.env_class.__new__(self.env_class)
         for name, value in self._shared.items():
             setattr(env, name, value)  # first, so that the constructor may use them
-        try:
+        with guard(f"{self.env_class.__name__}()"):
             env.__init__(**{**self._for_constructor, **more})  # type: ignore[misc]
-        except ForgeError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{self.env_class.__name__}() raised {type(error).__name__}: {error}") from error
         return env
 
     def _named(self, function: Callable[..., Any]) -> dict[str, Any]:

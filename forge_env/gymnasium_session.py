@@ -17,6 +17,7 @@ from forge_env.loop_thread import LoopThread
 from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+from forge_env.user_code import fault, guard, told
 
 OPEN_SECONDS = 600.0
 """Starting what the instances of an environment share: sandboxes, servers."""
@@ -67,21 +68,21 @@ class Session:
         try:
             self._env = self._shared.factory.make()
             given = {**options, "task": task, "limits": self._limits}
-            messages, info = _checked(await self._call(self._env.reset, seed=seed, options=given), 2, "reset")
-        except (EnvError, InfraError) as fault:
-            return _faulted(fault)
+            messages, info = _checked(await self._call("reset", self._env.reset, seed=seed, options=given), 2, "reset")
+        except (EnvError, InfraError) as broken:
+            return _faulted(broken)
         return Step(messages=messages, info=info)
 
     async def step(self, action: Action) -> Step:
         """Take one action; a fault of the environment is the outcome of what is returned."""
         assert self._env is not None
         try:
-            result = _checked(await self._call(self._env.step, action), 5, "step")
-        except _TooSlow as fault:
+            result = _checked(await self._call("step", self._env.step, action), 5, "step")
+        except _TooSlow as broken:
             slow_model = self._env.time_spent_by == "model"
-            return self.out_of_turns(Step()) if slow_model else _faulted(fault)
-        except (EnvError, InfraError) as fault:
-            return _faulted(fault)
+            return self.out_of_turns(Step()) if slow_model else _faulted(broken)
+        except (EnvError, InfraError) as broken:
+            return _faulted(broken)
         messages, reward, terminated, truncated, info = result
         step = Step(messages=messages, reward=float(reward), info=info)
         if "outcome" in info:
@@ -118,22 +119,23 @@ class Session:
         if env is None:
             return
         try:
-            await asyncio.wait_for(invoke(env.close), self._limits.step_seconds)
-        except Exception as error:
-            gymnasium.logger.warn(f"closing {self._factory.name} failed: {type(error).__name__}: {error}")
+            with guard("close"):
+                await Deadline(self._limits.step_seconds).run(invoke(env.close))
+        except ForgeError as error:
+            gymnasium.logger.warn(f"closing {self._factory.name} failed: {told(error)}")
 
-    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the environment: a deadline, and its own exceptions named as its own."""
+    async def _call(self, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the environment: a deadline, and its own exceptions named as its own; `part` is "reset" or "step"."""
         seconds = self._limits.step_seconds
         deadline = Deadline(seconds)
         try:
             return await deadline.run(invoke(function, *args, **kwargs))
-        except ForgeError:
+        except BaseException as error:
+            if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
+                raise _TooSlow(f"{part} took longer than {seconds:g} s") from None
+            if (broken := fault(part, error)) is not None:
+                raise broken from error
             raise
-        except Exception as error:
-            if deadline.expired:
-                raise _TooSlow(f"{function.__name__} took longer than {seconds:g} s") from None
-            raise EnvError(f"{function.__name__}: {type(error).__name__}: {error}") from error
 
 
 def _checked(result: Any, count: int, name: str) -> tuple[Any, ...]:
@@ -154,9 +156,9 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
-def _faulted(fault: Exception) -> Step:
-    outcome = Outcome.ENV_FAULT if isinstance(fault, EnvError) else Outcome.INFRA_FAULT
-    return Step(truncated=True, outcome=str(outcome), error=str(fault))
+def _faulted(broken: ForgeError) -> Step:
+    outcome = Outcome.ENV_FAULT if isinstance(broken, EnvError) else Outcome.INFRA_FAULT
+    return Step(truncated=True, outcome=str(outcome), error=told(broken))
 
 
 def _with_outcome(step: Step, outcome: Outcome) -> Step:

@@ -13,6 +13,7 @@ from forge_env.errors import EnvError, InfraError, UserError
 from forge_env.registry import load
 from forge_env.rubric import RewardPart, score
 from forge_env.types import Outcome
+from forge_env.user_code import told
 
 AT_ONCE = 16
 
@@ -78,7 +79,7 @@ async def _rescored(episode: Episode, part: RewardPart, seconds: float) -> Resco
         reason = f"it took longer than {seconds:g} s" if deadline.expired else f"the reward timed out: {error}"
         return _failed(episode, reason)
     except (EnvError, InfraError) as error:
-        return _failed(episode, str(error))
+        return _failed(episode, told(error))
     last = episode.turns[-1]
     turn = replace(last, reward=last.reward + reward - (episode.reward or 0.0))
     # What the environment called a success was said of its own reward.

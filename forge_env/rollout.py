@@ -25,7 +25,7 @@ from forge_env.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation
 from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
-from forge_env.user_code import NOT_CAUGHT, describe
+from forge_env.user_code import NOT_CAUGHT, describe, fault, guard, told
 
 T = TypeVar("T")
 
@@ -109,11 +109,11 @@ async def run_episode(
         outcome, ended_by = await run.play(env, task, seed)
     except _OutOfTime as end:
         assert env is not None
-        outcome, ended_by, error = run.out_of_time(env, factory.name, end.limit)
-    except EnvError as fault:
-        outcome, error = Outcome.ENV_FAULT, str(fault)
-    except InfraError as fault:
-        outcome, error = Outcome.INFRA_FAULT, f"{type(fault).__name__}: {fault}"
+        outcome, ended_by, error = run.out_of_time(env, factory.name, end)
+    except EnvError as broken:
+        outcome, error = Outcome.ENV_FAULT, told(broken)
+    except InfraError as broken:
+        outcome, error = Outcome.INFRA_FAULT, f"{type(broken).__name__}: {broken}"
     finally:
         if env is not None:
             await _close(env, limits.step_seconds, run.info)
@@ -124,9 +124,10 @@ async def run_episode(
     success = None
     if outcome.is_valid and env is not None:
         try:
-            success = _read_success(env.success(reward))
-        except Exception as fault:
-            outcome, error, ended_by = Outcome.ENV_FAULT, f"success: {type(fault).__name__}: {fault}", ""
+            with guard("success"):
+                success = _read_success(env.success(reward))
+        except EnvError as broken:
+            outcome, error, ended_by = Outcome.ENV_FAULT, told(broken), ""
     return Episode(
         task=task,
         turns=turns,
@@ -147,10 +148,13 @@ async def run_episode(
 
 async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
     """Close an environment. What it did stays as it was: a close that fails is noted, and waited for only so long."""
+    deadline = Deadline(seconds)
     try:
-        await Deadline(seconds).run(invoke(env.close))
-    except Exception as error:
-        info["close_error"] = f"{type(error).__name__}: {error}"
+        with guard("close"):
+            await deadline.run(invoke(env.close))
+    except ForgeError as error:
+        late = f"close took longer than {seconds:g} s"
+        info["close_error"] = late if deadline.expired else told(error)
 
 
 class _Contexts:
@@ -193,10 +197,11 @@ _SEED_STRIDE = 15_485_863
 
 
 class _OutOfTime(Exception):
-    """The environment has used up a limit: "episode_seconds" or "step_seconds"."""
+    """The environment has used up a limit: "episode_seconds" or "step_seconds", in "reset" or in "step"."""
 
-    def __init__(self, limit: str) -> None:
+    def __init__(self, limit: str, part: str = "step") -> None:
         self.limit = limit
+        self.part = part
 
 
 class _Run:
@@ -216,7 +221,7 @@ class _Run:
     async def play(self, env: Env, task: Task, seed: int) -> tuple[Outcome, str]:
         """Play to the end; returns the outcome, and what ended the episode."""
         options = {"task": task, "limits": self.limits}
-        reset = await self._env(invoke(env.reset, seed=seed, options=options), _read_reset)
+        reset = await self._env("reset", invoke(env.reset, seed=seed, options=options), _read_reset)
         self.contexts.observe(reset.observation, reset.next)
         self.info |= reset.info
         for _ in range(self.limits.max_turns):
@@ -239,13 +244,14 @@ class _Run:
                 return end
         return Outcome.TRUNCATED, "max_turns"
 
-    def out_of_time(self, env: Env, name: str, limit: str) -> tuple[Outcome, str, str]:
+    def out_of_time(self, env: Env, name: str, end: _OutOfTime) -> tuple[Outcome, str, str]:
         """What an episode is that used up a limit of time: the outcome, what ended it, and why it has no reward."""
+        limit = end.limit
         acted = bool(self.contexts.turns)  # before its first turn nothing is the model's doing
         if acted and env.time_spent_by == "model":
             return Outcome.TRUNCATED, limit, ""
         if limit == "step_seconds":
-            return Outcome.ENV_FAULT, "", f"reset or step took longer than {self.limits.step_seconds:g} s"
+            return Outcome.ENV_FAULT, "", f"{end.part} took longer than {self.limits.step_seconds:g} s"
         seconds = f"{self.limits.episode_seconds:g} s of episode_seconds"
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
@@ -290,7 +296,7 @@ class _Run:
         conversation = self.contexts.current
         conversation.turns.append(turn)
         conversation.observation = ()
-        step = await self._env(invoke(env.step, action), _read_step)
+        step = await self._env("step", invoke(env.step, action), _read_step)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         self.contexts.observe(step.observation, step.next)
@@ -304,20 +310,26 @@ class _Run:
             return Outcome.TRUNCATED, _full(conversation, turn, action)
         return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
-    async def _env(self, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
-        """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own."""
+    async def _env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+        """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own.
+
+        Args:
+            part: "reset" or "step".
+        """
         limit = "step_seconds" if self.limits.step_seconds < self.seconds_left else "episode_seconds"
         deadline = Deadline(min(self.limits.step_seconds, self.seconds_left))
         try:
-            return read(await deadline.run(call))
-        except ForgeError:
+            result = await deadline.run(call)
+        except BaseException as error:
+            if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
+                raise _OutOfTime(limit, part) from None
+            if (broken := fault(part, error)) is not None:
+                raise broken from error
             raise
-        except Exception as error:
-            if deadline.expired:
-                raise _OutOfTime(limit) from None
-            raise EnvError(f"reset or step: {type(error).__name__}: {error}") from error
         finally:
             self.seconds_left -= deadline.used
+        with guard(f"{part} returned what cannot be read"):
+            return read(result)
 
 
 def _full(conversation: Conversation, turn: Turn, action: Action) -> str:
@@ -371,14 +383,14 @@ _LIMITS = frozenset(each.name for each in fields(EpisodeLimits))
 
 def _read_reset(result: Any) -> _Reset:
     observation, info = result
-    return _Reset(tuple(observation), info.get("next"), _for_the_record(info))
+    return _Reset(_messages(observation), info.get("next"), _for_the_record(info))
 
 
 def _read_step(result: Any) -> _Step:
     observation, reward, terminated, truncated, info = result
     parts = info.get("rewards", {})
     return _Step(
-        tuple(observation),
+        _messages(observation),
         reward_value(reward, "step returned the reward"),
         bool(terminated),
         bool(truncated),
@@ -389,6 +401,17 @@ def _read_step(result: Any) -> _Step:
         info.get("next"),
         _for_the_record(info),
     )
+
+
+def _messages(observation: Any) -> tuple[Message, ...]:
+    messages = tuple(observation)
+    for message in messages:
+        if not isinstance(message, Mapping) or not message.keys() >= _IN_A_MESSAGE:
+            raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")
+    return messages
+
+
+_IN_A_MESSAGE = frozenset({"role", "content"})
 
 
 def _ended_by(info: Mapping[str, Any]) -> str:

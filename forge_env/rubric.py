@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge_env.errors import EnvError, ForgeError, UserError, nearest
+from forge_env.errors import UserError, nearest
 from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Message, Task
+from forge_env.user_code import guard
 
 RewardFunction = Callable[..., Any]
 KNOWN = ("prompt", "response", "answer", "target", "task", "messages")
@@ -80,10 +81,6 @@ async def score(
 
 
 async def _value(part: RewardPart, owner: tuple[Any, ...], wanted: Mapping[str, Any]) -> float:
-    try:
+    with guard(f"reward {part.name}"):
         value = await invoke(part.function, *owner, **wanted)
-    except ForgeError:
-        raise
-    except Exception as error:
-        raise EnvError(f"the reward {part.name} raised {type(error).__name__}: {error}") from error
     return reward_value(value, f"the reward {part.name} returned")

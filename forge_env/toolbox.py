@@ -17,6 +17,7 @@ from forge_env.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.threads import invoke
 from forge_env.tools import BadCall, Tool
 from forge_env.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
+from forge_env.user_code import describe, guard
 
 RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
 
@@ -45,7 +46,7 @@ class Toolbox:
         """Answer the calls of one turn, in order. Neighbours that are all declared parallel run at once.
 
         Raises:
-            EnvError: when a tool raised what it declares fatal.
+            EnvError: when a tool raised what it declares fatal, or what is no Exception, as SystemExit.
             InfraError: when something underneath a tool failed.
         """
         if len(calls) == 1:
@@ -73,12 +74,16 @@ class Toolbox:
         return [task.result() for task in tasks]
 
     async def _call(self, call: ToolCall) -> tuple[str, ToolUse]:
-        started = time.perf_counter()
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
             text = f"Error: there is no tool {call.name!r}. Tools: {known}. {call.error}".strip()
             return text, ToolUse(name=call.name, error="unknown_tool")
+        with guard(f"tool {tool.name}"):
+            return await self._use(tool, call)
+
+    async def _use(self, tool: Tool, call: ToolCall) -> tuple[str, ToolUse]:
+        started = time.perf_counter()
         try:
             arguments = tool.validate(call)
         except BadCall as refusal:
@@ -112,7 +117,7 @@ class Toolbox:
             except ForgeError:
                 raise
             except tool.options.fatal as error:
-                raise EnvError(f"the tool {tool.name} raised {type(error).__name__}: {error}") from error
+                raise EnvError(describe(f"tool {tool.name}", error)) from error
             except Exception as error:
                 if deadline.expired:
                     seconds = f"{tool.options.timeout:g} s"

@@ -7,14 +7,14 @@ from typing import Any
 
 from forge_env.check.moves import Move, probe, says
 from forge_env.check.shapes import wrong_with_reset, wrong_with_step, wrong_with_tools
-from forge_env.check.subject import LIMITS, Failed, Overdue, Skipped, Subject, bounded, instance, reset, step
+from forge_env.check.subject import LIMITS, Failed, Overdue, Skipped, Subject, bounded, called, instance, reset, step
 from forge_env.check.threads import advice
 from forge_env.env import Env
 from forge_env.episode import Turn
-from forge_env.errors import PolicyError
+from forge_env.errors import ForgeError, PolicyError
 from forge_env.protocols import Conversation
-from forge_env.threads import invoke
 from forge_env.types import Action, Task
+from forge_env.user_code import told
 
 
 async def contract(subject: Subject) -> str:
@@ -29,7 +29,7 @@ async def contract(subject: Subject) -> str:
 
 
 async def _examine(env: Env, task: Task, seed: int, move: Move) -> int:
-    result = await _named("reset", reset(env, task, seed))
+    result = await _named(reset(env, task, seed))
     _require(wrong_with_reset(result))
     _require(wrong_with_tools(env.tools))
     conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
@@ -39,7 +39,7 @@ async def _examine(env: Env, task: Task, seed: int, move: Move) -> int:
         except PolicyError:  # the expert's mistake, which is the finding of the check of the gold answers
             return turn - 1
         conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
-        result = await _named("step", step(env, action))
+        result = await _named(step(env, action))
         _require(wrong_with_step(result))
         if result[2] or result[3]:
             return turn
@@ -58,13 +58,13 @@ def _unanswered(action: Action, messages: Sequence[Any]) -> str:
     )
 
 
-async def _named(what: str, call: Awaitable[Any]) -> Any:
+async def _named(call: Awaitable[Any]) -> Any:
     try:
         return await call
     except Overdue as error:
         raise Failed(f"{error}: make it faster, or await what it waits for") from None
-    except Exception as error:
-        raise Failed(f"{what}() raised {type(error).__name__}: {error}{advice(str(error))}") from error
+    except ForgeError as error:
+        raise Failed(f"{told(error)}{advice(str(error))}") from error
 
 
 def _require(problem: str) -> None:
@@ -81,8 +81,8 @@ async def reset_first(subject: Subject) -> str:
             raise Failed(
                 "step() before reset() hangs: raise forge_env.EnvError when no episode has been started"
             ) from None
-        except Exception as error:
-            return f"step() before reset() raises {type(error).__name__}"
+        except ForgeError as error:
+            return f"step() before reset() raises {type(error.__cause__ or error).__name__}"
     raise Failed("step() works before reset(): raise forge_env.EnvError when no episode has been started")
 
 
@@ -90,32 +90,30 @@ async def close(subject: Subject) -> str:
     """`close` at any time, and twice; a closed instance refuses or ignores what comes after."""
     await _closed(subject.factory.make(), "of an instance that was never reset")
     env = subject.factory.make()
-    await _named("reset", reset(env, subject.tasks[0], subject.seed))
+    await _named(reset(env, subject.tasks[0], subject.seed))
     await _closed(env, "after reset()")
     await _closed(env, "called twice")
     await _after_close(env)
     await _closed(env, "called again after a step()")
     episode = await subject.episode(subject.tasks[0], probe)
     if "close_error" in episode.info:
-        raise Failed(f"close() at the end of an episode raised {episode.info['close_error']}")
+        raise Failed(f"at the end of an episode, {episode.info['close_error']}; let it free only what is there")
     return "close() can be called at any time, and twice"
 
 
 async def _closed(env: Env, when: str) -> None:
     try:
-        await bounded(f"close() {when}", invoke(env.close), LIMITS.step_seconds)
+        await bounded(f"close() {when}", called("close", env.close), LIMITS.step_seconds)
     except Overdue as error:
         raise Failed(f"{error}: bound what it waits for") from None
-    except Exception as error:
-        raise Failed(
-            f"close() {when} raised {type(error).__name__}: {error}; let it free only what is there"
-        ) from error
+    except ForgeError as error:
+        raise Failed(f"close() {when}: {told(error)}; let it free only what is there") from error
 
 
 async def _after_close(env: Env) -> None:
     try:
-        await bounded("step() after close()", invoke(env.step, says("0")), LIMITS.step_seconds)
+        await bounded("step() after close()", called("step", env.step, says("0")), LIMITS.step_seconds)
     except Overdue as error:
         raise Failed(f"{error}: raise forge_env.EnvError when the instance is closed") from None
-    except Exception:
+    except ForgeError:
         pass  # refused

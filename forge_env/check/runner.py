@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_env.check.contract import close, contract, reset_first
 from forge_env.check.leaks import leaks
@@ -20,8 +20,11 @@ from forge_env.check.seeds import same_seed, two_seeds
 from forge_env.check.subject import Failed, Overdue, Skipped, Subject, bounded
 from forge_env.check.tasks import tasks
 from forge_env.check.threads import advice, threads
-from forge_env.errors import UserError, nearest
+from forge_env.errors import ForgeError, UserError, nearest
 from forge_env.factory import EnvFactory
+from forge_env.user_code import fault, told
+
+T = TypeVar("T")
 
 CHECK_SECONDS = 300.0
 BUDGET_SECONDS = 120.0
@@ -191,7 +194,7 @@ class _Run:
         before = self._subject.played
         bound = min(share, CHECK_SECONDS)
         try:
-            detail = await bounded("the check", check.function(self._subject), bound)
+            detail = await bounded("the check", _contained(check.function(self._subject)), bound)
             return CheckRow(name=check.name, ok=True, detail=detail)
         except Failed as finding:
             return CheckRow(name=check.name, ok=False, detail=str(finding))
@@ -217,6 +220,18 @@ class _Run:
         return time.monotonic() >= self._subject.until
 
 
+async def _contained(work: Coroutine[Any, Any, T]) -> T:
+    """Await a check. What is no Exception would end the whole command, so it is made one in the task that it is in."""
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        if (broken := fault("the environment", error)) is not None:
+            raise broken from error
+        raise
+
+
 async def _problem(doing: str, work: Awaitable[object]) -> str:
     """Await the opening or closing of what the episodes share, and return what went wrong, if anything did."""
     deadline = asyncio.timeout(OPEN_SECONDS)
@@ -230,4 +245,4 @@ async def _problem(doing: str, work: Awaitable[object]) -> str:
 
 
 def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {told(error) if isinstance(error, ForgeError) else error}"

@@ -16,6 +16,7 @@ from forge_env.env import Env
 from forge_env.episode import Episode
 from forge_env.errors import ForgeError
 from forge_env.types import Task
+from forge_env.user_code import told
 
 CONCURRENT, FEWEST = 64, 4
 Part = tuple[Task, Move, int]
@@ -60,7 +61,7 @@ async def _reused(subject: Subject, part: Part) -> None:
         try:
             first, second = await _transcript(env, part), await _transcript(env, part)
         except Exception as error:
-            reason = error if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
+            reason = told(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
             raise Failed(
                 f"an instance that is reset again raises ({reason}): start everything afresh in reset()"
             ) from error

@@ -19,6 +19,7 @@ from forge_env.protocols import Conversation
 from forge_env.rollout import run_episode
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Task
+from forge_env.user_code import guard
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ async def instance(subject: Subject) -> AsyncIterator[Env]:
         yield env
     finally:
         try:
-            await bounded("close()", invoke(env.close), LIMITS.step_seconds)
+            await bounded("close()", called("close", env.close), LIMITS.step_seconds)
         except Exception:
             pass
 
@@ -119,8 +120,9 @@ async def reset(env: Env, task: Task, seed: int) -> Any:
 
     Raises:
         Overdue: when it takes longer than any step may.
+        EnvError: naming the file and the line, for whatever it raises.
     """
-    return await _in_time("reset()", invoke(env.reset, seed=seed, options={"task": task, "limits": LIMITS}))
+    return await _in_time("reset", called("reset", env.reset, seed=seed, options={"task": task, "limits": LIMITS}))
 
 
 async def step(env: Env, action: Action) -> Any:
@@ -129,7 +131,17 @@ async def step(env: Env, action: Action) -> Any:
     Raises:
         Overdue: when it takes longer than any step may.
     """
-    return await _in_time("step()", invoke(env.step, action))
+    return await _in_time("step", called("step", env.step, action))
+
+
+async def called(part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a part of an environment.
+
+    Raises:
+        EnvError: naming the part, the file and the line, for whatever it raises.
+    """
+    with guard(part):
+        return await invoke(function, *args, **kwargs)
 
 
 async def _in_time(what: str, call: Coroutine[Any, Any, T]) -> T:
@@ -139,9 +151,7 @@ async def _in_time(what: str, call: Coroutine[Any, Any, T]) -> T:
         async with deadline:
             return await call
     except TimeoutError:
-        if not deadline.expired():
-            raise
-        raise Overdue(f"{what} took longer than {LIMITS.step_seconds:g} s") from None
+        raise Overdue(f"{what}() took longer than {LIMITS.step_seconds:g} s") from None
 
 
 async def by_hand(env: Env, task: Task, seed: int, move: Move) -> AsyncGenerator[tuple[float, Any]]:

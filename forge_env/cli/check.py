@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from forge_env.cli.options import parse_options
 from forge_env.cli.output import Json, emit, say, show_table, stdout_to_stderr
+from forge_env.cli.running import run
 
 if TYPE_CHECKING:
     from forge_env.check import CheckReport, CheckRow
@@ -47,7 +47,7 @@ def check(
             on_episode=view.played,
         )
         try:
-            report = asyncio.run(work)
+            report = run(work)
         finally:
             view.end()
     if as_json:

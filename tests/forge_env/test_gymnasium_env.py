@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -234,8 +235,8 @@ def test_what_the_environment_says_of_the_end(way: str) -> None:
 @pytest.mark.parametrize(
     ("way", "outcome", "words"),
     [
-        ("reset", "env_fault", "reset: ValueError: no start"),
-        ("step", "env_fault", "step: KeyError: 'lost'"),
+        ("reset", "env_fault", r"reset \(.*test_gymnasium_env.py:\d+\): ValueError: no start"),
+        ("step", "env_fault", r"step \(.*test_gymnasium_env.py:\d+\): KeyError: 'lost'"),
         ("infra", "infra_fault", "the server is gone"),
         ("nan", "env_fault", "a reward is a finite number"),
         ("hang", "env_fault", "step took longer than 0.05 s"),
@@ -248,7 +249,7 @@ def test_a_fault_ends_the_episode_without_a_reward(way: str, outcome: str, words
         with pytest.warns(UserWarning, match="ended by"):
             text, score, terminated, truncated, info = env.step("go on")
         assert (text, score, terminated, truncated, info["outcome"]) == ("", 0.0, False, True, outcome)
-        assert words in info["error"]
+        assert re.search(words, info["error"])
         assert env.reset(options=task("fine"))[0] == "[user]\nSay it."
         assert env.step("go on")[1] == 0.25
 

@@ -100,7 +100,7 @@ def test_a_failing_reward_is_counted_and_scores_nothing(run: Command, tmp_path: 
     write_jsonl(tmp_path / "episodes.jsonl", [episode(9, "bad")])
     (phase,) = run("length")["phases"]
     assert (phase["answers"], phase["failed"], phase["changed"]) == (4, 1, 3)
-    assert phase["first_error"] == "the reward length raised ValueError: bad answer"
+    assert phase["first_error"] == f"reward length ({tmp_path}/rewards.py:3): ValueError: bad answer"
     (tmp_path / "episodes.jsonl").write_text(episode(9, "bad").to_json() + "\n")
     assert run("length", code=1)["phases"][0]["failed"] == 1
 
@@ -111,7 +111,7 @@ def test_what_failed_is_shown_and_is_in_no_figure(
     write_jsonl(tmp_path / "episodes.jsonl", [episode(9, "bad"), episode(10, "bad")])
     (phase,) = run("length", "--out", str(tmp_path / "new.jsonl"))["phases"]
     assert phase["reward_now"] == pytest.approx(2 / 3)
-    reason = "the reward length raised ValueError: bad answer"
+    reason = f"reward length ({tmp_path}/rewards.py:3): ValueError: bad answer"
     assert phase["failures"] == [{"error": reason, "answers": 2, "first": "9/0"}]
     failed = list(read_jsonl(tmp_path / "new.jsonl"))[-1]
     assert (failed.outcome, failed.reward, failed.error) == (Outcome.ENV_FAULT, None, reason)

@@ -188,7 +188,7 @@ async def test_faults_are_not_told_to_the_model() -> None:
         """Raise."""
         raise SandboxError("the sandbox is gone")
 
-    with pytest.raises(EnvError, match=r"the tool fatal raised KeyError.*the table is gone"):
+    with pytest.raises(EnvError, match=r"tool fatal \(.*test_toolbox.py:\d+\): KeyError: 'the table is gone'"):
         await said(box(fatal), "fatal")
     for names in (["underneath"], ["underneath", "underneath"]):
         with pytest.raises(SandboxError, match="the sandbox is gone"):
