@@ -86,7 +86,8 @@ def _check(line: str, seen: set[str], found: Audit, decode: Decoder | None) -> I
     if episode.id in seen:
         yield f"the episode {episode.id!r} is there twice"
     seen.add(episode.id)
-    if episode.outcome is Outcome.SCORED and not math.isclose(
+    # One without turns has nothing that its reward could stand with.
+    if episode.outcome is Outcome.SCORED and episode.turns and not math.isclose(
         total := sum(turn.reward for turn in episode.turns), episode.reward or 0.0, rel_tol=1e-9, abs_tol=1e-9
     ):
         yield f"its turns' rewards add up to {total:g}, and its reward is {episode.reward}"

@@ -73,6 +73,7 @@ def summarise(
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
         "first_errors": {fault_class(episode): episode.error for episode in reversed(still)},
+        "refused_requests": evaluation.refused_requests,
         "faults_retried": len(faulted) - len(still),
         "tools": _tools(done),
         "turns": sum(len(e.turns) for e in done),

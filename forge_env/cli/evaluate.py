@@ -128,5 +128,8 @@ def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
     for limit, count in result["ended_by"].items():
         most = f"{limit} ({result['limits'][limit]:g}): --{limit.replace('_', '-')} sets it"
         note(f"{count} of {result['episodes']} episodes were ended by {most}")
+    if refused := result["refused_requests"]:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
+        note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; info in {out} has the sentences")
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")
