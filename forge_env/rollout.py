@@ -276,6 +276,7 @@ class _Run:
         step = await self._env(invoke(env.on_limit, "max_tokens", reason), _read_on_limit)
         if step is None:
             return Outcome.TRUNCATED, "max_tokens"
+        self.info.setdefault("full_contexts", []).append(len(self.contexts.turns))
         if self.last_turn is None:
             self.reward += step.reward
         else:

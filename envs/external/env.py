@@ -339,7 +339,7 @@ def _ended_by(limit: str, limits: EpisodeLimits) -> str:
 
 
 def _too_long(reason: str) -> Refused:
-    """What a program is answered whose prompt leaves no room for an answer: in OpenAI's words, which clients look for."""
+    """What a program is answered whose prompt leaves no room: in OpenAI's words, which clients look for."""
     return Refused(
         400,
         f"This model's maximum context length is exceeded: {reason}. Please reduce the length of the messages.",

@@ -104,9 +104,7 @@ class Gateway:
         return session
 
 
-async def _ask(
-    session: Session, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
-) -> Asked:
+async def _ask(session: Session, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Asked:
     """Read a request and put it to the session."""
     if path not in _READERS:
         offered = ", ".join(["/v1/models", *_READERS])

@@ -130,6 +130,6 @@ def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
         note(f"{count} of {result['episodes']} episodes were ended by {most}")
     if refused := result["refused_requests"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
-        note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; info in {out} has the sentences")
+        note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more")
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

@@ -1,4 +1,4 @@
-"""How episodes of external end: what the program printed is kept, what it was refused is counted, the limit is named."""
+"""How episodes of external end: what was printed is kept, what was refused is counted, the limit is named."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import pytest
 
 from agents.scripted import ScriptedAgent
 from forge_env.audit import audit
+from forge_env.cli.main import main
 from forge_env.episode import Episode, Turn, write_jsonl
 from forge_env.errors import PolicyError
 from forge_env.evaluate import Evaluation
 from forge_env.factory import make
 from forge_env.protocols import Agent, Conversation
+from forge_env.replay import replay
+from forge_env.run_files import RunSettings
 from forge_env.types import Action, EpisodeLimits, Outcome, ToolSpec
 from tests.envs.external_playing import opened, playing, says
 from tests.envs.test_external import TASK, command, echo, play
@@ -85,9 +88,8 @@ async def test_a_program_without_room_for_an_answer_is_kept_as_well(tiny_model: 
     program = episode.info["program"]
     assert (program["stdout"], program["exit_code"]) == ("some output\nanswered\n", 1)
     assert "HTTP Error 400" in program["stderr"]
-    assert program["note"] == (
-        "the episode was ended by max_tokens (200): the program ended with exit code 1 on that"
-    )
+    note = "the episode was ended by max_tokens (200): the program ended with exit code 1 on that"
+    assert program["note"] == note
 
 
 async def test_a_program_is_told_which_limit_has_ended_it() -> None:
@@ -211,3 +213,30 @@ async def test_a_conversation_goes_on_after_a_prompt_that_was_too_long(
     assert episode.tail == ()
     write_jsonl(tmp_path / "episodes.jsonl", [episode])
     assert audit(tmp_path / "episodes.jsonl").problems == []
+
+
+async def test_a_prompt_that_was_too_long_is_too_long_again(tiny_model: Path) -> None:
+    """Where the turns of the episode are taken again."""
+    options = {"command": command("too long", "shortens")}
+    episode = await play("too long", "shortens", agent=says(tiny_model, "fine"), limits=SHORT)
+    again = await replay(episode, RunSettings(env="external", options=options, limits=SHORT))
+    assert again.same, again.differences
+    assert again.replayed.info["refused_requests"] == {"context_length_exceeded": 1}
+
+
+# ---- the figures of an evaluation ----
+
+
+def test_an_evaluation_shows_what_was_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "says.py").write_text("def model(messages):\n    return {'role': 'assistant', 'content': 'a'}\n")
+    line = ["eval", "--env", "external", "--agent", f"scripted:{tmp_path}/says.py:model", "--tasks", "2"]
+    line += ["--command", command("refused", '[{"n": 2}, {}]'), "--out", str(tmp_path / "out")]
+    assert main([*line, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["refused_requests"] == {"n": 2}
+    assert "2 requests of the programs were refused: n (2)" in err
+    line[line.index("--command") + 1], line[-1] = command("refused", '[{"n": 2}]'), str(tmp_path / "faults")
+    assert main([*line, "--json"]) == 1
+    result = json.loads(capfd.readouterr().out)
+    assert result["refused_requests"] == {"n": 2}, "those of the faults as well"
+    assert "n is 2" in next(iter(result["first_errors"].values()))
