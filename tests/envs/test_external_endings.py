@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ from forge_env.evaluate import Evaluation
 from forge_env.factory import make
 from forge_env.protocols import Agent, Conversation
 from forge_env.replay import replay
+from forge_env.rollout import run_episode
 from forge_env.run_files import RunSettings
 from forge_env.types import Action, EpisodeLimits, Outcome, ToolSpec
-from tests.envs.external_playing import opened, playing, says
+from tests.envs.external_playing import calls, opened, playing, says
 from tests.envs.test_external import TASK, command, echo, play
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external_agent.py"
 SHORT = EpisodeLimits(max_turns=5, max_tokens=200, max_turn_tokens=20)
 """Less than the program's long prompt."""
 
@@ -222,6 +226,22 @@ async def test_a_prompt_that_was_too_long_is_too_long_again(tiny_model: Path) ->
     again = await replay(episode, RunSettings(env="external", options=options, limits=SHORT))
     assert again.same, again.differences
     assert again.replayed.info["refused_requests"] == {"context_length_exceeded": 1}
+
+
+async def test_the_example_makes_do_with_what_there_is(tiny_model: Path, tmp_path: Path) -> None:
+    """Its second prompt has no room: the answer of its tool stands, and is scored."""
+    (tmp_path / "grade.py").write_text("def grade(answer):\n    return float(answer == '42')\n")
+    options = {"command": shlex.join([sys.executable, str(EXAMPLE)]), "reward": f"{tmp_path}/grade.py:grade"}
+    sampled = EpisodeLimits(max_tokens=10_000)
+    for _ in range(2):  # the first time it is seen how much room the first turn takes
+        agent = says(tiny_model, calls("calculator", expression="6*7"), "It is 42.")
+        async with make("external", **options) as factory:
+            episode = await run_episode(factory, agent, TASK, seed=0, episode_id="e", limits=sampled)
+        first = episode.turns[0]
+        sampled = EpisodeLimits(max_tokens=len(first.prompt_ids) + len(first.token_ids) + 1)
+    assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.SCORED, 1.0, 1), episode.error
+    program = episode.info["program"]
+    assert program["stdout"] == "42\n" and program["stderr"].startswith("the context is full: ")
 
 
 # ---- the figures of an evaluation ----
