@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,7 +88,9 @@ class Evaluation:
         """Requests that programs made and that were refused, by reason: what `Env.final_info` says, of all episodes."""
         counts: Counter[str] = Counter()
         for episode in self.episodes:
-            counts.update(episode.info.get("refused_requests") or {})
+            refused = episode.info.get("refused_requests")
+            if isinstance(refused, Mapping):  # a user's environment may write what it likes
+                counts.update({str(reason): n for reason, n in refused.items() if isinstance(n, int)})
         return dict(sorted(counts.items()))
 
     @property

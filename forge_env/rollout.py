@@ -25,6 +25,7 @@ from forge_env.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation
 from forge_env.reward_value import reward_value
 from forge_env.threads import invoke
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
+from forge_env.user_code import NOT_CAUGHT, describe
 
 T = TypeVar("T")
 _MOST_FULL = 1000
@@ -160,8 +161,10 @@ def _note_final(env: Env, info: dict[str, Any]) -> None:
     """Add what an environment says of the whole episode. What it did stays as it was here as well."""
     try:
         info |= _for_the_record(env.final_info())
-    except Exception as error:
-        info["final_info_error"] = f"{type(error).__name__}: {error}"
+    except NOT_CAUGHT:
+        raise
+    except BaseException as error:
+        info["final_info_error"] = describe("final_info", error)
 
 
 class _Contexts:
@@ -264,8 +267,10 @@ class _Run:
         """Tell an environment which limit has ended the episode. What it did stays as it was: a failure is noted."""
         try:
             await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
-        except Exception as error:
-            self.info["on_limit_error"] = f"{type(error).__name__}: {error}"
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            self.info["on_limit_error"] = describe("on_limit", error)
 
     async def _full(self, env: Env, reason: str) -> tuple[Outcome, str] | None:
         """The next prompt leaves no room to answer: the episode is over, unless its environment goes on without a turn.

@@ -13,6 +13,8 @@ from collections import Counter, deque
 from envs.external.questions import Question, Refused
 from envs.external.replies import Reply
 
+SHOWN = 4
+"""Reasons of refusals that a fault's sentence names."""
 MAX_REQUESTS = 64
 """Requests of one program that are open at once."""
 
@@ -61,12 +63,14 @@ class Refusals:
     @property
     def sentences(self) -> list[str]:
         """One for each reason. Example: ["2 x HTTP 400: n is 2, which is not offered: leave it out"]"""
-        return [f"{count} x HTTP {self._first[r].status}: {self._first[r]!s:.400}" for r, count in self.counts.items()]
+        return [f"{count} x HTTP {self._first[r].status}: {self._first[r]!s:.300}" for r, count in self.counts.items()]
 
     def __str__(self) -> str:
         """For the middle of a sentence; empty where nothing was refused."""
         total = self.counts.total()
-        shown = "; ".join(self.sentences)
+        sentences = self.sentences
+        more = [f"and for {len(sentences) - SHOWN} reasons more"] * (len(sentences) > SHOWN)
+        shown = "; ".join([*sentences[:SHOWN], *more])
         return f"{total} {'request was' if total == 1 else 'requests were'} refused ({shown})" if total else ""
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ async def test_refused_requests_are_counted_in_an_episode_that_goes_on() -> None
     assert evaluation.refused_requests == {"n": 4}
     assert evaluation.metrics()["refused_requests"] == 4.0
     assert "4 requests refused (n 4)" in str(evaluation)
+    odd = replace(episode, info={"refused_requests": ["n"]})
+    assert Evaluation(episodes=(odd, replace(odd, info={"refused_requests": {"n": "many"}}))).refused_requests == {}
     assert "refused" not in str(Evaluation(episodes=(await play("reward", "1"),)))
 
 

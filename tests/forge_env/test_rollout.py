@@ -226,12 +226,13 @@ async def test_an_environment_is_told_what_has_ended_it_and_has_the_last_word() 
 async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it_did() -> None:
     class Breaks(GoesOn):
         def final_info(self) -> Any:
-            raise ValueError("no words")
+            raise SystemExit("no words")
 
     result = await play(Breaks, limits=EpisodeLimits(max_turns=2), end=KeyError("ending"))
     assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
-    assert result.info["on_limit_error"] == "KeyError: 'ending'"
-    assert result.info["final_info_error"] == "ValueError: no words"
+    for name, text in (("on_limit", "KeyError: 'ending'"), ("final_info", "SystemExit: no words")):
+        said = result.info[f"{name}_error"]
+        assert said.startswith(f"{name} (tests/forge_env/test_rollout.py:") and said.endswith(text)
     full = await play(GoesOn, FullOnce(1), end=KeyError("ending"))
     assert full.outcome is Outcome.ENV_FAULT, "here its answer decides how the episode goes on"
 
