@@ -54,7 +54,7 @@ class TokenAgent:
         if asked.max_tokens is not None:
             room = min(room, asked.max_tokens)
         if room < 1:
-            raise ContextFull
+            raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
         completion = await self._policy.generate(
             prompt,
             Sampling(

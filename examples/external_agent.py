@@ -15,7 +15,7 @@ import operator
 import os
 import sys
 
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 TOOLS = [
     {
@@ -57,7 +57,13 @@ def main(question: str) -> None:
         {"role": "user", "content": question},
     ]
     for _ in range(6):
-        message = client.chat.completions.create(model=model, messages=messages, tools=TOOLS).choices[0].message
+        try:
+            message = client.chat.completions.create(model=model, messages=messages, tools=TOOLS).choices[0].message
+        except BadRequestError as error:
+            if error.code != "context_length_exceeded" or len(messages) == 2:  # else nothing has been said so far
+                raise
+            print(f"the context is full: {error.message}", file=sys.stderr)
+            break
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
             break

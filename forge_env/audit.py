@@ -86,9 +86,9 @@ def _check(line: str, seen: set[str], found: Audit, decode: Decoder | None) -> I
     if episode.id in seen:
         yield f"the episode {episode.id!r} is there twice"
     seen.add(episode.id)
-    if episode.outcome is Outcome.SCORED and not math.isclose(
-        total := sum(turn.reward for turn in episode.turns), episode.reward or 0.0, rel_tol=1e-9, abs_tol=1e-9
-    ):
+    total, reward = sum(turn.reward for turn in episode.turns), episode.reward or 0.0
+    is_sum = math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9)
+    if episode.outcome is Outcome.SCORED and episode.turns and not is_sum:  # one without turns has its reward alone
         yield f"its turns' rewards add up to {total:g}, and its reward is {episode.reward}"
     for number, turn in enumerate(episode.turns):
         problems = list(_check_turn(turn))

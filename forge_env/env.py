@@ -99,6 +99,26 @@ class Env:
         """Take one action. Returns (messages, reward, terminated, truncated, info), or an awaitable of it."""
         raise NotImplementedError
 
+    async def on_limit(self, limit: str, reason: str = "") -> Any:
+        """Told that the episode has reached a limit; may be a plain function.
+
+        Before a turn whose prompt leaves no room to answer, which is "max_tokens", it may return what `step` returns:
+        the episode goes on from there without a turn. Otherwise, and by default, it is over.
+
+        Args:
+            limit: "max_tokens", "max_turns", "step_seconds" or "episode_seconds".
+            reason: of "max_tokens", where there is one.
+        """
+        return None
+
+    def final_info(self) -> Mapping[str, Any]:
+        """Return what the record holds of the whole episode, beside the infos of `reset` and `step`.
+
+        Asked once, after `close`, however the episode has ended. It waits for nothing. The key "refused_requests", a
+        count by reason, is shown with the figures of an evaluation.
+        """
+        return {}
+
     async def close(self) -> Any:
         """Free what this instance holds; a plain function will do. Must be idempotent."""
 

@@ -73,6 +73,7 @@ def summarise(
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, still)).items())),
         "first_errors": _first_errors(still),
+        "refused_requests": evaluation.refused_requests,
         "faults_retried": len(faulted) - len(still),
         "tools": (tools := _tools(done, still)),
         "warnings": _warnings(tools),

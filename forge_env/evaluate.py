@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,6 +84,16 @@ class Evaluation:
         return dict(sorted(limits.items()))
 
     @property
+    def refused_requests(self) -> dict[str, int]:
+        """Requests that programs made and that were refused, by reason: what `Env.final_info` says, of all episodes."""
+        counts: Counter[str] = Counter()
+        for episode in self.episodes:
+            refused = episode.info.get("refused_requests")
+            if isinstance(refused, Mapping):  # a user's environment may write what it likes
+                counts.update({str(reason): n for reason, n in refused.items() if isinstance(n, int)})
+        return dict(sorted(counts.items()))
+
+    @property
     def reward(self) -> Estimate:
         """Mean reward of one attempt that has one; its interval stays within 0 and 1 where all rewards do."""
         values = [sum(e.reward or 0.0 for e in each) / len(each) for each in _by_task(self.valid).values()]
@@ -110,6 +120,8 @@ class Evaluation:
             figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
             figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
         counts = {"episodes": len(self.attempts), "timeouts": self.timeouts, "faults": self.faults}
+        if refused := self.refused_requests:
+            counts["refused_requests"] = sum(refused.values())
         return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
 
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
@@ -122,7 +134,13 @@ class Evaluation:
         rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.attempts)} episodes"
         ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
         without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
-        return f"{rate}{ended}{without if self.timeouts else ''}{f', {self.faults} faults' if self.faults else ''}"
+        faults = f", {self.faults} faults" if self.faults else ""
+        return f"{rate}{ended}{without if self.timeouts else ''}{faults}{_refused(self.refused_requests)}"
+
+
+def _refused(counts: dict[str, int]) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+    return f", {sum(counts.values())} requests refused ({reasons})" if counts else ""
 
 
 def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:

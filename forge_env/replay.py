@@ -6,6 +6,7 @@ differ; anything else is a difference, and from there on the recorded turns are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -126,6 +127,7 @@ class Replayer:
     def __init__(self, recorded: Episode, *, keep_going: bool = False) -> None:
         self._recorded = recorded
         self._keep_going = keep_going
+        self._full = Counter(recorded.info.get("full_contexts", ()))  # prompts without room, by the turns before them
         self.taken: dict[int, Turn] = {}
         """The turns that were taken, by the number of the recorded one."""
         self.stop: Stop | None = None
@@ -134,9 +136,12 @@ class Replayer:
         """Take the next recorded turn.
 
         Raises:
-            ContextFull: after the last turn of an episode that was truncated.
+            ContextFull: where a prompt left no room then, and after the last turn of an episode that was truncated.
             PolicyError: where there is no turn to take.
         """
+        if self._full[len(self.taken)]:
+            self._full[len(self.taken)] -= 1
+            raise ContextFull("the prompt left no room to answer when this was recorded")
         shown, number = conversation.observation, self._next(conversation)
         if number == len(self._recorded.turns):
             raise self._end(shown)

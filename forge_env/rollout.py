@@ -28,6 +28,8 @@ from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolU
 from forge_env.user_code import NOT_CAUGHT, describe, fault, guard, told
 
 T = TypeVar("T")
+_MOST_FULL = 1000
+"""Prompts of one episode without room for an answer: an environment that only ever asks these would never end."""
 
 
 async def run_group(
@@ -110,6 +112,7 @@ async def run_episode(
     except _OutOfTime as end:
         assert env is not None
         outcome, ended_by, error = run.out_of_time(env, factory.name, end)
+        await run.tell(env, end.limit)
     except EnvError as broken:
         outcome, error = Outcome.ENV_FAULT, told(broken)
     except InfraError as broken:
@@ -117,8 +120,9 @@ async def run_episode(
     finally:
         if env is not None:
             await _close(env, limits.step_seconds, run.info)
+            _note_final(env, run.info)
     turns = run.contexts.turns
-    reward = sum(turn.reward for turn in turns)
+    reward = sum(turn.reward for turn in turns) + run.reward
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
     success = None
@@ -155,6 +159,16 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
     except ForgeError as error:
         late = f"close took longer than {seconds:g} s"
         info["close_error"] = late if deadline.expired else told(error)
+
+
+def _note_final(env: Env, info: dict[str, Any]) -> None:
+    """Add what an environment says of the whole episode. What it did stays as it was here as well."""
+    try:
+        info |= _for_the_record(env.final_info())
+    except NOT_CAUGHT:
+        raise
+    except BaseException as error:
+        info["final_info_error"] = describe("final_info", error)
 
 
 class _Contexts:
@@ -207,13 +221,16 @@ class _OutOfTime(Exception):
 class _Run:
     """The moving parts of one episode."""
 
-    __slots__ = ("agent", "contexts", "info", "limits", "rewards", "seconds_left")
+    __slots__ = ("agent", "contexts", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
 
     def __init__(self, agent: Agent, contexts: _Contexts, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.contexts = contexts
         self.limits = limits
         self.rewards: dict[str, float] = {}
+        self.reward = 0.0
+        """Of an end before the first turn; any other reward is a turn's."""
+        self.last_turn: Turn | None = None
         self.info: dict[str, Any] = {}
         self.seconds_left = limits.episode_seconds
         """Of the episode's clock, which runs in the environment alone: not while the agent answers."""
@@ -224,7 +241,8 @@ class _Run:
         reset = await self._env("reset", invoke(env.reset, seed=seed, options=options), _read_reset)
         self.contexts.observe(reset.observation, reset.next)
         self.info |= reset.info
-        for _ in range(self.limits.max_turns):
+        turns = full = 0
+        while turns < self.limits.max_turns:
             if self.seconds_left <= 0:  # the environment blocked the loop, so that no deadline could end it
                 raise _OutOfTime("episode_seconds")
             started = time.perf_counter()
@@ -233,16 +251,47 @@ class _Run:
                 self._check_agent(conversation.asked)
             try:
                 turn, action = await self._act(conversation, env)
-            except ContextFull:
-                return Outcome.TRUNCATED, "max_tokens"
+            except ContextFull as reason:
+                full += 1
+                end = await self._full(env, str(reason)) if full <= _MOST_FULL else (Outcome.TRUNCATED, "max_tokens")
+                if end is not None:
+                    return end
+                continue
             except TemplateError as error:
                 if conversation.asked is None:
                     raise
                 raise EnvError(str(error)) from error  # the messages came from outside, and others may be fine
+            turns += 1
             end = await self._step(env, turn, action, time.perf_counter() - started)
             if end is not None:
                 return end
+        await self.tell(env, "max_turns")
         return Outcome.TRUNCATED, "max_turns"
+
+    async def tell(self, env: Env, limit: str) -> None:
+        """Tell an environment which limit has ended the episode. What it did stays as it was: a failure is noted."""
+        try:
+            await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            self.info["on_limit_error"] = describe("on_limit", error)
+
+    async def _full(self, env: Env, reason: str) -> tuple[Outcome, str] | None:
+        """The next prompt leaves no room to answer: the episode is over, unless its environment goes on without a turn.
+
+        Returns:
+            The outcome and what ended the episode, where it has ended.
+        """
+        step = await self._env("on_limit", invoke(env.on_limit, "max_tokens", reason), _read_on_limit)
+        if step is None:
+            return Outcome.TRUNCATED, "max_tokens"
+        self.info.setdefault("full_contexts", []).append(len(self.contexts.turns))
+        if self.last_turn is None:
+            self.reward += step.reward
+        else:
+            self.last_turn.reward += step.reward
+        return self._went_on(step)
 
     def out_of_time(self, env: Env, name: str, end: _OutOfTime) -> tuple[Outcome, str, str]:
         """What an episode is that used up a limit of time: the outcome, what ended it, and why it has no reward."""
@@ -296,9 +345,16 @@ class _Run:
         conversation = self.contexts.current
         conversation.turns.append(turn)
         conversation.observation = ()
+        self.last_turn = turn
         step = await self._env("step", invoke(env.step, action), _read_step)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
+        end = self._went_on(step)
+        is_cut = step.outcome is None and step.terminated and not step.truncated and action.finish_reason == "length"
+        return (Outcome.TRUNCATED, _reached_limit(conversation, turn, action)) if is_cut else end
+
+    def _went_on(self, step: _Step) -> tuple[Outcome, str] | None:
+        """Take over what a step gave; returns the outcome and what ended the episode, where it has ended."""
         self.contexts.observe(step.observation, step.next)
         self.rewards.update(step.rewards)
         self.info |= step.info
@@ -306,15 +362,13 @@ class _Run:
             return step.outcome, step.ended_by if step.outcome.is_attempt else ""
         if step.truncated:
             return Outcome.TRUNCATED, step.ended_by
-        if step.terminated and action.finish_reason == "length":
-            return Outcome.TRUNCATED, _full(conversation, turn, action)
         return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
     async def _env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
         """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own.
 
         Args:
-            part: "reset" or "step".
+            part: "reset", "step" or "on_limit".
         """
         limit = "step_seconds" if self.limits.step_seconds < self.seconds_left else "episode_seconds"
         deadline = Deadline(min(self.limits.step_seconds, self.seconds_left))
@@ -332,7 +386,7 @@ class _Run:
             return read(result)
 
 
-def _full(conversation: Conversation, turn: Turn, action: Action) -> str:
+def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:
     """The limit that a cut-off answer has reached."""
     sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
     return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
@@ -412,6 +466,10 @@ def _messages(observation: Any) -> tuple[Message, ...]:
 
 
 _IN_A_MESSAGE = frozenset({"role", "content"})
+
+
+def _read_on_limit(result: Any) -> _Step | None:
+    return None if result is None else _read_step(result)
 
 
 def _ended_by(info: Mapping[str, Any]) -> str:

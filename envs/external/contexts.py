@@ -65,6 +65,11 @@ class Contexts:
         context = max(fitting, key=lambda each: (len(each.known), each.number))
         return context, _with_own_ids(question.messages[len(context.known) :])
 
+    def refused(self, context: Context) -> None:
+        """Forget a conversation that was to begin with a request that is not answered."""
+        if context is self._all[-1] and not context.known and not context.text:
+            self._all.pop()
+
     def answered(self, context: Context, question: Question, reply: Message) -> None:
         """Remember what was answered, as the program was given it."""
         if isinstance(question.prompt, str):

@@ -12,6 +12,7 @@ in any other environment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from envs.external.contexts import Context, Contexts
-from envs.external.gateway import MODEL
+from envs.external.gateway import MODEL, Gateway
 from envs.external.program import Program, command_of, how_it_ended, new_folder
+from envs.external.questions import Refused
 from envs.external.replies import Reply
 from envs.external.scoring import Result, read_result
 from envs.external.session import Asked, Session
@@ -37,6 +39,8 @@ from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task
 SHOWN = 4000
 """Characters of a program's output that are kept with the episode."""
 _TASK, _PROMPT, _RESULT = "task.json", "prompt.txt", "result.json"
+LAST_WORDS_SECONDS = 1.0
+"""A program that is told that the episode is over has so long to end by itself, and to print what it wants to."""
 _MARGIN = 0.9  # of the limit of a step: a program that takes longer is cut off before the loop gives up on it
 
 
@@ -55,6 +59,7 @@ class External(Env):
         self._session: Session | None = None
         self._program: Program | None = None
         self._asked: Asked | None = None
+        self._ran: _Ran | None = None
 
     @classmethod
     def tasks(
@@ -95,18 +100,23 @@ class External(Env):
         self._limits: EpisodeLimits = (options or {}).get("limits") or EpisodeLimits()
         self._contexts = Contexts()
         self._turns = 0
+        self._last: tuple[Asked, Action] | None = None
+        self._is_full = False
         self._messages: list[Message] = []
+        self._ran = None
         self._session = self.setup.gateway.open()
         self._program = await self._start(self._session, seed or 0)
+        self._ran = _Ran(self._program, self._session, self.setup.gateway)
         if self._program.listener is not None:
             await self.setup.gateway.serve(self._session, self._program.listener)
         try:
             await self._wait()
         except TimeoutError:
-            raise EnvError(f"the program asked the model nothing for {self._patience:g} s{self._stderr()}") from None
+            silent = f"the program {self._ran.silence} for {self._patience:g} s"
+            raise EnvError(silent + self._ran.what_it_left()) from None
         if self._asked is None:
             code = await self._program.ended()
-            raise EnvError(f"the program {how_it_ended(code)} and asked the model nothing{self._stderr()}")
+            raise EnvError(f"the program {how_it_ended(code)} and {self._ran.silence}{self._ran.what_it_left()}")
         return self._observe(self._asked)
 
     async def step(self, action: Action) -> StepResult:
@@ -117,16 +127,30 @@ class External(Env):
         self._turns += 1
         self._contexts.answered(context, asked.question, reply.message)
         self._messages = [*asked.question.messages, reply.message]
+        self._last, self._is_full = (asked, action), False
         asked.reply.set_result(reply)
-        try:
-            await self._wait()
-        except TimeoutError:
-            note = f"the program did nothing that could be seen for {self._patience:g} s, and was ended"
-            return (), 0.0, False, True, {"program": {**self._printed(), "note": note}, "ended_by": "step_seconds"}
-        if self._asked is not None:
-            observation, info = self._observe(self._asked)
-            return observation, 0.0, False, False, info
-        return await self._end(asked, action)
+        return await self._go_on()
+
+    async def on_limit(self, limit: str, reason: str = "") -> StepResult | None:
+        """Tell the program: that its prompt is too long, which it may mend, or that the episode is over."""
+        if self._session is None or self._program is None or self._ran is None:
+            return None
+        if limit == "max_tokens" and self._asked is not None:
+            self._is_full = True
+            self._contexts.refused(self._context)
+            self._session.refuse(self._asked, _too_long(reason or f"it has {self._limits.max_tokens} tokens"))
+            return await self._go_on()
+        self._ran.note = _ended_by(limit, self._limits)
+        waited_for = self._session.is_waited_for
+        self._session.close(self._ran.note, limit)
+        if waited_for:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._program.ended(), LAST_WORDS_SECONDS)
+        return None
+
+    def final_info(self) -> Mapping[str, Any]:
+        """What the program printed and was refused, however the episode has ended."""
+        return {} if self._ran is None else self._ran.info()
 
     async def close(self) -> None:
         session, program = self._session, self._program
@@ -180,6 +204,8 @@ class External(Env):
             "FORGE_ENV_RESULT": str(folder / _RESULT),
             "FORGE_ENV_SEED": str(seed),
             "TMPDIR": str(folder),
+            # What a program of Python has printed must be there when it is killed.
+            "PYTHONUNBUFFERED": "1",
             "NO_PROXY": not_proxied,
             "no_proxy": not_proxied,
         }
@@ -201,6 +227,22 @@ class External(Env):
                 task.cancel()
             await asyncio.gather(asking, ending, return_exceptions=True)
 
+    async def _go_on(self) -> StepResult:
+        """Wait for what the program does next, which may be its end."""
+        assert self._ran is not None
+        try:
+            await self._wait()
+        except TimeoutError:
+            nothing = f"the program did nothing that could be seen for {self._patience:g} s, and was ended"
+            if self._last is None:
+                raise EnvError(nothing + self._ran.what_it_left()) from None
+            self._ran.note = f"{_ended_by('step_seconds', self._limits)}: {nothing}"
+            return (), 0.0, False, True, {**self._ran.info(), "ended_by": "step_seconds"}
+        if self._asked is not None:
+            observation, info = self._observe(self._asked)
+            return observation, 0.0, False, False, info
+        return await self._end()
+
     def _observe(self, asked: Asked) -> tuple[Sequence[Message], dict[str, Any]]:
         question = asked.question
         self._context: Context
@@ -215,22 +257,25 @@ class External(Env):
             )
         }
 
-    async def _end(self, asked: Asked, action: Action) -> StepResult:
+    async def _end(self) -> StepResult:
         """The program has ended: is all of it recorded, and what is it worth?"""
-        assert self._session is not None and self._program is not None
+        assert self._session is not None and self._program is not None and self._ran is not None
         code = await self._program.ended()
         if missing := self._session.missing():
-            raise EnvError(f"{missing}: the record is not complete, and gets no reward{self._stderr()}")
+            raise EnvError(f"{missing}: the record is not complete, and gets no reward{self._ran.what_it_left()}")
+        if code and not self.setup.scores_failures and self._is_full and self._last is not None:
+            # It could not do without the answer. What filled the context is the model's doing as well, once it spoke.
+            self._ran.note = f"{_ended_by('max_tokens', self._limits)}: the program {how_it_ended(code)} on that"
+            return (), 0.0, False, True, {**self._ran.info(), "ended_by": "max_tokens"}
         if code and not self.setup.scores_failures:
-            raise EnvError(f"the program {how_it_ended(code)}{self._stderr()}")
-        result = read_result(
-            self._program.folder / _RESULT, self._program.tail("stdout"), self._messages[-1]["content"]
-        )
+            raise EnvError(f"the program {how_it_ended(code)}{self._ran.what_it_left()}")
+        last_words = self._messages[-1]["content"] if self._messages else ""
+        result = read_result(self._program.folder / _RESULT, self._program.tail("stdout"), last_words)
         if code:
             result = replace(result, reward=0.0)  # what a program says of itself counts if it ended well
         reward, parts = await self._score(result)
-        info = {"rewards": parts, "program": {**self._printed(), "exit_code": code}}
-        if _was_cut_by_program(asked, action):
+        info: dict[str, Any] = {**self._ran.info(), "rewards": parts}
+        if self._last is not None and _was_cut_by_program(*self._last):
             info["outcome"] = Outcome.SCORED
         return (), reward, True, False, info
 
@@ -246,15 +291,61 @@ class External(Env):
                 raise
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 
-    def _printed(self) -> dict[str, str]:
-        assert self._program is not None
-        return {name: self._program.tail(name)[-SHOWN:] for name in ("stdout", "stderr")}
 
-    def _stderr(self) -> str:
-        """The last lines of the program's standard error, for the end of a sentence."""
-        assert self._program is not None
+class _Ran:
+    """What is kept of a program: it is there before and after its end, and after the close of its environment."""
+
+    def __init__(self, program: Program, session: Session, gateway: Gateway) -> None:
+        self.note = ""
+        """What ended the episode, where that was no end of the program's own."""
+        self._program = program
+        self._session = session
+        self._gateway = gateway
+        self._strangers = gateway.strangers
+
+    @property
+    def silence(self) -> str:
+        """What a program did of which no request could be put to the model."""
+        return "was answered nothing" if self._session.refusals.counts else "asked the model nothing"
+
+    def info(self) -> dict[str, Any]:
+        """For the record of the episode; both streams up to SHOWN characters of their end."""
+        kept: dict[str, Any] = {name: self._program.tail(name)[-SHOWN:] for name in ("stdout", "stderr")}
+        if self._program.exit_code is not None:
+            kept["exit_code"] = self._program.exit_code
+        if self.note:
+            kept["note"] = self.note
+        refusals = self._session.refusals
+        if not refusals.counts:
+            return {"program": kept}
+        return {"program": {**kept, "refused": refusals.sentences}, "refused_requests": dict(refusals.counts)}
+
+    def what_it_left(self) -> str:
+        """For the end of a sentence about a failure: the refused requests, and the last lines of standard error."""
+        strangers = self._gateway.strangers - self._strangers
+        parts = [str(self._session.refusals)]
+        if strangers and not self._session.count:
+            parts.append(
+                f"{strangers} {'request' if strangers == 1 else 'requests'} without the key of a running program came "
+                "to the gateway meanwhile: a program's key is its OPENAI_API_KEY"
+            )
         lines = " | ".join(self._program.tail("stderr").split("\n")[-6:]).strip(" |")
-        return f"; it wrote: {lines[-600:]}" if lines else ""
+        parts.append(f"it wrote: {lines[-600:]}" if lines else "")
+        return "".join(f"; {part}" for part in parts if part)
+
+
+def _ended_by(limit: str, limits: EpisodeLimits) -> str:
+    return f"the episode was ended by {limit} ({getattr(limits, limit):g})"
+
+
+def _too_long(reason: str) -> Refused:
+    """What a program is answered whose prompt leaves no room: in OpenAI's words, which clients look for."""
+    return Refused(
+        400,
+        f"This model's maximum context length is exceeded: {reason}. Please reduce the length of the messages.",
+        code="context_length_exceeded",
+        param="messages",
+    )
 
 
 def _was_cut_by_program(asked: Asked, action: Action) -> bool:

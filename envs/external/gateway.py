@@ -43,6 +43,8 @@ class Gateway:
         self.base_url = ""
         """What a program is told, such as http://127.0.0.1:40123/v1."""
         self.port = 0
+        self.strangers = 0
+        """Requests without the token of an episode that runs."""
         self._sessions: dict[str, Session] = {}
         self._doors: dict[Session, asyncio.Server] = {}
         self._new_protocol: Callable[[], asyncio.Protocol]
@@ -74,7 +76,8 @@ class Gateway:
         try:
             await self._route(scope, receive, send)
         except Refused as refusal:
-            await _send_json(send, refusal.status, refusal.body)
+            headers = [(b"x-should-retry", b"false")] if refusal.final else []
+            await _send_json(send, refusal.status, refusal.body, headers)
 
     async def _route(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -82,25 +85,36 @@ class Gateway:
         method, path = scope["method"], scope["path"].rstrip("/")
         if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
             await _send_json(send, 200, _models(path.removeprefix("/v1/models").lstrip("/")))
-        elif path not in _READERS:
-            offered = ", ".join(["/v1/models", *_READERS])
-            raise Refused(404, f"there is no {path}; there are {offered}", code="not_found")
-        elif method != "POST":
-            raise Refused(405, f"{path} is asked with POST, not with {method}")
-        else:
-            data = await _body(headers, receive)
-            question = _READERS[path](_json(data))
-            is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-            asked = session.ask(question, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
-            await _Delivery(session, asked, receive, send).run()
+            return
+        try:
+            asked = await _ask(session, method, path, headers, receive)
+        except Refused as refusal:
+            if refusal.status < 500:  # else the episode is over
+                session.refusals.add(refusal)
+            raise
+        await _Delivery(session, asked, receive, send).run()
 
     def _session(self, headers: Mapping[bytes, bytes]) -> Session:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         session = self._sessions.get(token.strip()) if scheme.lower() == "bearer" else None
         if session is None:
+            self.strangers += 1
             message = "this endpoint needs the bearer token that its program was given, and this is no such token"
             raise Refused(401, message, code="invalid_api_key")
         return session
+
+
+async def _ask(session: Session, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Asked:
+    """Read a request and put it to the session."""
+    if path not in _READERS:
+        offered = ", ".join(["/v1/models", *_READERS])
+        raise Refused(404, f"there is no {path}; there are {offered}", code="not_found")
+    if method != "POST":
+        raise Refused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
+    data = await _body(headers, receive)
+    question = _READERS[path](_json(data))
+    is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
+    return session.ask(question, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
 
 class _Delivery:
@@ -131,8 +145,12 @@ class _Delivery:
         self._session.delivered(self._asked)
 
     async def _stream(self, gone: asyncio.Task[None]) -> None:
-        await _start(self._send, 200, b"text/event-stream", _headers(self._asked))
         reply = self._asked.reply
+        # The head waits for the answer, which may be a refusal with a status of its own; for as long as clients do.
+        await _either(reply, gone, timeout=KEEP_ALIVE_SECONDS)
+        if reply.done() and reply.exception() is not None:
+            reply.result()
+        await _start(self._send, 200, b"text/event-stream", _headers(self._asked))
         while not reply.done() and not gone.done():
             if not await _either(reply, gone, timeout=KEEP_ALIVE_SECONDS):
                 await self._send(_KEEP_ALIVE)

@@ -18,6 +18,8 @@ from sandboxes.program import check_shown, confined, installation, listener_of
 
 TAIL_BYTES = 64 * 2**10
 STOP_SECONDS = 10.0
+DRAIN_SECONDS = 1.0
+"""After its end, what it wrote is read for so long at most: there is more only if something of it lives on."""
 _GUARD = Path(__file__).parents[1] / "guard.py"
 
 
@@ -46,6 +48,8 @@ class Program:
         self.folder = folder
         self.listener: socket.socket | None = None
         """Of a program in a sandbox: in its network, for the gateway to serve."""
+        self.exit_code: int | None = None
+        """Of an end of its own; 128 and more for a signal's."""
         self._process = process
         assert process.stdout is not None and process.stderr is not None
         self._tails = {"stdout": bytearray(), "stderr": bytearray()}
@@ -114,7 +118,8 @@ class Program:
         """Wait for its end; return the exit code, 128 and more for a signal's."""
         await asyncio.gather(*(asyncio.shield(each) for each in self._reading))
         code = await self._process.wait()
-        return code if code >= 0 else 128 - code
+        self.exit_code = code if code >= 0 else 128 - code
+        return self.exit_code
 
     def tail(self, name: str) -> str:
         """The last of what it wrote to "stdout" or "stderr"."""
@@ -132,6 +137,7 @@ class Program:
                 except TimeoutError:
                     self._process.kill()
                     await self._process.wait()
+            await asyncio.wait(self._reading, timeout=DRAIN_SECONDS)
         finally:
             for reading in self._reading:
                 reading.cancel()
@@ -184,6 +190,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The program's own variables, and nothing of this process's that could be a secret. There is no proxy to reach."""
-    kept = {name: value for name, value in variables.items() if name.startswith(("OPENAI_", "FORGE_ENV_", "TMPDIR"))}
+    shown = ("OPENAI_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
+    kept = {name: value for name, value in variables.items() if name.startswith(shown)}
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
     return {"PATH": path, "LANG": language, "HOME": str(folder), **kept}

@@ -27,11 +27,20 @@ class Refused(Exception):
     Example: ``Refused(400, "n is 2; one answer is given: leave n out", param="n")``
     """
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, final: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.final = final
+        """Whether the same request would be refused again, which its status does not say."""
+
+    @property
+    def reason(self) -> str:
+        """A short name to count by, one of a few: the code, else the parameter without its index, else the status."""
+        return self.code or (self.param or "").partition("[")[0] or f"HTTP {self.status}"
 
     @property
     def body(self) -> dict[str, Any]:

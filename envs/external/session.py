@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 
 from envs.external.questions import Question, Refused
 from envs.external.replies import Reply
 
+SHOWN = 4
+"""Reasons of refusals that a fault's sentence names."""
 MAX_REQUESTS = 64
 """Requests of one program that are open at once."""
 
@@ -42,12 +44,44 @@ class Asked:
         return not self.delivered and self.clients == 0
 
 
+def _refuse(asked: Asked, refusal: Refused) -> None:
+    asked.reply.set_exception(refusal)
+    asked.reply.exception()  # nobody need wait for it
+
+
+class Refusals:
+    """The requests of one program that were refused: how many by reason, and what was said the first time."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._first: dict[str, Refused] = {}
+
+    def add(self, refusal: Refused) -> None:
+        self.counts[refusal.reason] += 1
+        self._first.setdefault(refusal.reason, refusal)
+
+    @property
+    def sentences(self) -> list[str]:
+        """One for each reason. Example: ["2 x HTTP 400: n is 2, which is not offered: leave it out"]"""
+        return [f"{count} x HTTP {self._first[r].status}: {self._first[r]!s:.300}" for r, count in self.counts.items()]
+
+    def __str__(self) -> str:
+        """For the middle of a sentence; empty where nothing was refused."""
+        total = self.counts.total()
+        sentences = self.sentences
+        more = [f"and for {len(sentences) - SHOWN} reasons more"] * (len(sentences) > SHOWN)
+        shown = "; ".join([*sentences[:SHOWN], *more])
+        return f"{total} {'request was' if total == 1 else 'requests were'} refused ({shown})" if total else ""
+
+
 class Session:
     """What one program asks. `token` is all that it knows of it."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self.count = 0
+        self.refusals = Refusals()
+        self._end = ("the episode is over", "episode_over")
         self._open: list[Asked] = []
         self._queue: deque[Asked] = deque()
         self._delivered: deque[Asked] = deque(maxlen=REMEMBERED)
@@ -65,7 +99,7 @@ class Session:
             Refused: when too many are open, or the session is closed.
         """
         if self._closed:
-            raise Refused(503, "the episode is over")
+            raise self._over()
         for asked in (*self._open, *(self._delivered if is_retry else ())):
             if asked.digest == digest and (asked.is_lost or is_retry):
                 asked.clients += 1
@@ -98,6 +132,12 @@ class Session:
             self._delivered.append(asked)
             self._open.remove(asked)
 
+    def refuse(self, asked: Asked, refusal: Refused) -> None:
+        """Answer a request with a refusal. It need not arrive: nothing was sampled for it that could be lost."""
+        self.refusals.add(refusal)
+        _refuse(asked, refusal)
+        self._open.remove(asked)
+
     def missing(self) -> str:
         """What keeps the record from being complete; empty when nothing does."""
         if not self._open:
@@ -107,14 +147,29 @@ class Session:
             return f"the answer to request {asked.number} did not reach the program"
         return f"request {asked.number} was still waiting for its answer when the program ended"
 
-    def close(self) -> None:
-        """Answer what waits that there is nobody to answer any more."""
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for its answer."""
+        return any(not asked.reply.done() for asked in self._open)
+
+    def close(self, why: str = "", code: str = "") -> None:
+        """Answer what waits, and all that comes later, that there is nobody to answer any more.
+
+        Args:
+            why: a sentence. That of the first call stays.
+            code: the same in a word, for a program.
+        """
+        if why and not self._closed:
+            self._end = (why, code)
         self._closed = True
         for asked in self._open:
             if not asked.reply.done():
-                asked.reply.set_exception(Refused(503, "the episode is over"))
-                asked.reply.exception()  # nobody need wait for it
+                _refuse(asked, self._over())
         self._queue.clear()
+
+    def _over(self) -> Refused:
+        why, code = self._end
+        return Refused(503, why, code=code, final=True)
 
     def _enqueue(self, asked: Asked) -> None:
         self._queue.append(asked)

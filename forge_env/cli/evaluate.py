@@ -141,5 +141,8 @@ def _remark(result: dict[str, Any], tasks: int, out: Path) -> None:
     if not result["episodes"] and result["first_errors"]:
         count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
         note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")
+    if refused := result["refused_requests"]:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
+        note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more")
     if open_places := sum(result["faults"].values()):
         note(f"faults that left no result: {open_places}, see {out}/faults.jsonl; the same command tries them again")

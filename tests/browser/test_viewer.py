@@ -229,6 +229,26 @@ def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(tmp_pa
     assert "time-outs" in page.locator(".cards").inner_text()
 
 
+def test_what_a_program_left_behind_can_be_read(tmp_path: Path, view: Open) -> None:
+    program: dict[str, Any] = {
+        "stdout": "some <b>output</b>\n",
+        "stderr": "some trouble\n",
+        "note": "the episode was ended by max_turns (5)",
+        "refused": ["2 x HTTP 400: n is 2, which is not offered: leave it out"],
+    }
+    info = {"program": program, "refused_requests": {"n": 2, "stop": 1}}
+    write(tmp_path / "e.jsonl", make_episode(info=info))
+    watched = view(tmp_path / "e.jsonl")
+    page = watched.go("#/e.jsonl/episode?key=episodes%2F0&tab=info")
+    assert "3 requests refused" in page.locator(".episode-head").inner_text()
+    parts = dict(zip(texts(page, "section h3"), texts(page, "section pre"), strict=True))
+    shown = ("Standard output", "Standard error", "How the program was ended", "Refused requests")
+    assert [parts[title].strip() for title in shown] == [
+        *(program[name].strip() for name in ("stdout", "stderr", "note")),
+        program["refused"][0],
+    ]
+
+
 def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Path, view: Open) -> None:
     watched = view(run)
     page = watched.go("#/run/episodes", ".tr.row")

@@ -6,19 +6,52 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 
-def ask(*messages: object) -> str:
+def ask(*messages: object, path: str = "/chat/completions", key: str = "", **options: object) -> str:
     listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
     request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": listed}).encode(),
-        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+        os.environ["OPENAI_BASE_URL"] + path,
+        json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": listed, **options}).encode(),
+        {"Authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def tries(*messages: object, **options: object) -> str:
+    """Ask, and return what was said; of a refusal its status, code and message."""
+    try:
+        return ask(*messages, **options)  # type: ignore[arg-type]
+    except urllib.error.HTTPError as refusal:
+        error = json.load(refusal)["error"]
+        return f"HTTP {refusal.code} {error['code']} {error['message']}"
+
+
+LONG = "How many pens? " * 400
+
+
+def talks(what: str) -> None:
+    """Print to both streams, and end as the argument says."""
+    print("some output")
+    print("some trouble", file=sys.stderr)
+    if what == "hangs before":
+        time.sleep(1000)
+    ask("hi")
+    print("answered")
+    if what == "hangs":
+        time.sleep(1000)
+    elif what == "full":
+        ask(LONG)
+    elif what == "fails":
+        sys.exit(3)
+    elif what == "asks":
+        print(tries("and?"))
+        time.sleep(0 if sys.argv[-1] == "once" else 1000)
+    write(reward=1)
 
 
 def write(**result: object) -> None:
@@ -67,6 +100,19 @@ def main(what: str, *rest: str) -> None:
         write(reward=1)
     elif what == "hang":
         forks_and_hangs(rest[0])
+    elif what == "talks":
+        talks(rest[0])
+    elif what == "refused":
+        wanted = json.loads(rest[0])
+        for options in wanted:
+            print(tries("hi", **options), file=sys.stderr)
+        write(reward=1)
+    elif what == "too long":
+        print(tries(LONG))
+        if rest[0] == "shortens":
+            print(tries("hi"))
+        write(reward=0.5)
+        sys.exit(1 if rest[0] == "fails" else 0)
     elif what == "flood":
         ask("hi")
         sys.stdout.write("x" * 10_000_000 + "\nend")

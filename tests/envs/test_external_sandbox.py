@@ -105,7 +105,7 @@ async def test_a_program_sees_its_own_and_reaches_the_gateway_only(
     assert inside["descriptors"] == [0, 1, 2]
     assert inside["ids"][0] != 0
     given = {name for name in inside["variables"] if not name.startswith(("OPENAI_", "FORGE_ENV_"))}
-    assert given <= {"PATH", "LANG", "HOME", "TMPDIR", "LC_CTYPE"}  # the last is Python's own doing
+    assert given <= {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONUNBUFFERED", "LC_CTYPE"}  # the last is Python's own doing
     assert inside["variables"]["HOME"] == inside["variables"]["TMPDIR"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from envs.external.questions import Question, Refused
 from envs.external.replies import Reply
-from envs.external.session import MAX_REQUESTS, Session
+from envs.external.session import MAX_REQUESTS, Refusals, Session
 
 QUESTION = Question(model="m", messages=({"role": "user", "content": "hi"},))
 REPLY = Reply(id="r", message={"role": "assistant", "content": "a"}, finish_reason="stop", usage={})
@@ -81,3 +81,17 @@ async def test_a_session_takes_only_so_many_and_none_when_it_is_closed() -> None
             each.reply.result()
     with pytest.raises(Refused, match="the episode is over"):
         session.ask(QUESTION, b"late", is_retry=False)
+
+
+def test_refusals_are_counted_by_a_few_reasons_and_said_in_a_few_words() -> None:
+    refusals = Refusals()
+    assert (str(refusals), refusals.sentences) == ("", [])
+    for i in range(100):
+        refusals.add(Refused(400, f"messages[{i}] has no role" + "!" * 1000, param=f"messages[{i}]"))
+    for reason in ("n", "stop", "tools", "logprobs", "echo"):
+        refusals.add(Refused(400, f"{reason} is not offered", param=reason))
+    refusals.add(Refused(429, "too many"))
+    assert refusals.counts == {"messages": 100, "n": 1, "stop": 1, "tools": 1, "logprobs": 1, "echo": 1, "HTTP 429": 1}
+    assert refusals.sentences[0].startswith("100 x HTTP 400: messages[0] has no role!")
+    assert str(refusals).startswith("106 requests were refused (100 x HTTP 400")
+    assert str(refusals).endswith("; and for 3 reasons more)") and len(str(refusals)) < 600

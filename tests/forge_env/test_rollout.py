@@ -166,6 +166,82 @@ async def test_out_of_context_is_truncated_and_keeps_what_was_said() -> None:
     assert result.messages[-1]["content"] == "after 1"
 
 
+class FullOnce(Raises):
+    """An agent that finds no room for an answer before its `at`-th turn, or before every turn from there on."""
+
+    def __init__(self, at: int, *, times: float = 1) -> None:
+        super().__init__(ContextFull("the prompt has 9 tokens"))
+        self._at, self._times = at, times
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if len(conversation.turns) >= self._at and self._times > 0:
+            self._times -= 1
+            raise self._error
+        return await self._first.act(conversation, tools)
+
+
+class GoesOn(Counter):
+    """Takes a full context for no end, and knows what it was told."""
+
+    def __init__(self, end: Any = ((), 0.0, False, False, {"shortened": True})) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+        self._end = end
+
+    def on_limit(self, *told: str) -> Any:
+        self.told.append(told)
+        if isinstance(self._end, Exception):
+            raise self._end
+        return self._end
+
+    def final_info(self) -> dict[str, Any]:
+        return {"told": self.told, "closed": len(self.closed)}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_environment_may_go_on_after_a_prompt_that_leaves_no_room(at: int) -> None:
+    result = await play(GoesOn, FullOnce(at), limits=EpisodeLimits(max_turns=3))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.5, 3), "it is no turn"
+    assert result.info["told"] == [["max_tokens", "the prompt has 9 tokens"]]
+    assert result.info["shortened"] and result.info["full_contexts"] == [at]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_environment_may_end_at_a_prompt_that_leaves_no_room(at: int) -> None:
+    result = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
+    assert (len(result.turns), result.rewards["part"]) == (at, 0.5)
+    assert Episode.from_json(result.to_json()) == result
+
+
+async def test_an_environment_that_only_asks_what_has_no_room_comes_to_an_end() -> None:
+    result = await play(GoesOn, FullOnce(1, times=math.inf))
+    assert (result.outcome, result.ended_by, len(result.turns)) == (Outcome.TRUNCATED, "max_tokens", 1)
+
+
+async def test_an_environment_is_told_what_has_ended_it_and_has_the_last_word() -> None:
+    result = await play(GoesOn, limits=EpisodeLimits(max_turns=2))
+    assert (result.outcome, result.ended_by) == (Outcome.TRUNCATED, "max_turns")
+    assert result.info["told"] == [["max_turns"]]
+    assert result.info["closed"] == 1, "it says it after its close"
+    fault = await play(GoesOn, Raises(PolicyError("engine died")))
+    assert (fault.outcome, fault.info["told"]) == (Outcome.INFRA_FAULT, [])
+
+
+async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it_did() -> None:
+    class Breaks(GoesOn):
+        def final_info(self) -> Any:
+            raise SystemExit("no words")
+
+    result = await play(Breaks, limits=EpisodeLimits(max_turns=2), end=KeyError("ending"))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
+    for name, text in (("on_limit", "KeyError: 'ending'"), ("final_info", "SystemExit: no words")):
+        said = result.info[f"{name}_error"]
+        assert said.startswith(f"{name} (tests/forge_env/test_rollout.py:") and said.endswith(text)
+    full = await play(GoesOn, FullOnce(1), end=KeyError("ending"))
+    assert full.outcome is Outcome.ENV_FAULT, "here its answer decides how the episode goes on"
+
+
 async def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
     result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="model")
     assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 2)

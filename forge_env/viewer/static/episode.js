@@ -41,6 +41,12 @@ function endOf(record) {
   return limit && limit !== "environment" ? `${outcome} (${limit})` : outcome;
 }
 
+// How many requests of its program were refused.
+function refusedOf(info) {
+  const counts = Object.values((info && info.refused_requests) || {}).filter(Number.isFinite);
+  return counts.length ? `${number(counts.reduce((sum, n) => sum + n, 0))} requests refused` : "";
+}
+
 function head(route, record) {
   const to = (key, text, label) => (key ? h("a", { class: "page", href: withParams(route, { key }), "aria-label": label }, text)
     : h("span", { class: "page off", "aria-hidden": "true" }, text));
@@ -49,7 +55,7 @@ function head(route, record) {
   const parts = [
     record.phase, record.step !== null ? `step ${record.step}` : "", record.env, endOf(record),
     `${number(record.turns)} turns`, record.sampled ? `${number(record.sampled)} sampled tokens` : "", seconds(record.seconds), `seed ${record.seed}`,
-    ended && ended !== "environment" ? `ended by ${ended}` : "",
+    ended && ended !== "environment" ? `ended by ${ended}` : "", refusedOf(record.episode.info),
   ];
   const rewards = Object.entries(record.episode.rewards || {});
   return h("div", { class: "episode-head" },
@@ -65,10 +71,22 @@ function head(route, record) {
         "aria-current": each.key === record.key ? "true" : null, title: each.id }, rewardMark(each)))) : null);
 }
 
+// What a program that asked the model left behind, as the environment external records it: its output, and what it was
+// refused.
+function programOf(info) {
+  const program = info && typeof info.program === "object" ? info.program : null;
+  if (!program) return [];
+  const refused = Array.isArray(program.refused) ? program.refused.join("\n") : "";
+  const parts = { "How the program was ended": program.note, "Refused requests": refused, "Standard output": program.stdout,
+    "Standard error": program.stderr };
+  return Object.entries(parts).filter(([, text]) => text)
+    .map(([title, text]) => h("section", null, h("h3", null, title), block(text, "text")));
+}
+
 function infoOf(record) {
   const { task, info, rewards, seed, env, schema_version: version } = record.episode;
   const part = (title, value) => h("section", null, h("h3", null, title), block(value ?? "(none)", "code"));
-  return h("div", null, part("Target", task.target), part("Metadata of the task", task.metadata), part("Rewards", rewards), part("Info", info),
+  return h("div", null, ...programOf(info), part("Target", task.target), part("Metadata of the task", task.metadata), part("Rewards", rewards), part("Info", info),
     part("Episode", { id: record.episode.id, group_id: record.group_id, task: task.id, env, seed, schema_version: version }));
 }
 
