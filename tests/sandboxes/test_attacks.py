@@ -242,6 +242,29 @@ driver.detach()
             second.bind(name)
 
 
+async def test_sockets_that_a_session_sends_to_its_driver_end_with_it(sandbox: Sandbox) -> None:
+    """While they wait to be read by the host nothing collects them: the place gets another network."""
+    before = traces()
+    code = """
+import socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as named:
+    named.bind("\\0ring")
+    left, right = socket.socketpair()
+    socket.send_fds(left, [b"x"], [left.fileno(), right.fileno(), named.fileno()])
+    driver = socket.socket(fileno=3)
+    for _ in range(3): socket.send_fds(driver, [b"x"], [left.fileno(), right.fileno()])
+"""
+    for _ in range(2):
+        session = await sandbox.open_session(limits=LONG)
+        try:
+            result = await session.run(code)
+        finally:
+            await session.close()
+        assert result.status is ExecStatus.SIGNALED and "in use" not in result.stderr, result
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
 # --- the verdict ---
 
 
