@@ -319,6 +319,7 @@ class Zygote:
 
     def _be_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:
+            self._runs, self._by_pid, self._leaving = {}, {}, []  # a neighbour's use is nothing to the snippet
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)

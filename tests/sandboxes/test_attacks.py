@@ -194,9 +194,7 @@ async def test_the_attack_works_where_nothing_stops_it(facts: dict[str, Any], at
 
 
 @pytest.mark.parametrize("channel", CHANNELS, ids=lambda channel: channel.name)
-async def test_a_run_finds_nothing_of_the_one_before(
-    sandbox: Sandbox, facts: dict[str, Any], channel: Channel
-) -> None:
+async def test_a_run_finds_nothing_of_the_one_before(sandbox: Sandbox, facts: dict[str, Any], channel: Channel) -> None:
     before = traces()
 
     async def run(name: str) -> Any:
