@@ -28,11 +28,13 @@ import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest_kernel as kernel  # type: ignore[import-not-found]
+import guest_network as network  # type: ignore[import-not-found]
 import guest_session as session  # type: ignore[import-not-found]
 import guest_snippet as snippet  # type: ignore[import-not-found]
 
@@ -40,6 +42,8 @@ del sys.path[0]
 
 _MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one for each control group
 _IDS = 1024  # one for each slot and each session
+_COLLECT_S, _LOOK_MS = 0.25, 1
+"""How long the kernel may take to collect the sockets of a run, and how often we look meanwhile."""
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 
 
@@ -97,10 +101,13 @@ class Run:
     """One snippet or session between its start and the report of its end."""
 
     number: int
+    slot: int
     init: int
     """Process id, 0 once it was waited for."""
     snippet: int = 0
     ended: dict[str, Any] | None = None
+    collect_until: float = 0.0
+    """When its network is given up."""
 
 
 class Zygote:
@@ -111,7 +118,9 @@ class Zygote:
         self._first_id = first_id  # None: an ordinary user, each snippet in a user namespace of its own
         self._runs: dict[int, Run] = {}
         self._by_pid: dict[int, Run] = {}
-        self._networks: dict[int, int] = {}
+        self._leaving: list[Run] = []  # all processes are gone, and what they left is yet to be looked at
+        self._networks: dict[int, network.Network] = {}
+        self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._own_pid_namespace = os.pidfd_open(os.getpid())
         self._proc_options = self._try_proc_options()
         self._lockdown = kernel.Lockdown(base64.b64decode(config["filter"]))
@@ -142,12 +151,14 @@ class Zygote:
         for fd in (self._inbox.fileno(), self._lifeline, wakeup):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._leaving else None)}
             if self._lifeline in ready:
                 os._exit(0)
             if wakeup in ready:
                 os.read(wakeup, 4096)
                 self._reap()
+            if self._leaving:
+                self._report_ends()
             if self._inbox.fileno() in ready:
                 self._receive()
 
@@ -204,12 +215,14 @@ class Zygote:
             kernel.die_with_parent()
             _join_groups(fds)
             ours.close()
-            for fd in (*fds, *self._networks.values()):
+            for fd in fds:
                 os.close(fd)
+            for other_network in self._networks.values():
+                other_network.close()
             for other in self._helpers.values():
                 other.socket.close()
             self._inbox = theirs
-            self._helpers, self._networks, self._runs, self._by_pid = {}, {}, {}, {}
+            self._helpers, self._networks, self._runs, self._by_pid, self._leaving = {}, {}, {}, {}, []
             self._loop()
         finally:
             os._exit(1)  # the zygote tells the host at the next run
@@ -230,11 +243,11 @@ class Zygote:
                 _send(self._control, {"run": helper.run, "failed": "the helper of the slot has ended"})
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
-        network = self._network(message["slot"])
+        slot_network = self._network(message["slot"])
         init = kernel.clone_into_new_pid_namespace()
         if not init:
             _be_init()
-        run = Run(message["run"], init)
+        run = Run(message["run"], message["slot"], init)
         self._by_pid[init] = run
         try:
             namespace = os.pidfd_open(init)
@@ -244,7 +257,7 @@ class Zygote:
                 os.close(namespace)
             run.snippet = os.fork()
             if not run.snippet:
-                self._be_snippet(message, fds, network)
+                self._be_snippet(message, fds, slot_network.descriptor)
         except OSError:
             os.kill(init, signal.SIGKILL)
             raise
@@ -253,14 +266,13 @@ class Zygote:
         self._by_pid[run.snippet] = run
         self._runs[run.number] = run
 
-    def _network(self, slot: int) -> int:
+    def _network(self, slot: int) -> network.Network:
         """Return the empty network namespace of `slot`. It is reused: making and freeing one is the dearest step.
 
-        Runs of one slot follow each other and every process of the last one is gone, so nothing can be left in it.
+        Runs of one slot follow each other, and `_report_ends` sees to it that the last one has left nothing in it.
         """
         if slot not in self._networks:
-            kernel.unshare(kernel.NEWNET)
-            self._networks[slot] = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            self._networks[slot] = network.Network(self._own_network)
         return self._networks[slot]
 
     def _reap(self) -> None:
@@ -288,10 +300,26 @@ class Zygote:
         # Init can be waited for only after every process of its namespace is gone.
         if run.ended and not run.init:
             del self._runs[run.number]
-            _send(self._control, run.ended)
+            run.collect_until = time.monotonic() + _COLLECT_S
+            self._leaving.append(run)
+
+    def _report_ends(self) -> None:
+        """Tell the host of the runs that have ended and left nothing; until then it gives their place to nobody."""
+        for run in tuple(self._leaving):
+            left = self._networks[run.slot]
+            holds_sockets = left.holds_sockets()
+            if holds_sockets and time.monotonic() < run.collect_until:
+                network.collect_sockets()
+                continue
+            if holds_sockets or left.was_touched():
+                left.close()
+                del self._networks[run.slot]
+            self._leaving.remove(run)
+            _send(self._control, run.ended or {})
 
     def _be_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:
+            self._runs, self._by_pid, self._leaving = {}, {}, []  # a neighbour's use is nothing to the snippet
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)

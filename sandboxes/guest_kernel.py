@@ -114,7 +114,7 @@ def mount_own_proc() -> None:
 
 
 def allow_many_open_files() -> None:
-    """Raise our own limit as far as the system lets us: the zygote holds one descriptor per network namespace."""
+    """Raise our own limit as far as the system lets us: the zygote holds six descriptors per network namespace."""
     _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
 

@@ -155,6 +155,8 @@ class Interpreter:
         self._control, self._guest_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.callback(self._control.close)
         undo.callback(self._guest_control.close)
+        # A name, so that foreign code cannot give it another: names are shared by all in the host's network namespace.
+        self._guest_control.bind("")
         self._control.setblocking(False)
         cap = self._limits.output_bytes
         self.stdout = CappedPipe(cap, _FLOOD_FACTOR * max(cap, 1), self.kill)

@@ -10,8 +10,9 @@ the machine offers one. Where it does not, the capabilities say "rlimit": then m
 `processes` processes may use as many times `memory_bytes`.
 
 Not covered: the CPU limit has a grain of one second, and is per process (the wall-clock limit holds for all); what a
-session's cell leaves running in the background is not stopped between cells, and ends with the session; holes in the
-kernel itself.
+session's cell leaves running in the background is not stopped between cells, and ends with the session; what time and
+the counts of the whole machine tell of other runs, and locks of files of the shared root among runs that live at the
+same time (docs/sandboxes.md, "Between runs"); holes in the kernel itself.
 
 bubblewrap is not used for the outer ring, even where it is installed: the same ring takes a few system calls of our own
 (`guest_kernel.enter_minimal_root`), and bubblewrap would take one more process, could not give the snippets user ids of

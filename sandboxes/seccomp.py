@@ -12,7 +12,7 @@ import platform
 import struct
 
 # struct seccomp_data: int nr; u32 arch; u64 instruction_pointer; u64 args[6], read as little-endian words.
-_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3, _ARG5 = 0, 4, 16, 24, 32, 40, 56
 
 _LOAD, _RETURN = 0x20, 0x06  # BPF_LD|W|ABS, BPF_RET|K
 _IF_EQUAL, _IF_GREATER, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x25, 0x35, 0x45
@@ -73,6 +73,12 @@ _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
+# What tells which pages of a file are in memory, or puts them out: files that all runs share would carry messages.
+_PAGE_CACHE = {"x86_64": {"mincore": 27, "cachestat": 451}, "aarch64": {"mincore": 232, "cachestat": 451}}
+_PREADV2, _PWRITEV2 = {"x86_64": 327, "aarch64": 286}, {"x86_64": 328, "aarch64": 287}
+_FADVISE64, _MADVISE = {"x86_64": 221, "aarch64": 223}, {"x86_64": 28, "aarch64": 233}
+_POSIX_FADV_DONTNEED, _MADV_PAGEOUT = 4, 21
+
 
 def supported_machines() -> list[str]:
     """Return the machine names that `seccomp_filter` has numbers for."""
@@ -81,7 +87,7 @@ def supported_machines() -> list[str]:
 
 def denied_calls(machine: str) -> dict[str, int]:
     """Return the calls that answer EPERM on `machine`, by name."""
-    return _DENIED[machine] | _DENIED_EVERYWHERE
+    return _DENIED[machine] | _DENIED_EVERYWHERE | _PAGE_CACHE[machine]
 
 
 def seccomp_filter(machine: str | None = None) -> bytes:
@@ -108,6 +114,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     refused = [step for request in _TERMINAL_INJECTION for step in _when(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
     program += _for_call(_IOCTL[machine], _ARG1, refused)
     program += _keep_limits(machine)
+    program += _hide_page_cache(machine)
     for call in (_SOCKET[machine], _SOCKETPAIR[machine]):
         allowed = [step for family in _SOCKET_FAMILIES for step in _when(_IF_EQUAL, family, _ALLOW)]
         program += _for_call(call, _ARG0, [*allowed, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
@@ -130,6 +137,17 @@ def _keep_limits(machine: str) -> list[bytes]:
         _op(_LOAD, _ARG2 + 4), _op(_IF_EQUAL, 0, 1, 0), refuse,
     ]  # fmt: skip
     return setting + _for_call(_PRLIMIT[machine], _ARG0, checks)
+
+
+def _hide_page_cache(machine: str) -> list[bytes]:
+    """Refuse the flags of preadv2 and pwritev2, of which RWF_NOWAIT tells what is in memory, as an older kernel does.
+
+    Refuse the advice that puts pages out of memory too.
+    """
+    no_flags = [_op(_IF_EQUAL, 0, 1, 0), _op(_RETURN, _ERRNO | errno.EOPNOTSUPP)]
+    keep = _for_call(_FADVISE64[machine], _ARG3, _when(_IF_EQUAL, _POSIX_FADV_DONTNEED, _ERRNO | errno.EPERM))
+    keep += _for_call(_MADVISE[machine], _ARG2, _when(_IF_EQUAL, _MADV_PAGEOUT, _ERRNO | errno.EPERM))
+    return keep + [step for call in (_PREADV2, _PWRITEV2) for step in _for_call(call[machine], _ARG5, no_flags)]
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

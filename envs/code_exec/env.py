@@ -142,9 +142,7 @@ class CodeExec(ToolEnv):
         return observation, total, terminated, truncated, info
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._end_session()
 
     @tool(timeout=30.0)
     async def python(self, code: str) -> str:
@@ -154,6 +152,8 @@ class CodeExec(ToolEnv):
     @reward
     async def tests(self, answer: str) -> float:
         """1 when the answer passes every hidden test, else 0; the share that passes with `partial_credit`."""
+        # What lives on in the tool could tell the answer what it knows: by a lock on a file that both can read, say.
+        await self._end_session()
         self._verdict = await grade(
             self.sandbox,
             extract_code(answer),
@@ -163,6 +163,12 @@ class CodeExec(ToolEnv):
             seed=(self._seed, answer),
         )
         return self._verdict.share if self._partial_credit else float(self._verdict.share == 1.0)
+
+    async def _end_session(self) -> None:
+        """End every process of the python tool."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _execute(self, code: str) -> ExecResult:
         setup = _setup(self.task)

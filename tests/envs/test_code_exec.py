@@ -14,7 +14,7 @@ from envs.code_exec import CodeExec, extract_code
 from forge_env.errors import SandboxError, UserError
 from forge_env.factory import EnvFactory, make
 from forge_env.rollout import run_episode, run_group
-from forge_env.sandbox import Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
 
 TASK = CodeExec.tasks(count=1)[0]
@@ -421,6 +421,46 @@ async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end(
 async def test_a_surrogate_in_the_code_is_told_to_the_model() -> None:
     [text] = await run_tool("print('\ud800')")
     assert "surrogate" in text.lower()
+
+
+# The tool tells the answer what only it knows, one bit by each file that both may read: locked or not.
+_TELL = """
+import fcntl, os
+names = sorted(n for n in os.listdir(os.path.dirname(os.__file__)) if n.endswith(".py"))[:10]
+held = [open(os.path.join(os.path.dirname(os.__file__), n), "rb") for n in names]
+for bit, file in enumerate(held):
+    if {value} >> bit & 1: fcntl.flock(file, fcntl.LOCK_EX)
+"""
+_HEAR = """
+import fcntl, os
+names = sorted(n for n in os.listdir(os.path.dirname(os.__file__)) if n.endswith(".py"))[:10]
+def is_locked(name):
+    with open(os.path.join(os.path.dirname(os.__file__), name), "rb") as file:
+        try: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError: return True
+    return False
+def f(x):
+    value = sum(1 << bit for bit, name in enumerate(names) if is_locked(name))
+    return {solution}
+"""
+
+
+async def test_nothing_of_the_tool_lives_while_its_answer_is_graded() -> None:
+    first, value, second, constant = solution(TASK).split()[1:]
+    blind = _HEAR.format(solution=f"x {first} value {second} {constant}")
+    tell = _TELL.format(value=value)
+    async with EnvFactory(CodeExec) as factory:
+        env = factory.make()
+        await env.reset(seed=0, options={"task": TASK})
+        [told], *_ = await env.step(says(code=tell))
+        assert told["content"] == "", "the tool has taken its locks"
+        # The control: while the tool lives, an answer that is run elsewhere hears of them.
+        x, expected = TASK.target[0]
+        heard = await env.sandbox.run(ExecRequest(code=blind, call=Call(function="f", args=[x])))
+        assert heard.value == json.dumps(expected)
+        _, reward, terminated, _, info = await env.step(says(blind))
+    assert terminated and reward == 0.0 and info["tests"]["passed"] == 0
+    assert (await score(f"def f(x): return {solution(TASK)}", before=tell)) == [1.0]
 
 
 class BrokenSandbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import pickle
@@ -22,7 +23,9 @@ from forge_env.errors import SandboxUnavailable
 from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
 from sandboxes import open_sandbox
 from sandboxes.seccomp import denied_calls
-from tests.sandboxes.attacks import LONG, PRELUDE, Attack
+from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
+from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
+from tests.sandboxes.attacks.channels import CHANNELS, crosses
 from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
 from tests.sandboxes.attacks.forgery import FORGERIES, OUTSIDE
 from tests.sandboxes.attacks.leftovers import ATTACKS as LEFTOVERS
@@ -30,7 +33,7 @@ from tests.sandboxes.attacks.resources import ATTACKS as RESOURCES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS]
+ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS, *PAGE_CACHE]
 SLOTS = 2
 ROOT = Path(__file__).parents[2]
 MARKER = "sandbox-attack-marker"
@@ -183,8 +186,81 @@ async def test_attack_comes_to_nothing(sandbox: Sandbox, facts: dict[str, Any], 
 
 
 @pytest.mark.parametrize("attack", [a for a in ATTACKS if a.control], ids=lambda attack: attack.name)
-def test_the_attack_works_where_nothing_stops_it(facts: dict[str, Any], attack: Attack) -> None:
+async def test_the_attack_works_where_nothing_stops_it(facts: dict[str, Any], attack: Attack) -> None:
     assert attack.control is not None and attack.control(facts), "the attack proves nothing: it fails everywhere"
+
+
+# --- channels between runs ---
+
+
+@pytest.mark.parametrize("channel", CHANNELS, ids=lambda channel: channel.name)
+async def test_a_run_finds_nothing_of_the_one_before(sandbox: Sandbox, facts: dict[str, Any], channel: Channel) -> None:
+    before = traces()
+
+    async def run(name: str) -> Any:
+        call = Call(function=name, args=[facts])
+        result = await sandbox.run(ExecRequest(code=channel.code, setup=PRELUDE, call=call, limits=LONG))
+        assert result.status is ExecStatus.OK and result.value, result
+        return json.loads(result.value)
+
+    untouched = await run("find")
+    for _ in range(3):  # one after the other takes the same place
+        await run("leave")
+        assert await run("find") == untouched
+    await is_honest(sandbox)
+    assert await settled(before) == before
+
+
+@pytest.mark.parametrize("channel", CHANNELS, ids=lambda channel: channel.name)
+async def test_the_channel_works_where_nothing_stops_it(facts: dict[str, Any], channel: Channel) -> None:
+    assert crosses(channel, facts), "the channel proves nothing: it carries nothing anywhere"
+
+
+async def test_sessions_give_no_names_outside_of_their_networks(sandbox: Sandbox) -> None:
+    """The socket through which a session is driven belongs to the network namespace of whoever drives it."""
+    name = f"\0{MARKER}-{os.getpid()}-driver"
+    sessions = [await sandbox.open_session() for _ in range(2)]
+    try:
+        code = f"""
+import socket
+driver = socket.socket(fileno=3)
+try: print(driver.bind({name!r}))
+except OSError as error: print(error.errno)
+driver.detach()
+"""
+        told = [(await session.run(code)).stdout for session in sessions]
+    finally:
+        for session in sessions:
+            await session.close()
+    assert told == [f"{errno.EINVAL}\n"] * 2, "both are told that it has a name, and neither hears of the other"
+    # The control: where it has none, the first gives it one, and the second sees that somebody did.
+    with closing(socket.socket(socket.AF_UNIX)) as first, closing(socket.socket(socket.AF_UNIX)) as second:
+        first.bind(name)
+        with pytest.raises(OSError, match="in use"):
+            second.bind(name)
+
+
+async def test_sockets_that_a_session_sends_to_its_driver_end_with_it(sandbox: Sandbox) -> None:
+    """While they wait to be read by the host nothing collects them: the place gets another network."""
+    before = traces()
+    code = """
+import socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as named:
+    named.bind("\\0ring")
+    left, right = socket.socketpair()
+    socket.send_fds(left, [b"x"], [left.fileno(), right.fileno(), named.fileno()])
+    driver = socket.socket(fileno=3)
+    for _ in range(3): socket.send_fds(driver, [b"x"], [left.fileno(), right.fileno()])
+"""
+    for _ in range(2):
+        session = await sandbox.open_session(limits=LONG)
+        try:
+            result = await session.run(code)
+        finally:
+            await session.close()
+        assert result.status is ExecStatus.SIGNALED and "in use" not in result.stderr, result
+    await is_honest(sandbox)
+    assert await settled(before) == before
 
 
 # --- the verdict ---

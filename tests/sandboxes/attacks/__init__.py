@@ -65,3 +65,13 @@ class Attack:
     @property
     def calls(self) -> bool:
         return "def f(host)" in self.code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """A message from one run to the next. The code defines `leave(host)`, whose value is not looked at, and
+    `find(host)`, which returns plain data: other data after `leave` than before is a message.
+    """
+
+    name: str
+    code: str
