@@ -1,7 +1,8 @@
 """A seccomp filter as classic BPF: which system calls untrusted code may not make.
 
 A deny list, because Python programs use a great many calls; the calls left out are those that reach kernel
-subsystems a snippet has no use for, or memory that no resource limit counts. Unknown (newer) calls answer ENOSYS.
+subsystems a snippet has no use for, memory that no resource limit counts, or that report what other programs do with
+the files they share with it. Unknown (newer) calls answer ENOSYS.
 The filter is assembled on the host and loaded by the guest; libseccomp is not needed.
 """
 
@@ -25,22 +26,27 @@ _NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER
 _PARENT_FLAG = 0x8000  # CLONE_PARENT: the new process would be a child of ours and not of the snippet
 _RLIMIT_CORE = 4
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+# FIOSETOWN, SIOCSPGRP: signals for whoever is named when a descriptor is ready
+_SIGNAL_OWNER = (0x8901, 0x8902)
 _SOCKET_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace has no way out
 
 _DENIED_EVERYWHERE = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443,
-    "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450,
+    "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450, "cachestat": 451,
 }  # fmt: skip
 
-# memfd_create, shmget, msgget and mq_open hand out memory that neither RLIMIT_AS nor the tmpfs size counts.
+# memfd_create, shmget, msgget and mq_open hand out memory that neither RLIMIT_AS nor the tmpfs size counts. inotify and
+# fanotify report who opens and reads the files of the interpreter, which are the host's; mincore and cachestat, which
+# of their pages were read.
 _DENIED = {
     "x86_64": {
         "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "memfd_create": 319, "io_setup": 206,
         "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "personality": 135,
         "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300,
+        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "fanotify_mark": 301,
+        "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "mincore": 27,
         "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "userfaultfd": 323, "perf_event_open": 298,
         "init_module": 175, "delete_module": 176, "finit_module": 313, "kexec_load": 246, "kexec_file_load": 320,
         "reboot": 169, "swapon": 167, "swapoff": 168, "syslog": 103, "acct": 163, "quotactl": 179,
@@ -53,7 +59,8 @@ _DENIED = {
         "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "memfd_create": 279, "io_setup": 0,
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "personality": 92,
         "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262,
+        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "fanotify_mark": 263,
+        "inotify_init1": 26, "inotify_add_watch": 27, "mincore": 232,
         "add_key": 217, "request_key": 218, "keyctl": 219, "bpf": 280, "userfaultfd": 282, "perf_event_open": 241,
         "init_module": 105, "delete_module": 106, "finit_module": 273, "kexec_load": 104, "kexec_file_load": 294,
         "reboot": 142, "swapon": 224, "swapoff": 225, "syslog": 116, "acct": 89, "quotactl": 60,
@@ -64,10 +71,18 @@ _DENIED = {
     },
 }  # fmt: skip
 
+DENIED_FCNTL = {
+    "F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026,
+    "F_SET_RW_HINT": 1036, "F_SET_FILE_RW_HINT": 1038,
+}  # fmt: skip
+"""Commands of fcntl that answer EPERM: F_NOTIFY and leases report what others do with a folder or file, and a lease makes
+them wait; the next three say who gets a signal for it; hints stay with a file for the next reader."""
+
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
+_FCNTL = {"x86_64": 72, "aarch64": 25}
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -105,8 +120,13 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     program += _for_call(
         _CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS | _PARENT_FLAG, _ERRNO | errno.EPERM)
     )
-    refused = [step for request in _TERMINAL_INJECTION for step in _when(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
-    program += _for_call(_IOCTL[machine], _ARG1, refused)
+    # The kernel takes both words as 32 bits, and so does the filter.
+    for call, words in (
+        (_IOCTL[machine], (*_TERMINAL_INJECTION, *_SIGNAL_OWNER)),
+        (_FCNTL[machine], tuple(DENIED_FCNTL.values())),
+    ):
+        refused = [step for word in words for step in _when(_IF_EQUAL, word, _ERRNO | errno.EPERM)]
+        program += _for_call(call, _ARG1, refused)
     program += _keep_limits(machine)
     for call in (_SOCKET[machine], _SOCKETPAIR[machine]):
         allowed = [step for family in _SOCKET_FAMILIES for step in _when(_IF_EQUAL, family, _ALLOW)]
