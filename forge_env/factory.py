@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -75,6 +76,11 @@ class EnvFactory:
             UserError: for a split that is not there, or more tasks than there are.
         """
         return self.env_class.tasks(split, count=count, seed=seed, **self._named(self.env_class.tasks))
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """What all instances share, by name; empty unless this factory is open."""
+        return MappingProxyType(self._shared)
 
     @property
     def constructor_options(self) -> dict[str, Any]:

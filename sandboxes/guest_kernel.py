@@ -210,6 +210,10 @@ class Lockdown:
         _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
         if with_parent:
             die_with_parent()
+        self.filter_calls()
+
+    def filter_calls(self) -> None:
+        """Load the filter alone, and give up whatever a program could gain by being run."""
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 

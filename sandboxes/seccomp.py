@@ -71,6 +71,31 @@ _DENIED = {
     },
 }  # fmt: skip
 
+# What a worker that only reads and calculates has no use for: programs, sockets, signals and priorities for others, and
+# changes to files, which have no namespace of their own there. The numbers that all architectures share come last.
+_DENIED_READER_EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "openat2": 437, "fchmodat2": 452}
+_DENIED_READER = {
+    "x86_64": {
+        "execve": 59, "execveat": 322, "socket": 41, "connect": 42, "bind": 49, "kill": 62, "tkill": 200,
+        "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "setpriority": 141, "ioprio_set": 251,
+        "sched_setaffinity": 203, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314,
+        "truncate": 76, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88,
+        "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "mknod": 133, "utimes": 235,
+        "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
+        "fremovexattr": 199, "mkdirat": 258, "mknodat": 259, "fchownat": 260, "futimesat": 261, "unlinkat": 263,
+        "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268, "utimensat": 280, "renameat2": 316,
+    },
+    "aarch64": {
+        "execve": 221, "execveat": 281, "socket": 198, "connect": 203, "bind": 200, "kill": 129, "tkill": 130,
+        "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "setpriority": 140, "ioprio_set": 30,
+        "sched_setaffinity": 122, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setattr": 274,
+        "truncate": 45, "mknodat": 33, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38,
+        "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "setxattr": 5, "lsetxattr": 6,
+        "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "renameat2": 276,
+    },
+}  # fmt: skip
+_OPEN_TO_WRITE = 0x1 | 0x2 | 0x40 | 0x200  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
+
 DENIED_FCNTL = {
     "F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026,
     "F_SET_RW_HINT": 1036, "F_SET_FILE_RW_HINT": 1038,
@@ -83,6 +108,8 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _FCNTL = {"x86_64": 72, "aarch64": 25}
+_OPENAT = {"x86_64": 257, "aarch64": 56}
+_OPEN = {"x86_64": 2}  # the others have openat only
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
@@ -99,10 +126,13 @@ def denied_calls(machine: str) -> dict[str, int]:
     return _DENIED[machine] | _DENIED_EVERYWHERE
 
 
-def seccomp_filter(machine: str | None = None) -> bytes:
+def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> bytes:
     """Return the filter as an array of `struct sock_filter`. Raises KeyError for an unsupported machine.
 
-    Args: machine: as `platform.machine()` names it; this one by default.
+    Args:
+        machine: as `platform.machine()` names it; this one by default.
+        reads_only: for a process without a root and a network of its own: it may read files, and change none, open no
+            socket, run no program, and signal nobody.
     """
     machine = machine or platform.machine()
     program = [
@@ -115,8 +145,16 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     program += _when(_IF_GREATER, _LAST_KNOWN_CALL, _ERRNO | errno.ENOSYS)
     # glibc falls back to clone, whose flags a filter can see (clone3 keeps them behind a pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
-    for number in sorted(denied_calls(machine).values()):
+    denied = denied_calls(machine)
+    if reads_only:
+        denied |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
+    for number in sorted(denied.values()):
         program += _when(_IF_EQUAL, number, _ERRNO | errno.EPERM)
+    if reads_only:
+        to_write = _when(_IF_ANY_BIT, _OPEN_TO_WRITE, _ERRNO | errno.EPERM)
+        program += _for_call(_OPENAT[machine], _ARG2, to_write)
+        if machine in _OPEN:
+            program += _for_call(_OPEN[machine], _ARG1, to_write)
     program += _for_call(
         _CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS | _PARENT_FLAG, _ERRNO | errno.EPERM)
     )

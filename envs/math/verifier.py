@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from envs.math.worker import WALL_SECONDS
 from forge_env.errors import EnvError, ServiceError, UserError
@@ -73,6 +74,7 @@ class Verifier:
         self._unread = b""
         self._busy = False
         self._ended = False
+        self._enforced: dict[str, Any] = {}
 
     @property
     def pid(self) -> int | None:
@@ -88,6 +90,19 @@ class Verifier:
             except ServiceError:
                 self._stop()
                 raise
+
+    def enforced(self) -> dict[str, Any]:
+        """Tell what the helper process is denied, found out by trying it, and what is "missing"; starts it if need be.
+
+        Raises:
+            ServiceError: when it does not start.
+        """
+        if importlib.util.find_spec("math_verify") is None:
+            return {"missing": ["math-verify is not installed, so there is no helper process"]}
+        with self._turn():
+            if self._process is None:
+                self._start()
+            return self._enforced
 
     def close(self) -> None:
         """Stop the helper process, if there is one; the next comparison starts another."""
@@ -168,8 +183,9 @@ class Verifier:
         )
         try:
             line = self._line(time.monotonic() + START_SECONDS)
-            if line != "ready":
+            if not line.startswith("ready "):
                 raise ServiceError(f"the math grader did not start: {line.removeprefix('failed ')}")
+            self._enforced = json.loads(line.removeprefix("ready "))
         except BaseException:
             self._stop()
             raise
