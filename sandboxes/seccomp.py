@@ -100,8 +100,8 @@ DENIED_FCNTL = {
     "F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026,
     "F_SET_RW_HINT": 1036, "F_SET_FILE_RW_HINT": 1038,
 }  # fmt: skip
-"""Commands of fcntl that answer EPERM: F_NOTIFY and leases report what others do with a folder or file, and a lease makes
-them wait; the next three say who gets a signal for it; hints stay with a file for the next reader."""
+"""Commands of fcntl that answer EPERM. F_NOTIFY and leases report what others do with a folder or file, and a lease
+makes them wait; the first three say who gets a signal for it; hints stay with a file for its next reader."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import logging
 import os
 import select
 import signal
@@ -25,6 +26,8 @@ from typing import Any
 from envs.math.worker import WALL_SECONDS
 from forge_env.errors import EnvError, ServiceError, UserError
 from forge_env.threads import invoke
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 QUEUE_SECONDS = 600.0
@@ -186,6 +189,10 @@ class Verifier:
             if not line.startswith("ready "):
                 raise ServiceError(f"the math grader did not start: {line.removeprefix('failed ')}")
             self._enforced = json.loads(line.removeprefix("ready "))
+            if not self._enforced["seccomp"]:
+                logger.warning(
+                    "the math grader reads text of models unconfined: %s", "; ".join(self._enforced["missing"])
+                )
         except BaseException:
             self._stop()
             raise

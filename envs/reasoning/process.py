@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import logging
 import os
 import select
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import EnvError, ServiceError, UserError
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 300.0
@@ -131,6 +134,10 @@ class Worker:
         if not started.get("ready"):
             raise ServiceError("the reasoning-gym process did not start")
         self._enforced = started["enforced"]
+        if not self._enforced["seccomp"]:
+            logger.warning(
+                "the reasoning-gym process reads text of models unconfined: %s", "; ".join(self._enforced["missing"])
+            )
 
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None

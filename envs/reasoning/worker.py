@@ -2,9 +2,10 @@
 
 Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
 process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
-bounded by the kernel: text that a model wrote decides how long a scorer takes. Scorers that would evaluate that text as
-Python get a reader of plain literals and formulas instead, and the process confines itself before it reads any. Scorers that pay for answers that are not right are replaced
-by `_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
+bounded by the kernel: text that a model wrote decides how long a scorer takes. The process confines itself before it
+reads any such text, and says in its first line what that came to. Scorers that would evaluate that text as Python get a
+reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced by
+`_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
 """
 
 from __future__ import annotations

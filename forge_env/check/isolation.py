@@ -48,8 +48,8 @@ def _is_open(enforced: Mapping[str, Any]) -> bool:
 def sentence(enforced: Mapping[str, Any]) -> str:
     """Return what is enforced in one line, and what is not.
 
-    >>> sentence({"seccomp": True, "uid_drop": False, "limits": ("core", "stack"), "missing": ("memory is not counted",)})
-    'seccomp, limits of core, stack; not enforced: uid drop; memory is not counted'
+    >>> sentence({"seccomp": True, "uid_drop": False, "limits": ("core", "stack"), "missing": ("memory is free",)})
+    'seccomp, limits of core, stack; not enforced: uid drop; memory is free'
     """
     kept, lost = [], []
     for name, value in enforced.items():

@@ -1,4 +1,4 @@
-"""Attacks that watch what the host does with the files it shares, and that use what no limit of memory or time counts."""
+"""Attacks that watch what the host does with the files it shares, or use what no limit of memory or time counts."""
 
 from __future__ import annotations
 
