@@ -102,7 +102,7 @@ class Capabilities:
     """As `memory_limit`."""
     cpu_share: bool = False
     """Whether a slot gets at most one CPU however many processes it has."""
-    no_capabilities: bool = False
+    capabilities_dropped: bool = False
     """Whether a snippet has no capability of the kernel and can gain none, by running a program for example."""
     host_watch_denied: bool = False
     """Whether it is refused inotify, dnotify, fanotify and leases, which tell what others do with shared files."""

@@ -56,6 +56,10 @@ def _lock_down(needed: Sequence[str]) -> list[str]:
         lockdown.filter_calls()
     else:
         lockdown.apply(with_parent=False)
+        if int(_status().get("CapBnd", "0"), 16):
+            missing.append(
+                "the bounding set of capabilities is full, as only root empties it; no_new_privs stands for it"
+            )
     return missing
 
 
@@ -78,7 +82,7 @@ def _tried() -> dict[str, Any]:
     status = _status()
     return {
         "seccomp": status.get("Seccomp") == "2",
-        "no_capabilities": bool(status) and all(int(status[name], 16) == 0 for name in _CAPABILITY_SETS),
+        "capabilities_dropped": bool(status) and all(int(status[name], 16) == 0 for name in _CAPABILITY_SETS),
         "host_watch_denied": _is_refused(_watch),
         "writing_denied": _is_refused(lambda: os.open(os.devnull, os.O_WRONLY)),
         "network_denied": _is_refused(lambda: socket.socket().detach()),

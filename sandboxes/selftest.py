@@ -206,7 +206,7 @@ def denials_of(seen: dict[str, Any]) -> dict[str, Any]:
     bounded = int(seen["capabilities"]["CapBnd"], 16) == 0
     lost = "the bounding set of capabilities is not empty, as that takes CAP_SETPCAP; no_new_privs alone stands for it"
     return {
-        "no_capabilities": bounded,
+        "capabilities_dropped": bounded,
         "host_watch_denied": True,
         "limits": tuple(sorted(seen["limited"])),
         "missing": () if bounded else (lost,),

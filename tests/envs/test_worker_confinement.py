@@ -22,7 +22,7 @@ if sys.platform != "linux" or platform.machine() not in supported_machines():
 
 NOT_ENFORCED = "it may read what its user may read, as its libraries do, and sees the processes of the machine"
 GUEST = Path(__file__).parents[2] / "sandboxes"
-FACTS = ("seccomp", "no_capabilities", "host_watch_denied", "writing_denied", "network_denied", "programs_denied")
+FACTS = ("seccomp", "capabilities_dropped", "host_watch_denied", "writing_denied", "network_denied", "programs_denied")
 
 # What a scorer could be made to do by text that it evaluates. Names what got through; `f` is told where it may write.
 ATTACK = """
@@ -106,7 +106,10 @@ def is_confined(pid: int) -> bool:
 
 
 def are_all_denied(enforced: dict[str, Any]) -> bool:
-    return all(enforced[name] is True for name in FACTS) and {"core", "fsize", "rtprio"} <= set(enforced["limits"])
+    is_root = os.geteuid() == 0  # nobody else can empty the bounding set
+    facts = [name for name in FACTS if is_root or name != "capabilities_dropped"]
+    assert enforced["missing"][0] == NOT_ENFORCED and len(enforced["missing"]) == (1 if is_root else 2)
+    return all(enforced[name] is True for name in facts) and {"core", "fsize", "rtprio"} <= set(enforced["limits"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
@@ -114,7 +117,7 @@ def test_the_math_grader_is_confined_and_says_so() -> None:
     verifier = Verifier()
     try:
         enforced = verifier.enforced()
-        assert are_all_denied(enforced) and enforced["missing"] == [NOT_ENFORCED]
+        assert are_all_denied(enforced)
         assert verifier.pid is not None and is_confined(verifier.pid)
         # the grammar and what sympy loads only when it needs it
         assert verifier.compare("\\int_0^1 x dx", "\\frac{1}{2}", 0.0)
@@ -128,7 +131,7 @@ def test_the_reasoning_gym_process_is_confined_and_says_so() -> None:
     worker = Worker()
     try:
         enforced = worker.enforced()
-        assert are_all_denied(enforced) and enforced["missing"] == [NOT_ENFORCED]
+        assert are_all_denied(enforced)
         assert worker.pid is not None and is_confined(worker.pid)
         request = {"do": "entries", "dataset": "leg_counting", "config": {}, "seed": 1, "indices": [0, 2]}
         assert len(worker.ask(request)["entries"]) == 2
@@ -158,8 +161,8 @@ def test_root_keeps_what_it_needs_to_read_libraries_of_another_user(tmp_path: Pa
     )
     command = [sys.executable, "-c", code, str(GUEST), str(library)]
     enforced = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert enforced["no_capabilities"] is False and "keeps its capabilities" in enforced["missing"][1]
-    assert all(enforced[name] for name in FACTS if name != "no_capabilities")
+    assert enforced["capabilities_dropped"] is False and "keeps its capabilities" in enforced["missing"][1]
+    assert all(enforced[name] for name in FACTS if name != "capabilities_dropped")
 
 
 @pytest.mark.parametrize("machine", supported_machines())

@@ -528,7 +528,7 @@ async def test_what_a_sandbox_enforces_is_named() -> None:
         "sandbox: ",
         "seccomp",
         "network namespace",
-        "no capabilities",
+        "capabilities dropped",
         "host watch denied",
         "sigpending, stack",
     ):
@@ -645,7 +645,7 @@ class Hangs(Good):
 
 async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
     report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=0.5)
-    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", OPEN}
+    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", "isolation", OPEN}
     rows = {row.name: row for row in report.rows}
     assert all(rows[name].ok is None for name in report.not_checked)
     assert "of the budget of 0.5 s, 0 episodes without a finding: give more with --seconds" in rows["contract"].detail
@@ -764,6 +764,7 @@ def test_a_report_is_plain_data() -> None:
         ],
         "reset": {"p50": 1.0, "p95": 2.0},
         "step": None,
+        "isolation": {},
     }
     assert not replace(report, rows=(*rows, CheckRow(name="close", ok=False, detail="no"))).ok
 

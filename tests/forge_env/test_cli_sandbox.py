@@ -85,5 +85,5 @@ def test_info_says_what_is_enforced_and_what_is_missing(capfd: pytest.CaptureFix
     assert main(["sandbox", "info", "--json"]) == 0
     backends = json.loads(capfd.readouterr().out)["backends"]
     assert backends["namespace"]["seccomp"] is True and backends["namespace"]["host_watch_denied"] is True
-    assert backends["namespace"]["no_capabilities"] is True and "stack" in backends["namespace"]["limits"]
+    assert backends["namespace"]["capabilities_dropped"] is True and "stack" in backends["namespace"]["limits"]
     assert "docker sandbox" in backends["docker"].get("unavailable", "docker sandbox")

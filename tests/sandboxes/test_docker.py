@@ -306,7 +306,7 @@ async def test_capabilities_say_what_is_enforced(sandbox: DockerSandbox) -> None
     found = sandbox.capabilities
     assert found.backend == "docker" and found.seccomp and found.network_namespace
     assert found.memory_limit in ("cgroup_v1", "cgroup_v2") and found.cpu_share
-    assert found.no_capabilities and found.host_watch_denied and {"stack", "rtprio"} <= set(found.limits)
+    assert found.capabilities_dropped and found.host_watch_denied and {"stack", "rtprio"} <= set(found.limits)
 
 
 # --- sessions ---

@@ -128,7 +128,7 @@ def test_capabilities_arrive_and_are_checked() -> None:
         seccomp=True,
         uid_drop=False,
         memory_limit="rlimit",
-        no_capabilities=True,
+        capabilities_dropped=True,
         limits=("core", "stack"),
         missing=("one", "two"),
     )
