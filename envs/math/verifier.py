@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 QUEUE_SECONDS = 600.0
+# -P keeps this folder off the worker's path: a module here may not hide one of Python's
+_COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
 _MISSING = (
     "math-verify is not installed, and answers that are no numbers are graded by it: pip install 'forge-env[math]'"
 )
@@ -95,7 +97,9 @@ class Verifier:
                 raise
 
     def enforced(self) -> dict[str, Any]:
-        """Tell what the helper process is denied, found out by trying it, and what is "missing"; starts it if need be.
+        """Tell what the helper process is denied, found out by trying it, and what is "missing".
+
+        While there is none, one that does no more than this is started.
 
         Raises:
             ServiceError: when it does not start.
@@ -103,9 +107,7 @@ class Verifier:
         if importlib.util.find_spec("math_verify") is None:
             return {"missing": ["math-verify is not installed, so there is no helper process"]}
         with self._turn():
-            if self._process is None:
-                self._start()
-            return self._enforced
+            return self._enforced if self._process is not None else _tried()
 
     def close(self) -> None:
         """Stop the helper process, if there is one; the next comparison starts another."""
@@ -174,10 +176,8 @@ class Verifier:
         require_math_verify()
         if self._ended:
             raise ServiceError("the math grader has ended with its process")
-        script = Path(__file__).with_name("worker.py")
-        # -P keeps this folder off the worker's path: a module here may not hide one of Python's
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -232,6 +232,15 @@ class Verifier:
             os.killpg(process.pid, signal.SIGKILL)  # its fork too
         except ProcessLookupError:
             pass  # it has ended already
+
+
+def _tried() -> dict[str, Any]:
+    try:
+        result = subprocess.run([*_COMMAND, "try"], capture_output=True, text=True, timeout=START_SECONDS, check=True)
+        enforced: dict[str, Any] = json.loads(result.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ServiceError(f"the math grader cannot be confined: {error}") from error
+    return enforced
 
 
 def _verdict(lines: list[str], target: str) -> bool:

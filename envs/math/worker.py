@@ -9,6 +9,7 @@ any such text is read the process confines itself, and says in "ready" what that
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -48,6 +49,9 @@ _EXAMPLES = [
 
 
 def main() -> None:
+    if sys.argv[1:] == ["try"]:  # what it would be denied, without the seconds that its libraries take
+        print(json.dumps(_confine()))
+        return
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     _silence()
     try:
@@ -79,7 +83,8 @@ def _confine() -> dict[str, Any]:
         guest = importlib.import_module("guest_worker")
     finally:
         sys.path.remove(folder)
-    enforced: dict[str, Any] = guest.confine([importlib.import_module(n).__file__ for n in ("math_verify", "sympy")])
+    specs = [importlib.util.find_spec(name) for name in ("math_verify", "sympy")]
+    enforced: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
     return enforced
 
 

@@ -116,11 +116,11 @@ def are_all_denied(enforced: dict[str, Any]) -> bool:
 def test_the_math_grader_is_confined_and_says_so() -> None:
     verifier = Verifier()
     try:
-        enforced = verifier.enforced()
-        assert are_all_denied(enforced)
-        assert verifier.pid is not None and is_confined(verifier.pid)
+        before = verifier.enforced()
+        assert are_all_denied(before) and verifier.pid is None
         # the grammar and what sympy loads only when it needs it
         assert verifier.compare("\\int_0^1 x dx", "\\frac{1}{2}", 0.0)
+        assert verifier.pid is not None and is_confined(verifier.pid) and verifier.enforced() == before
         assert not verifier.compare("\\sin(\\pi/6)", "\\frac{1}{3}", 0.0)
     finally:
         verifier.close()
