@@ -439,6 +439,27 @@ async def test_capabilities_are_what_the_kernel_says(sandbox: Sandbox) -> None:
     assert "0" not in status["Uid"] and "0" not in status["Gid"]
 
 
+@pytest.mark.asyncio
+async def test_code_may_raise_its_stack_up_to_its_memory_and_give_threads_large_ones(sandbox: Sandbox) -> None:
+    code = """
+import resource, sys, threading
+def f():
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (2**27, hard))
+    sys.setrecursionlimit(10**6)
+    def depth(n): return n and 1 + depth(n - 1)
+    threading.stack_size(2**25)
+    deep = []
+    thread = threading.Thread(target=lambda: deep.append(depth(20_000)))
+    thread.start(); thread.join()
+    return [soft <= 2**23, hard, depth(50_000), deep]
+"""
+    limits = Limits(wall_s=20, cpu_s=20)
+    result = await sandbox.run(ExecRequest(code=code, call=Call(function="f"), limits=limits))
+    assert result.value is not None, result
+    assert json.loads(result.value) == [True, limits.memory_bytes, 50_000, [20_000]]
+
+
 # --- forged results ---
 
 
