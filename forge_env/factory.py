@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -91,6 +92,11 @@ class EnvFactory:
         options = self._named(self.env_class.tasks)
         call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
         return read_tasks(self.name, call, split, count=count, seconds=seconds)
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """What all instances share, by name; empty unless this factory is open."""
+        return MappingProxyType(self._shared)
 
     @property
     def constructor_options(self) -> dict[str, Any]:

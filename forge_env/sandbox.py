@@ -102,6 +102,12 @@ class Capabilities:
     """As `memory_limit`."""
     cpu_share: bool = False
     """Whether a slot gets at most one CPU however many processes it has."""
+    capabilities_dropped: bool = False
+    """Whether a snippet has no capability of the kernel and can gain none, by running a program for example."""
+    host_watch_denied: bool = False
+    """Whether it is refused inotify, dnotify, fanotify and leases, which tell what others do with shared files."""
+    limits: tuple[str, ...] = ()
+    """Resource limits of each process that it cannot raise, named as RLIMIT_STACK is: "stack"."""
     missing: tuple[str, ...] = ()
     """What this machine could not give, each with its remedy."""
 

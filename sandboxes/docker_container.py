@@ -269,5 +269,5 @@ def _capabilities(header: dict[str, Any], memory_bytes: int, recipe: Recipe) -> 
         )
     # The agent limits processes, the engine the CPU.
     limits = {"process_limit": "rlimit", "cpu_share": recipe.cpus <= 1}
-    missing = () if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)
+    missing = (*found.missing, *(() if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)))
     return replace(found, backend="docker", missing=missing, **limits)  # type: ignore[arg-type]

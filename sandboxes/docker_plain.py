@@ -21,7 +21,7 @@ from sandboxes.cgroup_slots import Slot
 from sandboxes.cgroups import Groups
 from sandboxes.docker_group import with_exact_processes
 from sandboxes.seccomp import seccomp_filter
-from sandboxes.selftest import LIMITS, look, with_limits
+from sandboxes.selftest import LIMITS, denials_of, look, privileges_of, with_limits
 from sandboxes.zygote import Ended
 
 _GUEST = Path(__file__).with_name("guest_plain.py")
@@ -105,8 +105,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         "its memory is not limited": seen["allocates"],
         "it can mount": seen["mounts"],
         "it can write to its root": seen["writes_root"],
-        "its system calls are not filtered": seen["seccomp"] != "2",
-        "it has capabilities": int(seen["capabilities"], 16) != 0,
+        **privileges_of(seen),
         "it is the agent's user": seen["uid"] == os.geteuid(),
     }
     found = [text for text, escaped in escapes.items() if escaped]
@@ -121,4 +120,5 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         seccomp=True,
         uid_drop=True,
         memory_limit="rlimit",
+        **denials_of(seen),
     )

@@ -9,12 +9,13 @@ import errno
 import json
 from typing import Any
 
-from sandboxes.seccomp import denied_calls
+from sandboxes.seccomp import DENIED_FCNTL, denied_calls
 
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _FOR_NAMESPACES = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}
 _FOR_INPUT = {"memfd_create"}
 _OTHER_FAMILIES = (0, 3, 4, 5, 6, 7, 8, 9)  # below 10, all but AF_UNIX and AF_INET; AF_INET6 is 10, and the last
+_LOW_WORD = 0xFFFFFFFF
 _NAMESPACE_FLAGS = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 
 
@@ -34,6 +35,10 @@ def seccomp_profile(machine: str, *, namespaces: bool) -> str:
     ]
     for family in _OTHER_FAMILIES:
         rules.append(_refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, {"value": family, "op": "SCMP_CMP_EQ"}))
+    for command in DENIED_FCNTL.values():
+        # The kernel takes no more than the low word of a command.
+        test = {"index": 1, "value": _LOW_WORD, "valueTwo": command, "op": "SCMP_CMP_MASKED_EQ"}
+        rules.append(_refuse(["fcntl"], errno.EPERM, test))
     for flag in () if namespaces else _NAMESPACE_FLAGS:
         test = {"value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"}
         rules.append(_refuse(["clone"], errno.EPERM, test))

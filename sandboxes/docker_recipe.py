@@ -49,7 +49,7 @@ async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
         api.create_container,
         recipe.image,
         command=["namespace" if recipe.namespaces else "plain", *(["proved"] if recipe.proved else [])],
-        # Only root can have capabilities in a container; it has the three that it needs to become another user.
+        # Only root can have capabilities in a container; it has what it needs to become another user for good.
         user=_AGENT_USER if recipe.namespaces else _ROOT,
         hostname="sandbox",
         stdin_open=True,
@@ -87,5 +87,5 @@ def _settings(engine: Engine, recipe: Recipe, limits: Limits) -> dict[str, Any]:
         # AppArmor's profile for containers forbids every mount; the seccomp filter of the snippet forbids them as well.
         settings["security_opt"].append("apparmor=unconfined")
     else:
-        settings["cap_add"] = ["SETUID", "SETGID", "KILL"]
+        settings["cap_add"] = ["SETUID", "SETGID", "SETPCAP", "KILL"]
     return settings

@@ -89,7 +89,8 @@ def capabilities_of(header: Any) -> Capabilities:
     if type(header) is not dict:
         raise BrokenFrame("the capabilities are no JSON object")
     values = _checked(header, Capabilities, leave_out=())
-    return Capabilities(**values | {"missing": tuple(values["missing"])})
+    lists = {name: tuple(value) for name, value in values.items() if type(value) is list}
+    return Capabilities(**values | lists)
 
 
 def _checked(header: dict[str, Any], kind: type, *, leave_out: tuple[str, ...]) -> dict[str, Any]:

@@ -351,6 +351,7 @@ class Zygote:
         else:
             kernel.limit_resources(limits)
             user = self._first_id + slot
+            kernel.empty_bounding_set()
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)

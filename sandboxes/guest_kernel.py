@@ -19,8 +19,25 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1
 _MNT_DETACH = 2
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 23, 24, 28
+# NOROOT: user 0 gets no capabilities by being user 0. KEEP_CAPS stays off, and NO_CAP_AMBIENT_RAISE. All locked.
+_SECUREBITS = 0x1 | 0x2 | 0x20 | 0x40 | 0x80
 _SYS_MOUNT_SETATTR = 442
 _SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
+
+_SMALL_LIMITS = (
+    # Not 0: where core dumps go to a program of the host, 0 still starts it, and 1 is the way to say no.
+    (resource.RLIMIT_CORE, 1),
+    (resource.RLIMIT_MEMLOCK, 0),
+    (resource.RLIMIT_MSGQUEUE, 0),
+    # A host that gives its users priorities gives them to snippets as well, and those then starve all others.
+    (resource.RLIMIT_NICE, 0),
+    (resource.RLIMIT_RTPRIO, 0),
+    # Signals and timers that wait are memory of the kernel. Ordinary signals come beyond it, too.
+    (resource.RLIMIT_SIGPENDING, 256),
+)
+_OPEN_FILES = 256
+_USUAL_STACK = 8 * 2**20
 
 PACKAGES = "/packages"
 INSIDE_ID = 61000
@@ -129,22 +146,48 @@ def limit_resources(limits: dict[str, int]) -> None:
         (resource.RLIMIT_DATA if counted else resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NOFILE, 256),
-        # Not 0: where core dumps go to a program of the host, 0 still starts it, and 1 is the way to say no.
-        (resource.RLIMIT_CORE, 1),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        *_SMALL_LIMITS,
     ):
-        value = _allowed(kind, value)
-        resource.setrlimit(kind, (value, value))
+        _lower(kind, value)
+    # The stack of the first thread counts as no data; code that recurses deeply may raise its own limit up to this one.
+    hard = _allowed(resource.RLIMIT_STACK, limits["memory_bytes"])
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    soft = min(hard, _USUAL_STACK if soft == resource.RLIM_INFINITY else soft)
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
     # SIGXCPU at the limit says why; SIGKILL some time later is for code that ignores it.
     hard = _allowed(resource.RLIMIT_CPU, limits["cpu_kill_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (_allowed(resource.RLIMIT_CPU, limits["cpu_s"]), hard))
 
 
+def lower_small_limits() -> None:
+    """Set the limits that are the same for whatever is confined: core dumps, priorities, memory of the kernel."""
+    for kind, value in _SMALL_LIMITS:
+        _lower(kind, value)
+
+
+def _lower(kind: int, value: int) -> None:
+    value = _allowed(kind, value)
+    resource.setrlimit(kind, (value, value))
+
+
 def _allowed(kind: int, value: int) -> int:
     _, highest = resource.getrlimit(kind)
     return value if highest == resource.RLIM_INFINITY else min(value, highest)
+
+
+def empty_bounding_set() -> bool:
+    """Take every capability out of what a program may ever gain, and lock that; return whether all are out.
+
+    It takes CAP_SETPCAP, which a process loses when it becomes another user. Without it nothing changes.
+    """
+    capability, left = 0, False
+    while (held := _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0:
+        if held and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            left = True
+        capability += 1
+    _libc.prctl(_PR_SET_SECUREBITS, _SECUREBITS, 0, 0, 0)
+    return not left
 
 
 class Lockdown:
@@ -159,11 +202,18 @@ class Lockdown:
         self._cap_header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
         self._no_caps = (ctypes.c_uint32 * 6)()
 
-    def apply(self) -> None:
+    def apply(self, *, with_parent: bool = True) -> None:
+        """Args: with_parent: die when the thread that started this process ends."""
+        empty_bounding_set()  # done before by those that are another user by now
         _check(_libc.capset(self._cap_header, self._no_caps), "capset")
         # Not dumpable: a crash must not start the host's core dump handler.
         _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
-        die_with_parent()
+        if with_parent:
+            die_with_parent()
+        self.filter_calls()
+
+    def filter_calls(self) -> None:
+        """Load the filter alone, and give up whatever a program could gain by being run."""
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 

@@ -1,7 +1,7 @@
 """Runs one snippet or session where the engine forbids namespaces: as another user, in a container that is its own.
 
-Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `docker_plain.py`, which keeps SETUID, SETGID
-and KILL for itself. What the snippet leaves behind ends with the container.
+Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `docker_plain.py`, which keeps SETUID,
+SETGID, SETPCAP and KILL for itself. What the snippet leaves behind ends with the container.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _confine(order: dict[str, Any]) -> None:
     kernel.be_killed_first()
     kernel.limit_resources(order["limits"])
     user = order["user"]
+    kernel.empty_bounding_set()
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

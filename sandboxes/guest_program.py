@@ -100,6 +100,7 @@ def _be_program(spec: dict[str, Any], command: list[str], user: int | None, lock
             kernel.map_ids(kernel.INSIDE_ID, 0, 0)
         kernel.limit_resources(spec["limits"])
         if user is not None:
+            kernel.empty_bounding_set()
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)

@@ -1,7 +1,8 @@
 """A seccomp filter as classic BPF: which system calls untrusted code may not make.
 
 A deny list, because Python programs use a great many calls; the calls left out are those that reach kernel
-subsystems a snippet has no use for, or memory that no resource limit counts. Unknown (newer) calls answer ENOSYS.
+subsystems a snippet has no use for, memory that no resource limit counts, or that report what other programs do with
+the files they share with it. Unknown (newer) calls answer ENOSYS.
 The filter is assembled on the host and loaded by the guest; libseccomp is not needed.
 """
 
@@ -25,22 +26,27 @@ _NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER
 _PARENT_FLAG = 0x8000  # CLONE_PARENT: the new process would be a child of ours and not of the snippet
 _RLIMIT_CORE = 4
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+# FIOSETOWN, SIOCSPGRP: signals for whoever is named when a descriptor is ready
+_SIGNAL_OWNER = (0x8901, 0x8902)
 _SOCKET_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace has no way out
 
 _DENIED_EVERYWHERE = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443,
-    "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450,
+    "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450, "cachestat": 451,
 }  # fmt: skip
 
-# memfd_create, shmget, msgget and mq_open hand out memory that neither RLIMIT_AS nor the tmpfs size counts.
+# memfd_create, shmget, msgget and mq_open hand out memory that neither RLIMIT_AS nor the tmpfs size counts. inotify and
+# fanotify report who opens and reads the files of the interpreter, which are the host's; mincore and cachestat, which
+# of their pages were read.
 _DENIED = {
     "x86_64": {
         "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "memfd_create": 319, "io_setup": 206,
         "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "personality": 135,
         "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300,
+        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "fanotify_mark": 301,
+        "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "mincore": 27,
         "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "userfaultfd": 323, "perf_event_open": 298,
         "init_module": 175, "delete_module": 176, "finit_module": 313, "kexec_load": 246, "kexec_file_load": 320,
         "reboot": 169, "swapon": 167, "swapoff": 168, "syslog": 103, "acct": 163, "quotactl": 179,
@@ -53,7 +59,8 @@ _DENIED = {
         "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "memfd_create": 279, "io_setup": 0,
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "personality": 92,
         "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262,
+        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "fanotify_mark": 263,
+        "inotify_init1": 26, "inotify_add_watch": 27, "mincore": 232,
         "add_key": 217, "request_key": 218, "keyctl": 219, "bpf": 280, "userfaultfd": 282, "perf_event_open": 241,
         "init_module": 105, "delete_module": 106, "finit_module": 273, "kexec_load": 104, "kexec_file_load": 294,
         "reboot": 142, "swapon": 224, "swapoff": 225, "syslog": 116, "acct": 89, "quotactl": 60,
@@ -64,17 +71,52 @@ _DENIED = {
     },
 }  # fmt: skip
 
+# What a worker that only reads and calculates has no use for: programs, sockets, signals and priorities for others, and
+# changes to files, which have no namespace of their own there. The numbers that all architectures share come last.
+_DENIED_READER_EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "openat2": 437, "fchmodat2": 452}
+_DENIED_READER = {
+    "x86_64": {
+        "execve": 59, "execveat": 322, "socket": 41, "connect": 42, "bind": 49, "kill": 62, "tkill": 200,
+        "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "setpriority": 141, "ioprio_set": 251,
+        "sched_setaffinity": 203, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314,
+        "truncate": 76, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88,
+        "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "mknod": 133, "utimes": 235,
+        "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
+        "fremovexattr": 199, "mkdirat": 258, "mknodat": 259, "fchownat": 260, "futimesat": 261, "unlinkat": 263,
+        "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268, "utimensat": 280, "renameat2": 316,
+    },
+    "aarch64": {
+        "execve": 221, "execveat": 281, "socket": 198, "connect": 203, "bind": 200, "kill": 129, "tkill": 130,
+        "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "setpriority": 140, "ioprio_set": 30,
+        "sched_setaffinity": 122, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setattr": 274,
+        "truncate": 45, "mknodat": 33, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38,
+        "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "setxattr": 5, "lsetxattr": 6,
+        "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "renameat2": 276,
+    },
+}  # fmt: skip
+_OPEN_TO_WRITE = 0x1 | 0x2 | 0x40 | 0x200  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
+
+DENIED_FCNTL = {
+    "F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026,
+    "F_SET_RW_HINT": 1036, "F_SET_FILE_RW_HINT": 1038,
+}  # fmt: skip
+"""Commands of fcntl that answer EPERM. F_NOTIFY and leases report what others do with a folder or file, and a lease
+makes them wait; the first three say who gets a signal for it; hints stay with a file for its next reader."""
+
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_OPENAT = {"x86_64": 257, "aarch64": 56}
+_OPEN = {"x86_64": 2}  # the others have openat only
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
-# What tells which pages of a file are in memory, or puts them out: files that all runs share would carry messages.
-_PAGE_CACHE = {"x86_64": {"mincore": 27, "cachestat": 451}, "aarch64": {"mincore": 232, "cachestat": 451}}
+# What tells by its flags which pages of a file are in memory, or puts them out: files that all runs share would carry
+# messages.
 _PREADV2, _PWRITEV2 = {"x86_64": 327, "aarch64": 286}, {"x86_64": 328, "aarch64": 287}
 _FADVISE64, _MADVISE = {"x86_64": 221, "aarch64": 223}, {"x86_64": 28, "aarch64": 233}
 _POSIX_FADV_DONTNEED, _MADV_PAGEOUT = 4, 21
@@ -87,13 +129,16 @@ def supported_machines() -> list[str]:
 
 def denied_calls(machine: str) -> dict[str, int]:
     """Return the calls that answer EPERM on `machine`, by name."""
-    return _DENIED[machine] | _DENIED_EVERYWHERE | _PAGE_CACHE[machine]
+    return _DENIED[machine] | _DENIED_EVERYWHERE
 
 
-def seccomp_filter(machine: str | None = None) -> bytes:
+def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> bytes:
     """Return the filter as an array of `struct sock_filter`. Raises KeyError for an unsupported machine.
 
-    Args: machine: as `platform.machine()` names it; this one by default.
+    Args:
+        machine: as `platform.machine()` names it; this one by default.
+        reads_only: for a process without a root and a network of its own: it may read files, and change none, open no
+            socket, run no program, and signal nobody.
     """
     machine = machine or platform.machine()
     program = [
@@ -106,13 +151,26 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     program += _when(_IF_GREATER, _LAST_KNOWN_CALL, _ERRNO | errno.ENOSYS)
     # glibc falls back to clone, whose flags a filter can see (clone3 keeps them behind a pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
-    for number in sorted(denied_calls(machine).values()):
+    denied = denied_calls(machine)
+    if reads_only:
+        denied |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
+    for number in sorted(denied.values()):
         program += _when(_IF_EQUAL, number, _ERRNO | errno.EPERM)
+    if reads_only:
+        to_write = _when(_IF_ANY_BIT, _OPEN_TO_WRITE, _ERRNO | errno.EPERM)
+        program += _for_call(_OPENAT[machine], _ARG2, to_write)
+        if machine in _OPEN:
+            program += _for_call(_OPEN[machine], _ARG1, to_write)
     program += _for_call(
         _CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS | _PARENT_FLAG, _ERRNO | errno.EPERM)
     )
-    refused = [step for request in _TERMINAL_INJECTION for step in _when(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
-    program += _for_call(_IOCTL[machine], _ARG1, refused)
+    # The kernel takes both words as 32 bits, and so does the filter.
+    for call, words in (
+        (_IOCTL[machine], (*_TERMINAL_INJECTION, *_SIGNAL_OWNER)),
+        (_FCNTL[machine], tuple(DENIED_FCNTL.values())),
+    ):
+        refused = [step for word in words for step in _when(_IF_EQUAL, word, _ERRNO | errno.EPERM)]
+        program += _for_call(call, _ARG1, refused)
     program += _keep_limits(machine)
     program += _hide_page_cache(machine)
     for call in (_SOCKET[machine], _SOCKETPAIR[machine]):

@@ -14,10 +14,12 @@ from sandboxes.cgroups import Groups
 
 LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
+_LIMITED = {"core", "cpu", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending", "stack"}
+"""What is limited everywhere; "data" or "as", the memory of a process, come to it."""
 
 # Every canary returns what it saw; the judgement is the host's.
 _CANARIES = """
-import ctypes, os, signal, socket
+import ctypes, os, resource, signal, socket
 
 def readable(path):
     try:
@@ -57,12 +59,33 @@ def connects():
     except OSError:
         return False
 
-def status(field):
+def status():
     with open("/proc/self/status") as lines:
-        return next(line.split()[1] for line in lines if line.startswith(field + ":"))
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+def limited():
+    names = []
+    for name in filter(lambda name: name.startswith("RLIMIT_") and name != "RLIMIT_OFILE", dir(resource)):
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            try:
+                resource.setrlimit(kind, (hard, hard + 1))
+            except (OSError, ValueError):
+                names.append(name[len("RLIMIT_"):].lower())
+    return names
+
+def watches(libc):
+    shared = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    own = os.open("/tmp/leased", os.O_RDONLY | os.O_CREAT)
+    os.unlink("/tmp/leased")
+    tried = {"inotify": lambda: libc.inotify_init1(0), "dnotify": lambda: libc.fcntl(shared, 1026, 1),
+             "fanotify": lambda: libc.fanotify_init(0x200, 0), "leases": lambda: libc.fcntl(own, 1024, 0)}
+    return [name for name, call in tried.items() if call() >= 0]
 
 def look(secret, size, namespaces):
     libc = ctypes.CDLL(None)
+    own = status()
     return {
         "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in namespaces},
         "secret": readable(secret),
@@ -73,8 +96,11 @@ def look(secret, size, namespaces):
         "allocates": allocates(size),
         "mounts": libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0,
         "writes_root": os.access("/", os.W_OK) or os.access("/usr", os.W_OK),
-        "seccomp": status("Seccomp"),
-        "capabilities": status("CapEff"),
+        "seccomp": own["Seccomp"],
+        "no_new_privileges": own["NoNewPrivs"],
+        "capabilities": {name: own[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")},
+        "limited": limited(),
+        "watches": watches(libc),
         "uid": os.getuid(),
     }
 """
@@ -107,7 +133,7 @@ async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilitie
 async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     if isinstance(groups, str):
         lost = f"memory and processes are limited per process only, as there is no control group: {groups}"
-        return replace(capabilities, missing=(lost,))
+        return replace(capabilities, missing=(*capabilities.missing, lost))
     result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=LIMITS))
     if result.status is not ExecStatus.MEMORY:
         raise SandboxUnavailable(
@@ -141,8 +167,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         "its memory is not limited": seen["allocates"],
         "it can mount": seen["mounts"],
         "it can write to its root": seen["writes_root"],
-        "its system calls are not filtered": seen["seccomp"] != "2",
-        "it has capabilities": int(seen["capabilities"], 16) != 0,
+        **privileges_of(seen),
     }
     found = [text for text, escaped in escapes.items() if escaped]
     if found:
@@ -159,4 +184,30 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         seccomp=True,
         uid_drop=os.geteuid() == 0 and seen["uid"] != 0,
         memory_limit="rlimit",
+        **denials_of(seen),
     )
+
+
+def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
+    """Return what no snippet may keep on any backend, by the sentence that says so, and whether it did."""
+    held = [name for name, value in seen["capabilities"].items() if name != "CapBnd" and int(value, 16)]
+    unlimited = sorted(_LIMITED - set(seen["limited"]))
+    return {
+        "its system calls are not filtered": seen["seccomp"] != "2",
+        "it may gain privileges": seen["no_new_privileges"] != "1",
+        f"it has capabilities ({', '.join(held)})": bool(held),
+        f"it can watch files that it shares with the host, by {', '.join(seen['watches'])}": bool(seen["watches"]),
+        f"nothing limits its {', '.join(unlimited)}": bool(unlimited),
+    }
+
+
+def denials_of(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Capabilities` that say so, once `privileges_of` has found nothing."""
+    bounded = int(seen["capabilities"]["CapBnd"], 16) == 0
+    lost = "the bounding set of capabilities is not empty, as that takes CAP_SETPCAP; no_new_privs alone stands for it"
+    return {
+        "capabilities_dropped": bounded,
+        "host_watch_denied": True,
+        "limits": tuple(sorted(seen["limited"])),
+        "missing": () if bounded else (lost,),
+    }

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envs.external.gateway import Gateway, open_gateway
 from envs.external.program import command_of, shown_to
@@ -31,6 +32,12 @@ class Setup:
     cwd: str
     scores_failures: bool
     sandbox: str
+
+    def enforced(self) -> dict[str, Any]:
+        """Tell what keeps the programs in; those of a sandbox have been tried when this was opened."""
+        if self.sandbox:
+            return {"namespaces": True, "seccomp": True, "missing": ()}
+        return {"missing": ("programs are trusted: they run as you do, unless sandbox is 'namespaces'",)}
 
 
 @asynccontextmanager

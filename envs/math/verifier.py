@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import logging
 import os
 import select
 import signal
@@ -20,13 +21,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from envs.math.worker import WALL_SECONDS
 from forge_env.errors import EnvError, ServiceError, UserError
 from forge_env.threads import invoke
 
+logger = logging.getLogger(__name__)
+
 START_SECONDS = 120.0
 QUEUE_SECONDS = 600.0
+# -P keeps this folder off the worker's path: a module here may not hide one of Python's
+_COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
 _MISSING = (
     "math-verify is not installed, and answers that are no numbers are graded by it: pip install 'forge-env[math]'"
 )
@@ -73,6 +79,7 @@ class Verifier:
         self._unread = b""
         self._busy = False
         self._ended = False
+        self._enforced: dict[str, Any] = {}
 
     @property
     def pid(self) -> int | None:
@@ -88,6 +95,19 @@ class Verifier:
             except ServiceError:
                 self._stop()
                 raise
+
+    def enforced(self) -> dict[str, Any]:
+        """Tell what the helper process is denied, found out by trying it, and what is "missing".
+
+        While there is none, one that does no more than this is started.
+
+        Raises:
+            ServiceError: when it does not start.
+        """
+        if importlib.util.find_spec("math_verify") is None:
+            return {"missing": ["math-verify is not installed, so there is no helper process"]}
+        with self._turn():
+            return self._enforced if self._process is not None else _tried()
 
     def close(self) -> None:
         """Stop the helper process, if there is one; the next comparison starts another."""
@@ -156,10 +176,8 @@ class Verifier:
         require_math_verify()
         if self._ended:
             raise ServiceError("the math grader has ended with its process")
-        script = Path(__file__).with_name("worker.py")
-        # -P keeps this folder off the worker's path: a module here may not hide one of Python's
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -168,8 +186,13 @@ class Verifier:
         )
         try:
             line = self._line(time.monotonic() + START_SECONDS)
-            if line != "ready":
+            if not line.startswith("ready "):
                 raise ServiceError(f"the math grader did not start: {line.removeprefix('failed ')}")
+            self._enforced = json.loads(line.removeprefix("ready "))
+            if not self._enforced["seccomp"]:
+                logger.warning(
+                    "the math grader reads text of models unconfined: %s", "; ".join(self._enforced["missing"])
+                )
         except BaseException:
             self._stop()
             raise
@@ -209,6 +232,15 @@ class Verifier:
             os.killpg(process.pid, signal.SIGKILL)  # its fork too
         except ProcessLookupError:
             pass  # it has ended already
+
+
+def _tried() -> dict[str, Any]:
+    try:
+        result = subprocess.run([*_COMMAND, "try"], capture_output=True, text=True, timeout=START_SECONDS, check=True)
+        enforced: dict[str, Any] = json.loads(result.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ServiceError(f"the math grader cannot be confined: {error}") from error
+    return enforced
 
 
 def _verdict(lines: list[str], target: str) -> bool:

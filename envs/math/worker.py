@@ -2,12 +2,14 @@
 
 Run as a script by envs/math/verifier.py. Requests are lines of JSON on standard input. A fork writes "target" when it
 has read the target and then "equal" or "different"; the parent writes "done" and the fork's wait status after it. What
-the kernel bounds is bounded by the kernel, because text that a model wrote decides how long the algebra takes.
+the kernel bounds is bounded by the kernel, because text that a model wrote decides how long the algebra takes. Before
+any such text is read the process confines itself, and says in "ready" what that came to.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import math
@@ -15,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 CPU_SECONDS = 2.0
@@ -46,6 +49,9 @@ _EXAMPLES = [
 
 
 def main() -> None:
+    if sys.argv[1:] == ["try"]:  # what it would be denied, without the seconds that its libraries take
+        print(json.dumps(_confine()))
+        return
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     _silence()
     try:
@@ -53,7 +59,7 @@ def main() -> None:
     except BaseException as error:
         channel.write(f"failed {type(error).__name__}: {error}\n".replace("\n", " ") + "\n")
         raise SystemExit(1) from error
-    channel.write("ready\n")
+    channel.write(f"ready {json.dumps(_confine())}\n")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -67,6 +73,19 @@ def _warm_up() -> None:
     for target, answer in _EXAMPLES:
         if not _equal(_parse(target), _parse(answer), 1e-9):
             raise RuntimeError(f"math-verify does not take {answer} for {target}")
+
+
+def _confine() -> dict[str, Any]:
+    """Take from this process and its forks what algebra has no use for; returns what is enforced."""
+    folder = str(Path(__file__).parents[2] / "sandboxes")
+    sys.path.insert(0, folder)
+    try:
+        guest = importlib.import_module("guest_worker")
+    finally:
+        sys.path.remove(folder)
+    specs = [importlib.util.find_spec(name) for name in ("math_verify", "sympy")]
+    enforced: dict[str, Any] = guest.confine([spec.origin for spec in specs if spec is not None and spec.origin])
+    return enforced
 
 
 def _silence() -> None:

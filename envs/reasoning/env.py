@@ -49,6 +49,7 @@ class ReasoningGym(Env):
     """
 
     made_of: ClassVar[Sequence[str]] = ("reasoning_gym",)
+    shared: ClassVar = {"reasoning_worker": "envs.reasoning.process:open_worker"}
     dataset: ClassVar[str]
     system_prompt: ClassVar[str] = SYSTEM_PROMPT
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import logging
 import os
 import select
 import signal
@@ -15,11 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import EnvError, ServiceError, UserError
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 300.0
@@ -43,6 +47,7 @@ class Worker:
         self._lock = threading.RLock()  # it knows its owner
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self._enforced: dict[str, Any] = {}
 
     @property
     def pid(self) -> int | None:
@@ -69,6 +74,15 @@ class Worker:
         if "error" in answer:
             raise EnvError(f"the reasoning-gym dataset {request.get('dataset', '')} raised {answer['error']}")
         return answer
+
+    def enforced(self) -> dict[str, Any]:
+        """Tell what the helper process is denied, found out by trying it, and what is "missing"; starts it if need be.
+
+        Raises:
+            ServiceError: when it does not start.
+        """
+        self.ask({"do": "enforced"})  # so that there is one
+        return self._enforced
 
     def close(self) -> None:
         """Stop the helper process, if there is one; the next request starts another."""
@@ -116,8 +130,14 @@ class Worker:
             start_new_session=True,
             env={**os.environ, "PYTHONHASHSEED": "0"},  # some datasets depend on the order of sets
         )
-        if not self._read(START_SECONDS).get("ready"):
+        started = self._read(START_SECONDS)
+        if not started.get("ready"):
             raise ServiceError("the reasoning-gym process did not start")
+        self._enforced = started["enforced"]
+        if not self._enforced["seccomp"]:
+            logger.warning(
+                "the reasoning-gym process reads text of models unconfined: %s", "; ".join(self._enforced["missing"])
+            )
 
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -154,6 +174,12 @@ class Worker:
             os.killpg(process.pid, signal.SIGKILL)  # its fork too
         except ProcessLookupError:
             pass  # it has ended already
+
+
+@asynccontextmanager
+async def open_worker() -> AsyncIterator[Worker]:
+    """Name the helper process, for an environment; it outlives the environment, because it is slow to start."""
+    yield worker
 
 
 worker = Worker()

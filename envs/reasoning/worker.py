@@ -2,9 +2,10 @@
 
 Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
 process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
-bounded by the kernel: text that a model wrote decides how long a scorer takes. Scorers that would evaluate that text as
-Python get a reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced
-by `_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
+bounded by the kernel: text that a model wrote decides how long a scorer takes. The process confines itself before it
+reads any such text, and says in its first line what that came to. Scorers that would evaluate that text as Python get a
+reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced by
+`_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 CPU_SECONDS = 3.0
@@ -58,13 +60,25 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     _silence()
     library = Library()
-    channel.write('{"ready": true}\n')
+    channel.write(json.dumps({"ready": True, "enforced": _confine()}) + "\n")
     for line in sys.stdin:
         try:
             answer = library.answer(json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         channel.write(json.dumps(answer) + "\n")
+
+
+def _confine() -> dict[str, Any]:
+    """Take from this process and its forks what datasets and scorers have no use for; returns what is enforced."""
+    folder = str(Path(__file__).parents[2] / "sandboxes")
+    sys.path.insert(0, folder)
+    try:
+        guest = importlib.import_module("guest_worker")
+    finally:
+        sys.path.remove(folder)
+    enforced: dict[str, Any] = guest.confine([importlib.import_module(n).__file__ for n in ("reasoning_gym", "sympy")])
+    return enforced
 
 
 def _silence() -> None:
@@ -90,6 +104,8 @@ class Library:
             return {"datasets": {name: _fields(config) for name, (_, config) in self._tables.items()}}
         if request["do"] == "check":
             return self._check(request)
+        if request["do"] == "enforced":
+            return {}  # it was said at the start
         if request["do"] == "entries":
             return self._sound_entries(request)
         return self._score(request)

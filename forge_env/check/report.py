@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -50,6 +50,8 @@ class CheckReport:
     rows: tuple[CheckRow, ...]
     reset: Latency | None = None
     step: Latency | None = None
+    isolation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What each sandbox and worker that the episodes share enforces, found out by trying it, by its name."""
 
     @property
     def ok(self) -> bool:
@@ -62,6 +64,6 @@ class CheckReport:
         return tuple(row.name for row in self.rows if row.unfinished)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: `name`, `ok`, `not_checked`, `rows`, and `reset` and `step` in ms or None."""
+        """Plain data, for JSON: `name`, `ok`, `not_checked`, `rows`, `isolation`, and `reset` and `step` in ms."""
         rows = [asdict(row) for row in self.rows]
         return {**asdict(self), "ok": self.ok, "not_checked": list(self.not_checked), "rows": rows}

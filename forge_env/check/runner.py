@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from forge_env.check.contract import close, contract, reset_first
+from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
 from forge_env.check.loop import event_loop
 from forge_env.check.names import names
@@ -50,6 +51,7 @@ class Check:
 CHECKS = (
     Check(name=NAMES_CHECK, function=names, needs=OPEN),
     Check(name=CONTRACT, function=contract, needs=NAMES_CHECK),
+    Check(name="isolation", function=isolation, needs=OPEN),
     Check(name="event loop", function=event_loop),
     Check(name="reset before step", function=reset_first),
     Check(name="close", function=close),
@@ -108,7 +110,11 @@ async def run_checks(
         await run.open_and_close(CHECKS)
     await run.check(LAST)
     return CheckReport(
-        name=factory.name, rows=tuple(run.rows), reset=Latency.of(subject.resets), step=Latency.of(subject.steps)
+        name=factory.name,
+        rows=tuple(run.rows),
+        reset=Latency.of(subject.resets),
+        step=Latency.of(subject.steps),
+        isolation=subject.isolation,
     )
 
 

@@ -58,6 +58,8 @@ class Subject:
     """Episodes so far, of all checks."""
     on_episode: Callable[[int], None] = lambda played: None
     """Called after each episode with their number."""
+    isolation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the sandboxes and workers that the episodes share enforce, by their names; the check of it fills it."""
     until: float = math.inf
     """On the monotonic clock: the end of what the check at hand has of the budget."""
 

@@ -96,6 +96,8 @@ async def _look() -> dict[str, dict[str, Any]]:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(value) or "-"
     return {True: "yes", False: "no", None: "-"}.get(value, str(value)) if not isinstance(value, str) else value
 
 

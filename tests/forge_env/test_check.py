@@ -535,6 +535,57 @@ def failures(report: CheckReport) -> dict[str, str]:
     return {row.name: row.detail for row in report.rows if row.ok is False}
 
 
+async def test_what_a_sandbox_enforces_is_named() -> None:
+    report = await run_checks(make("code_exec"), tasks=1, only=["isolation"])
+    if OPEN in failures(report):
+        pytest.skip(failures(report)[OPEN])  # no sandbox can be had here
+    assert verdicts(report)["isolation"] is True, failures(report)
+    row = next(row for row in report.rows if row.name == "isolation")
+    for words in (
+        "sandbox: ",
+        "seccomp",
+        "network namespace",
+        "capabilities dropped",
+        "host watch denied",
+        "sigpending, stack",
+    ):
+        assert words in row.detail
+    data = json.loads(json.dumps(report.to_dict()))["isolation"]["sandbox"]
+    assert data["seccomp"] and data["host_watch_denied"] and {"rtprio", "stack"} <= set(data["limits"])
+
+
+async def test_a_sandbox_that_isolates_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_ENV_SANDBOX", "subprocess")
+    monkeypatch.setenv("FORGE_ENV_ALLOW_INSECURE_SANDBOX", "1")
+    report = await run_checks(make("code_exec"), tasks=1, only=["isolation"])
+    assert failures(report).keys() == {"isolation"} and "sandbox isolates nothing" in failures(report)["isolation"]
+
+
+class Worker:
+    """A worker that confines less than it could, and says so."""
+
+    def enforced(self) -> dict[str, Any]:
+        return {"seccomp": False, "limits": ["core"], "missing": ["its system calls are not filtered"]}
+
+
+@asynccontextmanager
+async def open_a_worker() -> AsyncIterator[Worker]:
+    yield Worker()
+
+
+class HasAWorker(Good):
+    """Scores in a worker."""
+
+    shared: ClassVar = {"scorer": f"{__name__}:open_a_worker"}
+
+
+async def test_what_a_worker_does_not_enforce_is_named() -> None:
+    report = await run_checks(EnvFactory(HasAWorker), tasks=1, only=["isolation"])
+    row = next(row for row in report.rows if row.name == "isolation")
+    assert row.ok and row.detail == ("scorer: limits of core; not enforced: seccomp; its system calls are not filtered")
+    assert report.to_dict()["isolation"]["scorer"]["seccomp"] is False
+
+
 async def test_a_good_environment_passes_every_check() -> None:
     begun: list[str] = []
     report = await run_checks(EnvFactory(Good), tasks=3, progress=begun.append)
@@ -616,7 +667,7 @@ class Hangs(Good):
 
 async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
     report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=0.5)
-    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", OPEN}
+    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", "isolation", OPEN}
     rows = {row.name: row for row in report.rows}
     assert all(rows[name].ok is None for name in report.not_checked)
     assert "of the budget of 0.5 s, 0 episodes without a finding: give more with --seconds" in rows["contract"].detail
@@ -735,6 +786,7 @@ def test_a_report_is_plain_data() -> None:
         ],
         "reset": {"p50": 1.0, "p95": 2.0},
         "step": None,
+        "isolation": {},
     }
     assert not replace(report, rows=(*rows, CheckRow(name="close", ok=False, detail="no"))).ok
 

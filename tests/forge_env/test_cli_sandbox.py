@@ -81,7 +81,9 @@ def test_info_says_what_is_enforced_and_what_is_missing(capfd: pytest.CaptureFix
     assert main(["sandbox", "info"]) == 0
     text = capfd.readouterr().out
     assert "seccomp" in text and "memory_limit" in text and "namespace" in text
+    assert "host_watch_denied" in text and "rtprio, sigpending, stack" in " ".join(text.split())
     assert main(["sandbox", "info", "--json"]) == 0
     backends = json.loads(capfd.readouterr().out)["backends"]
-    assert backends["namespace"]["seccomp"] is True
+    assert backends["namespace"]["seccomp"] is True and backends["namespace"]["host_watch_denied"] is True
+    assert backends["namespace"]["capabilities_dropped"] is True and "stack" in backends["namespace"]["limits"]
     assert "docker sandbox" in backends["docker"].get("unavailable", "docker sandbox")

@@ -30,10 +30,11 @@ from tests.sandboxes.attacks.escape import ATTACKS as ESCAPES
 from tests.sandboxes.attacks.forgery import FORGERIES, OUTSIDE
 from tests.sandboxes.attacks.leftovers import ATTACKS as LEFTOVERS
 from tests.sandboxes.attacks.resources import ATTACKS as RESOURCES
+from tests.sandboxes.attacks.watching import ATTACKS as WATCHING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS, *PAGE_CACHE]
+ATTACKS: list[Attack] = [*RESOURCES, *ESCAPES, *LEFTOVERS, *PAGE_CACHE, *WATCHING]
 SLOTS = 2
 ROOT = Path(__file__).parents[2]
 MARKER = "sandbox-attack-marker"
@@ -68,6 +69,8 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     calls = denied_calls(machine) | {
         "clone": {"x86_64": 56, "aarch64": 220}[machine],
         "ioctl": {"x86_64": 16, "aarch64": 29}[machine],
+        "fcntl": {"x86_64": 72, "aarch64": 25}[machine],
+        "sched_setattr": {"x86_64": 314, "aarch64": 274}[machine],
         "ioprio_set": {"x86_64": 251, "aarch64": 30}[machine],
     }
     os.environ["FORGE_ENV_TEST_MARKER"] = MARKER

@@ -288,7 +288,7 @@ async def test_the_engine_was_asked_for_a_hardened_container(sandbox: DockerSand
     host = found["HostConfig"]
     assert host["NetworkMode"] == "none" and host["ReadonlyRootfs"] and host["AutoRemove"] and host["Init"]
     assert host["CapDrop"] == ["ALL"] and not host["Privileged"] and not host["Binds"]
-    assert host["CapAdd"] in (None, [], ["SETUID", "SETGID", "KILL"])
+    assert host["CapAdd"] in (None, [], ["SETUID", "SETGID", "SETPCAP", "KILL"])
     assert "no-new-privileges" in host["SecurityOpt"] and any("seccomp=" in text for text in host["SecurityOpt"])
     assert host["Memory"] == host["MemorySwap"] > 0 and host["PidsLimit"] > 0 and host["NanoCpus"] == 10**9
     assert "noexec" in host["Tmpfs"]["/tmp"] and found["Config"]["StdinOnce"] and not found["Config"]["Tty"]
@@ -306,6 +306,7 @@ async def test_capabilities_say_what_is_enforced(sandbox: DockerSandbox) -> None
     found = sandbox.capabilities
     assert found.backend == "docker" and found.seccomp and found.network_namespace
     assert found.memory_limit in ("cgroup_v1", "cgroup_v2") and found.cpu_share
+    assert found.capabilities_dropped and found.host_watch_denied and {"stack", "rtprio"} <= set(found.limits)
 
 
 # --- sessions ---

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandboxes.docker_profile import seccomp_profile
-from sandboxes.seccomp import denied_calls, supported_machines
+from sandboxes.seccomp import DENIED_FCNTL, denied_calls, supported_machines
 
 AGENT_ONLY = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}
 
@@ -26,6 +26,15 @@ def test_it_refuses_what_the_strict_filter_refuses_but_for_what_the_agent_needs(
     without = refused(json.loads(seccomp_profile(machine, namespaces=False)))
     assert strict - with_namespaces == AGENT_ONLY | {"memfd_create"}
     assert strict - without == {"memfd_create"}
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_the_commands_of_fcntl_that_the_strict_filter_refuses_are_refused(namespaces: bool) -> None:
+    rules = json.loads(seccomp_profile("aarch64", namespaces=namespaces))["syscalls"]
+    tests = [rule["args"][0] for rule in rules if rule["names"] == ["fcntl"]]
+    assert {test["valueTwo"] for test in tests} == set(DENIED_FCNTL.values())
+    # Only the low word counts for the kernel: a command with other bits above it is the same command.
+    assert {(test["index"], test["op"], test["value"]) for test in tests} == {(1, "SCMP_CMP_MASKED_EQ", 2**32 - 1)}
 
 
 @pytest.mark.parametrize("namespaces", [True, False])

@@ -128,6 +128,8 @@ def test_capabilities_arrive_and_are_checked() -> None:
         seccomp=True,
         uid_drop=False,
         memory_limit="rlimit",
+        capabilities_dropped=True,
+        limits=("core", "stack"),
         missing=("one", "two"),
     )
     assert wire.capabilities_of(json.loads(json.dumps(asdict(found)))) == found

@@ -432,10 +432,32 @@ async def test_capabilities_are_what_the_kernel_says(sandbox: Sandbox) -> None:
     code = "def f(): return dict(l.split(':', 1) for l in open('/proc/self/status').read().splitlines() if ':' in l)"
     status = {name: text.split() for name, text in (await value(sandbox, code)).items()}
     assert (status["NoNewPrivs"], status["Seccomp"]) == (["1"], ["2"])
-    assert [int(status[name][0], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == [0] * 4
-    assert sandbox.capabilities.seccomp
+    assert [int(status[name][0], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+    assert sandbox.capabilities.seccomp and sandbox.capabilities.capabilities_dropped
+    assert sandbox.capabilities.host_watch_denied
     assert sandbox.capabilities.uid_drop == (os.geteuid() == 0)
     assert "0" not in status["Uid"] and "0" not in status["Gid"]
+
+
+@pytest.mark.asyncio
+async def test_code_may_raise_its_stack_up_to_its_memory_and_give_threads_large_ones(sandbox: Sandbox) -> None:
+    code = """
+import resource, sys, threading
+def f():
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (2**27, hard))
+    sys.setrecursionlimit(10**6)
+    def depth(n): return n and 1 + depth(n - 1)
+    threading.stack_size(2**25)
+    deep = []
+    thread = threading.Thread(target=lambda: deep.append(depth(20_000)))
+    thread.start(); thread.join()
+    return [soft <= 2**23, hard, depth(50_000), deep]
+"""
+    limits = Limits(wall_s=20, cpu_s=20)
+    result = await sandbox.run(ExecRequest(code=code, call=Call(function="f"), limits=limits))
+    assert result.value is not None, result
+    assert json.loads(result.value) == [True, limits.memory_bytes, 50_000, [20_000]]
 
 
 # --- forged results ---
