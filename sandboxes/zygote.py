@@ -9,10 +9,13 @@ import math
 import os
 import platform
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from forge_env.errors import SandboxUnavailable, UserError
@@ -26,6 +29,9 @@ _START_S = 30.0
 _CLOSE_S = 5.0
 _MAX_MESSAGE = 64 * 2**10
 BACKSTOP_PROCESSES = 16
+BODY_PREFIX = struct.Struct("<Q")
+"""Bytes of the JSON that a request begins with; as guest_snippet.py unpacks it."""
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,13 @@ def encode(request: ExecRequest) -> tuple[bytes, bytes]:
     """Return what the guest reads: the request without its limits, and the standard input."""
     call = request.call and {"function": request.call.function, "args": list(request.call.args)}
     body = {"code": request.code, "setup": request.setup, "call": call}
-    return json.dumps(body).encode(), request.stdin.encode("utf-8", "replace")
+    return encode_body(body, request.contents()), request.stdin.encode("utf-8", "replace")
+
+
+def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> bytes:
+    """Return what `guest_snippet.begin` reads: the length of the JSON, the JSON, the contents of the files."""
+    text = json.dumps(body | {"files": [[path, len(data)] for path, data in files.items()]}).encode()
+    return b"".join((BODY_PREFIX.pack(len(text)), text, *files.values()))
 
 
 def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
