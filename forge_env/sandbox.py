@@ -229,7 +229,9 @@ def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str
         )
     total = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in checked.values())
     if total > limits.tmp_bytes:
-        raise RequestFileError(f"the files need {total} bytes in pages of {_PAGE_BYTES}; tmp_bytes is {limits.tmp_bytes}")
+        raise RequestFileError(
+            f"the files need {total} bytes in pages of {_PAGE_BYTES}; tmp_bytes is {limits.tmp_bytes}"
+        )
     return checked
 
 

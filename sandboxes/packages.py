@@ -98,7 +98,7 @@ def applies(marker: str, extras: Collection[str] = ()) -> bool:
     """
     try:
         tree = ast.parse(marker.replace("~=", ">=").replace("===", "==").strip(), mode="eval").body
-        return any(bool(_value(tree, _environment() | {"extra": extra})) for extra in (*extras, ""))
+        return any(bool(_value(tree, {**_environment(), "extra": extra})) for extra in (*extras, ""))
     except (SyntaxError, ValueError, KeyError, TypeError):
         return True
 

@@ -30,7 +30,9 @@ def run(
     stdin: Annotated[str, typer.Option(help="File that the code reads as its standard input.")] = "",
     files: Annotated[
         list[str] | None,
-        typer.Option("--file", help="File that the code finds in its working directory, under its name. May be repeated."),
+        typer.Option(
+            "--file", help="File that the code finds in its working directory, under its name. May be repeated."
+        ),
     ] = None,
     wall: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 2.0,
     memory: Annotated[str, typer.Option(help="Most memory, for example 256M.")] = "256M",
@@ -122,7 +124,9 @@ def _read_files(paths: list[str]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     for path in map(Path, paths):
         if path.name in contents:
-            raise UserError(f"--file names two files that are called {path.name}; the code finds each by its name alone")
+            raise UserError(
+                f"--file names two files that are called {path.name}; the code finds each by its name alone"
+            )
         try:
             contents[path.name] = path.read_bytes()
         except OSError as error:

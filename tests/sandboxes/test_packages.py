@@ -78,7 +78,11 @@ async def test_a_named_package_brings_what_it_requires(package: str, code: str, 
 
 
 async def test_requirements_are_followed_by_their_markers_and_extras(site: Path) -> None:
-    tools = ("helper[fast] >=0.5 ; python_version >= '3'", "unused ; extra == 'unused'", "absent ; python_version < '3'")
+    tools = (
+        "helper[fast] >=0.5 ; python_version >= '3'",
+        "unused ; extra == 'unused'",
+        "absent ; python_version < '3'",
+    )
     install(site, "the-tool", {"the_tool/__init__.py": "import helper, quick"}, requires=tools)
     install(site, "helper", {"helper.py": "VALUE = 1"}, requires=("quick ; extra == 'fast'", "the-tool"))
     for name in ("quick", "unused", "neighbour"):
@@ -124,11 +128,11 @@ async def test_nothing_of_the_host_changes(site: Path) -> None:
 
 
 async def test_a_module_that_is_missing_is_named_with_the_remedy(site: Path) -> None:
-    install(site, "needy", {"needy.py": "import there_is_no_such_module.part"})
+    install(site, "needy", {"needy.py": "import there_is_no_such_module"})
     text = await refusal("needy")
     assert text == (
-        "'needy' of packages cannot be imported in the sandbox: it needs the module 'there_is_no_such_module', which is "
-        "not installed here; install that, or leave 'needy' out of packages."
+        "'needy' of packages cannot be imported in the sandbox: it needs the module 'there_is_no_such_module', which "
+        "is not installed here; install that, or leave 'needy' out of packages."
     )
 
 
