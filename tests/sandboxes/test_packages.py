@@ -68,7 +68,6 @@ async def refusal(*packages: str, **settings: object) -> str:
     ],
 )
 async def test_a_named_package_brings_what_it_requires(package: str, code: str, output: str) -> None:
-    pytest.importorskip(package)
     text = await printed(f"import {package}\n{code}\n{LOOK}", package)
     lines = text.splitlines()
     assert output in lines
