@@ -74,7 +74,9 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("name", ["docker", "subprocess"])
 async def test_a_backend_without_packages_says_what_applies(name: str) -> None:
-    with pytest.raises(UserError, match=rf"packages is \('numpy',\), but code in the {name} sandbox imports the standard"):
+    with pytest.raises(
+        UserError, match=rf"packages is \('numpy',\), but code in the {name} sandbox imports the standard"
+    ):
         async with open_sandbox(name, packages=("numpy",)):
             pass
 
