@@ -6,10 +6,16 @@ status `SANDBOX_ERROR`, which is our fault and never becomes a reward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Any, Protocol
+
+MAX_FILES = 1000
+"""Of one request, the folders that they lie in counted."""
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 1024, 255
+_PAGE_BYTES = 4096
 
 
 class ExecStatus(StrEnum):
@@ -53,6 +59,9 @@ class ExecRequest:
     """One execution in a fresh state.
 
     Example: ``ExecRequest(code="def f(x): return x + 1", call=Call(function="f", args=[2]))``
+
+    Raises:
+        RequestFileError: `files` has a path that could lead out of the working directory, or is too large.
     """
 
     code: str
@@ -61,6 +70,18 @@ class ExecRequest:
     stdin: str = ""
     call: Call | None = None
     limits: Limits = field(default_factory=Limits)
+    files: Mapping[str, bytes | str] = field(default_factory=dict, hash=False)
+    """Contents by the path below the working directory; written before `setup` and `code` run, text as UTF-8.
+
+    At most `file_bytes` each, `tmp_bytes` together, and MAX_FILES of them."""
+
+    def __post_init__(self) -> None:
+        if self.files:
+            object.__setattr__(self, "files", _checked_files(self.files, self.limits))
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the files as bytes."""
+        return {path: data if isinstance(data, bytes) else _encoded(data) for path, data in self.files.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +135,10 @@ class Capabilities:
 
 class SessionFileError(ValueError):
     """A session cannot take or give this file: the fault of the caller or of the code, not of the sandbox."""
+
+
+class RequestFileError(ValueError):
+    """A request names a file that cannot be written: the fault of the caller, not of the sandbox."""
 
 
 class Session(Protocol):
@@ -184,3 +209,54 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """End every process and remove every file of this sandbox and its sessions. Idempotent."""
         ...
+
+
+def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str, bytes]:
+    """Return the contents by their paths in normal form. Raises RequestFileError."""
+    checked: dict[str, bytes] = {}
+    folders: set[str] = set()
+    for path, content in files.items():
+        name = _normal_path(path)
+        if name in checked:
+            raise RequestFileError(f"files names {name!r} twice, the second time as {path!r}")
+        if not isinstance(content, bytes | str):
+            raise RequestFileError(f"the file {path!r} is of type {type(content).__name__}; it must be bytes or str")
+        data = _encoded(content) if isinstance(content, str) else content
+        if len(data) > limits.file_bytes:
+            raise RequestFileError(f"the file {path!r} has {len(data)} bytes; file_bytes is {limits.file_bytes}")
+        checked[name] = data
+        folders |= {parent.as_posix() for parent in PurePosixPath(name).parents}
+    both = sorted(checked.keys() & folders)
+    if both:
+        raise RequestFileError(f"{both[0]!r} is a file and, in the path of another one, a folder")
+    if len(checked) + len(folders) - 1 > MAX_FILES:
+        raise RequestFileError(
+            f"there are {len(checked)} files and {len(folders) - 1} folders; both together may be {MAX_FILES}"
+        )
+    total = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in checked.values())
+    if total > limits.tmp_bytes:
+        raise RequestFileError(
+            f"the files need {total} bytes in pages of {_PAGE_BYTES}; tmp_bytes is {limits.tmp_bytes}"
+        )
+    return checked
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _normal_path(path: str) -> str:
+    if not isinstance(path, str):
+        raise RequestFileError(f"the path {path!r} of a file is of type {type(path).__name__}; it must be str")
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in path or path.endswith("/"):
+        raise RequestFileError(f"{path!r} is no relative path of a file inside the working directory")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        raise RequestFileError(f"{path!r} is no text that can be written as UTF-8") from None
+    if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(parts) > _MAX_PATH_BYTES:
+        raise RequestFileError(
+            f"a path may have {_MAX_PATH_BYTES} bytes, a name in it {_MAX_NAME_BYTES}; one begins with {path[:40]!r}"
+        )
+    return "/".join(parts)

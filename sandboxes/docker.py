@@ -98,7 +98,7 @@ class DockerSandbox:
         """
         if isinstance(request, str):
             request = ExecRequest(code=request)
-        message = wire.request_message(request)
+        message, files = wire.request_message(request)
         async with queued():
             await self._slots.acquire()
         try:
@@ -107,7 +107,8 @@ class DockerSandbox:
             begin = time.monotonic()
             try:
                 # The agent starts a snippet a second time where its zygote died before the first had started.
-                result = await ask_for_result(container, message, request.limits, within_s=2 * request.limits.wall_s)
+                within_s = 2 * request.limits.wall_s
+                result = await ask_for_result(container, message, request.limits, body=files, within_s=within_s)
             except SandboxError as error:
                 result = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="docker", error=str(error))
             finally:

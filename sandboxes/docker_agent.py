@@ -145,7 +145,7 @@ class Agent:
     async def _answer(self, message: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         do = message["do"]
         if do == "run":
-            return wire.result_message(await self._sandbox.run(wire.request_of(message)))
+            return wire.result_message(await self._sandbox.run(wire.request_of(message, body)))
         if do == "open":
             limits = Limits(**message["limits"])
             self._session = await self._sandbox.open_session(

@@ -157,14 +157,15 @@ class DockerSession:
 
 
 async def ask_for_result(
-    container: Container, message: dict[str, Any], limits: Limits, *, within_s: float
+    container: Container, message: dict[str, Any], limits: Limits, *, body: bytes = b"", within_s: float
 ) -> ExecResult:
     """Ask for something that is answered with a result. Raises SandboxError."""
-    header, body = await container.ask(message, within_s=within_s, max_body_bytes=wire.max_result_bytes(limits))
+    most = wire.max_result_bytes(limits)
+    header, answer = await container.ask(message, body, within_s=within_s, max_body_bytes=most)
     if "sandbox_error" in header:
         raise SandboxError(str(header["sandbox_error"])[:4000])
     try:
-        return wire.result_of(header, body)
+        return wire.result_of(header, answer)
     except wire.BrokenFrame as error:
         container.kill(f"the agent in the container does not keep to the protocol: {error}")
         raise SandboxError(container.failure) from error

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
@@ -54,14 +54,28 @@ def parse_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def request_message(request: ExecRequest) -> dict[str, Any]:
-    return {"do": "run", **asdict(request)}
+def request_message(request: ExecRequest) -> tuple[dict[str, Any], bytes]:
+    """Return the header, with the sizes of the files, and the body, which is their contents."""
+    files = request.contents()
+    header = asdict(replace(request, files={}))
+    sizes = [[path, len(data)] for path, data in files.items()]
+    return {"do": "run", **header, "files": sizes}, b"".join(files.values())
 
 
-def request_of(message: dict[str, Any]) -> ExecRequest:
-    call = message["call"] and Call(**message["call"])
-    limits = Limits(**message["limits"])
-    return ExecRequest(code=message["code"], setup=message["setup"], stdin=message["stdin"], call=call, limits=limits)
+def request_of(message: dict[str, Any], body: bytes) -> ExecRequest:
+    files: dict[str, bytes | str] = {}
+    start = 0
+    for path, size in message["files"]:
+        files[path] = body[start : start + size]
+        start += size
+    return ExecRequest(
+        code=message["code"],
+        setup=message["setup"],
+        stdin=message["stdin"],
+        call=message["call"] and Call(**message["call"]),
+        limits=Limits(**message["limits"]),
+        files=files,
+    )
 
 
 def max_result_bytes(limits: Limits) -> int:

@@ -44,6 +44,7 @@ _MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and on
 _IDS = 1024  # one for each slot and each session
 _COLLECT_S, _LOOK_MS = 0.25, 1
 """How long the kernel may take to collect the sockets of a run, and how often we look meanwhile."""
+_MAX_REASON = 1000
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 
 
@@ -126,8 +127,9 @@ class Zygote:
         self._lockdown = kernel.Lockdown(base64.b64decode(config["filter"]))
         if config.get("packages"):
             sys.path.append(kernel.PACKAGES)
+            _ENVIRONMENT["PYTHONPATH"] = kernel.PACKAGES  # for an interpreter that a snippet starts
         for name in config["preimport"]:
-            importlib.import_module(name)
+            _preimport(name, control)
 
     def serve(self) -> NoReturn:
         os.environ.clear()
@@ -356,6 +358,17 @@ class Zygote:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         self._lockdown.apply()
+
+
+def _preimport(name: str, control: socket.socket) -> None:
+    """Import a module for every snippet. The host learns which it was, even where the import ends this process."""
+    _send(control, {"importing": name})
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        _send(control, {"failed": reason, "missing": error.name if isinstance(error, ModuleNotFoundError) else None})
+        os._exit(1)
 
 
 def _be_init() -> NoReturn:

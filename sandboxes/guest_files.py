@@ -1,4 +1,6 @@
-"""Takes files into a session's directory and hands them out. Standard library only; imported by `guest_session.py`.
+"""Takes files into the working directory and hands them out. Standard library only.
+
+Imported by `guest_snippet.py` and `guest_session.py`.
 
 Runs inside the sandbox, so a path can lead to nothing of the host. What foreign code may have put in the way (symbolic
 links, FIFOs, devices, sockets) is neither followed nor waited for.
@@ -18,13 +20,13 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def put(path: str, source: int) -> None:
-    """Write what `source` holds to `path`, all or nothing; folders on the way are made."""
+def put(path: str, source: int, offset: int = 0, size: int | None = None) -> None:
+    """Write `size` bytes of `source`, all by default, to `path`, all or nothing; folders on the way are made."""
     with _folder(path, make=True) as (folder, name):
         new = f".{os.urandom(8).hex()}"
         target = os.open(new, _NEW, 0o644, dir_fd=folder)
         try:
-            _copy(source, target, os.fstat(source).st_size)
+            _copy(source, target, offset, os.fstat(source).st_size if size is None else offset + size)
             os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             os.unlink(new, dir_fd=folder)
@@ -45,7 +47,7 @@ def get(path: str, target: int, max_bytes: int) -> None:
                 raise OSError(errno.EINVAL, path)
             if found.st_size > max_bytes:
                 raise OSError(errno.EFBIG, path)
-            _copy(source, target, found.st_size)
+            _copy(source, target, 0, found.st_size)
         finally:
             os.close(source)
 
@@ -73,10 +75,9 @@ def _make_folder(name: str, above: int) -> None:
         pass
 
 
-def _copy(source: int, target: int, size: int) -> None:
-    offset = 0
-    while offset < size:
-        sent = os.sendfile(target, source, offset, size - offset)
+def _copy(source: int, target: int, offset: int, end: int) -> None:
+    while offset < end:
+        sent = os.sendfile(target, source, offset, end - offset)
         if not sent:
             return  # the file was cut meanwhile
         offset += sent

@@ -218,15 +218,18 @@ class Lockdown:
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 
 
-def enter_minimal_root(packages: Sequence[str] = ()) -> None:
-    """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs."""
+def enter_minimal_root(packages: Sequence[tuple[str, str]] = ()) -> None:
+    """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs.
+
+    Args: packages: pairs of a path and the path below PACKAGES at which it is shown.
+    """
     interpreter = _interpreter_paths()
     _enter_new_root()
     os.mkdir("/tmp")
     for source, target in interpreter:
         _bind(source, target)
-    for path in packages:
-        _bind(path, f"{PACKAGES}/{os.path.basename(path)}")
+    for source, target in packages:
+        _bind(source, f"{PACKAGES}/{target}")
     _leave_old_root()
 
 

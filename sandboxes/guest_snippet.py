@@ -21,7 +21,10 @@ import traceback
 import types
 from typing import Any, NoReturn
 
+import guest_files as files  # type: ignore[import-not-found]
+
 REPORT_FD, BODY_FD = 3, 4
+_BODY_PREFIX = struct.Struct("<Q")  # as zygote.py packs it
 MAX_VALUE_BYTES = 64 * 2**10
 _SNIPPET, _SETUP = "<snippet>", "<setup>"
 HIDDEN_FILES = {__file__, _SETUP}
@@ -47,9 +50,11 @@ def run() -> NoReturn:
 
 
 def begin() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the request that lies in BODY_FD, run its set-up and say so; return it and the namespace for the code."""
-    request = json.loads(os.pread(BODY_FD, os.fstat(BODY_FD).st_size, 0))
-    os.close(BODY_FD)
+    """Read the request that lies in BODY_FD, write its files, run its set-up and say so.
+
+    Returns the request and the namespace for the code.
+    """
+    request = _read_request()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     namespace = main.__dict__
@@ -62,6 +67,20 @@ def begin() -> tuple[dict[str, Any], dict[str, Any]]:
         report_broken_setup("the setup code raised: " + traceback.format_exc(limit=-3))
     os.write(REPORT_FD, b"S")
     return request, namespace
+
+
+def _read_request() -> dict[str, Any]:
+    [size] = _BODY_PREFIX.unpack(os.pread(BODY_FD, _BODY_PREFIX.size, 0))
+    request: dict[str, Any] = json.loads(os.pread(BODY_FD, size, _BODY_PREFIX.size))
+    offset = _BODY_PREFIX.size + size
+    for path, length in request["files"]:
+        try:
+            files.put(path, BODY_FD, offset, length)
+        except OSError as error:
+            report_broken_setup(f"the file {path!r} cannot be written: {error.strerror}")
+        offset += length
+    os.close(BODY_FD)
+    return request
 
 
 def open_standard_streams() -> None:

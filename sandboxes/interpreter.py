@@ -17,7 +17,7 @@ from typing import Any
 from forge_env.sandbox import Limits
 from sandboxes.cgroup_slots import Slot, Use
 from sandboxes.streams import CappedPipe, sealed_file, sealed_files
-from sandboxes.zygote import Driver, Ended, guest_limits, whole_cpu_s
+from sandboxes.zygote import Driver, Ended, encode_body, guest_limits, whole_cpu_s
 
 _ANSWER = struct.Struct("<IBcdq")  # as guest_session.py packs it
 _MAX_FRAME = 4096
@@ -169,7 +169,7 @@ class Interpreter:
         limits = guest_limits(spec.limits, counted=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
         order: dict[str, Any] = {"slot": slot, "limits": limits, "session": True}
         joins = self._join_group(order)
-        body = json.dumps({"setup": spec.setup, "echo": spec.echo}).encode()
+        body = encode_body({"setup": spec.setup, "echo": spec.echo})
         try:
             with sealed_files(body) as (body_fd,):
                 fds = [body_fd, self._guest_control.fileno(), self.stdout.write_fd, self.stderr.write_fd, *joins]

@@ -32,9 +32,10 @@ from sandboxes.cgroup_slots import Slot
 from sandboxes.cgroups import Groups, open_groups
 from sandboxes.execution import Execution
 from sandboxes.interpreter import Spec
+from sandboxes.packages import find_packages
 from sandboxes.selftest import check_isolation
 from sandboxes.session import NamespaceSession
-from sandboxes.zygote import Driver, Zygote, encode, find_packages
+from sandboxes.zygote import Driver, Zygote, encode
 
 DEFAULT_PREIMPORT = (
     "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
@@ -60,12 +61,13 @@ async def open_namespace_sandbox(
         max_sessions: sessions that are open at once; more wait a minute for one to be closed. Each takes three file
             descriptors and a few MB.
         preimport: standard library modules that are loaded already when a snippet starts.
-        packages: installed packages that snippets may import, for example "numpy"; they are loaded when a snippet
-            starts, which makes every run a little dearer. What they need has to be named too.
+        packages: installed packages that snippets may import, for example "numpy", by the name of a module or of a
+            distribution. What they require is there as well, and nothing else that is installed. The named ones are
+            loaded when a snippet starts, which makes every run a little dearer.
         cgroups: limit each snippet as a whole where the machine offers control groups; without, each of its processes.
 
     Raises:
-        UserError: `slots` or `max_sessions` is out of range, or a package is not installed.
+        UserError: `slots` or `max_sessions` is out of range, or a package is not installed or cannot be imported.
         SandboxUnavailable: the kernel does not let us isolate, or a canary got out.
     """
     slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
@@ -73,10 +75,10 @@ async def open_namespace_sandbox(
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
-    folders = find_packages(packages)
+    found = find_packages(packages)
 
     async def start() -> Zygote:
-        return await Zygote.start(preimport=(*preimport, *packages), packages=folders)
+        return await Zygote.start(preimport=preimport, packages=found)
 
     async def open_with(groups: Groups | str) -> NamespaceSandbox:
         try:

@@ -51,6 +51,11 @@ def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dic
     """Return the settings that `opener` is called with. Raises UserError for one that it does not have."""
     parameters = inspect.signature(opener).parameters
     for setting in settings:
+        if setting not in parameters and setting == "packages":
+            raise UserError(
+                f"packages is {settings[setting]!r}, but code in the {name} sandbox imports the standard library only: "
+                "open the namespace sandbox, or leave packages out."
+            )
         if setting not in parameters:
             raise UserError(f"Sandbox {name!r} has no setting {setting!r}. {nearest(setting, parameters)}")
     kinds = typing.get_type_hints(opener)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib.util
 import json
 import math
 import os
 import platform
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from forge_env.errors import SandboxUnavailable, UserError
 from forge_env.sandbox import ExecRequest, Limits
 from sandboxes.cgroup_slots import Slot
+from sandboxes.packages import Packages, cannot_import
 from sandboxes.seccomp import seccomp_filter, supported_machines
 
 _GUEST = Path(__file__).with_name("guest.py")
@@ -27,6 +29,9 @@ _START_S = 30.0
 _CLOSE_S = 5.0
 _MAX_MESSAGE = 64 * 2**10
 BACKSTOP_PROCESSES = 16
+BODY_PREFIX = struct.Struct("<Q")
+"""Bytes of the JSON that a request begins with; as guest_snippet.py unpacks it."""
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,13 @@ def encode(request: ExecRequest) -> tuple[bytes, bytes]:
     """Return what the guest reads: the request without its limits, and the standard input."""
     call = request.call and {"function": request.call.function, "args": list(request.call.args)}
     body = {"code": request.code, "setup": request.setup, "call": call}
-    return json.dumps(body).encode(), request.stdin.encode("utf-8", "replace")
+    return encode_body(body, request.contents()), request.stdin.encode("utf-8", "replace")
+
+
+def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> bytes:
+    """Return what `guest_snippet.begin` reads: the length of the JSON, the JSON, the contents of the files."""
+    text = json.dumps(body | {"files": [[path, len(data)] for path, data in files.items()]}).encode()
+    return b"".join((BODY_PREFIX.pack(len(text)), text, *files.values()))
 
 
 def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
@@ -81,22 +92,7 @@ class Driver(Protocol):
     async def close(self) -> None: ...
 
 
-def find_packages(names: Sequence[str]) -> list[str]:
-    """Return the folders of installed packages, and of the libraries that wheels put beside them.
-
-    Raises:
-        UserError: one is not installed, or is not a folder.
-    """
-    folders = []
-    for name in names:
-        spec = importlib.util.find_spec(name) if name.isidentifier() else None
-        if spec is None or not spec.submodule_search_locations:
-            raise UserError(
-                f"package {name!r} is not installed here as a folder: install it, or leave it out of packages."
-            )
-        folder = spec.submodule_search_locations[0]
-        folders += [path for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
-    return folders
+NO_PACKAGES = Packages()
 
 
 class Zygote:
@@ -110,15 +106,20 @@ class Zygote:
         self._unsent_kills: list[int] = []
         self._helpers: set[int] = set()  # slots that have one
         self._numbers = 0
+        self._importing = ""  # the module that it imports before it takes requests
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.alive = True
         self._loop.add_reader(control.fileno(), self._receive)
 
     @classmethod
-    async def start(cls, *, preimport: tuple[str, ...], packages: Sequence[str] = ()) -> Zygote:
-        """Start a zygote and wait until it takes requests. Raises SandboxUnavailable if it cannot isolate itself.
+    async def start(cls, *, preimport: tuple[str, ...], packages: Packages = NO_PACKAGES) -> Zygote:
+        """Start a zygote and wait until it takes requests.
 
         The kernel kills the zygote when the calling thread ends, however it ends.
+
+        Raises:
+            UserError: a module cannot be imported in it.
+            SandboxUnavailable: it cannot isolate itself.
         """
         require_supported_platform()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -129,21 +130,29 @@ class Zygote:
         zygote = cls(process, ours)
         try:
             config: dict[str, Any] = {"owner": os.getpid(), "privileged": os.geteuid() == 0}
-            config |= {"preimport": preimport, "packages": packages}
+            config |= {"preimport": [*preimport, *packages.imports], "packages": list(packages.shown)}
             zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
             answer = await asyncio.wait_for(zygote._ready, _START_S)
             if "ready" not in answer:
-                raise SandboxUnavailable(why_not(answer["failed"]))
+                raise zygote._refusal(answer, packages)
         except BaseException as error:
             await zygote.close()
             if isinstance(error, TimeoutError):
-                raise SandboxUnavailable(f"namespace sandbox: the zygote did not start in {_START_S:g} s.") from error
+                raise zygote._refusal({"failed": f"it took longer than {_START_S:g} s"}, packages) from error
             raise
         return zygote
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def _refusal(self, answer: dict[str, Any], packages: Packages) -> UserError:
+        """Return why it does not start: a module, the kernel, or something that says only how it ended."""
+        if answer.get("errno") is not None:
+            return SandboxUnavailable(why_not(answer["failed"]))
+        if self._importing:
+            return cannot_import(self._importing, answer["failed"], answer.get("missing"), packages.imports)
+        return SandboxUnavailable(f"namespace sandbox: its first process did not start: {answer['failed']}.")
 
     def open_helper(self, slot: int, groups: Slot) -> None:
         """Have a helper in the control groups of `slot` serve it, unless one does. Raises OSError."""
@@ -237,6 +246,9 @@ class Zygote:
             self._lose("the zygote died")
             return
         message = json.loads(data)
+        if "importing" in message:
+            self._importing = message["importing"]
+            return
         if "run" not in message:
             if not self._ready.done():
                 self._ready.set_result(message)

@@ -28,6 +28,12 @@ def run(
         typer.Option(help="subprocess isolates nothing and needs FORGE_ENV_ALLOW_INSECURE_SANDBOX=1."),
     ] = "auto",
     stdin: Annotated[str, typer.Option(help="File that the code reads as its standard input.")] = "",
+    files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", help="File that the code finds in its working directory, under its name. May be repeated."
+        ),
+    ] = None,
     wall: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 2.0,
     memory: Annotated[str, typer.Option(help="Most memory, for example 256M.")] = "256M",
     repeat: Annotated[int, typer.Option(help="How many times, each in a fresh state.")] = 1,
@@ -40,7 +46,8 @@ def run(
         raise UserError(f"--wall is {wall:g} and --repeat {repeat}; seconds must be above 0, and runs at least 1")
     limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": _bytes(memory)}
     code = _read(file)
-    return asyncio.run(_run(backend, code, _read(stdin) if stdin else "", limits, repeat))
+    inputs = {"stdin": _read(stdin) if stdin else "", "files": _read_files(files or [])}
+    return asyncio.run(_run(backend, code, inputs, limits, repeat))
 
 
 @app.command("info")
@@ -59,15 +66,19 @@ def info(as_json: Json = False) -> None:
             say(f"{backend}: {lack}")
 
 
-async def _run(backend: str, code: str, stdin: str, limits: dict[str, Any], repeat: int) -> int:
-    from forge_env.sandbox import ExecRequest, Limits
+async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str, Any], repeat: int) -> int:
+    from forge_env.sandbox import ExecRequest, Limits, RequestFileError
     from forge_env.targets import load
 
     open_sandbox = load("sandboxes:open_sandbox")
     all_ok = True
+    try:
+        request = ExecRequest(code=code, limits=Limits(**limits), **inputs)
+    except RequestFileError as error:
+        raise UserError(f"--file: {error}") from None
     async with open_sandbox(backend) as sandbox:
         for _ in range(repeat):
-            result = await sandbox.run(ExecRequest(code=code, stdin=stdin, limits=Limits(**limits)))
+            result = await sandbox.run(request)
             all_ok = all_ok and result.status == "ok"
             emit(_as_data(result))
             sys.stdout.flush()
@@ -109,6 +120,20 @@ def _read(name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"{name} cannot be read: {reason}") from None
+
+
+def _read_files(paths: list[str]) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    for path in map(Path, paths):
+        if path.name in contents:
+            raise UserError(
+                f"--file names two files that are called {path.name}; the code finds each by its name alone"
+            )
+        try:
+            contents[path.name] = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"--file {path} cannot be read: {error.strerror}") from None
+    return contents
 
 
 def _bytes(text: str) -> int:

@@ -40,6 +40,16 @@ def test_run_prints_one_line_for_each_run(tmp_path: Path, capfd: pytest.CaptureF
     assert (results[0]["status"], results[0]["backend"], results[0]["exit_code"]) == ("ok", "namespace", 0)
 
 
+def test_the_code_finds_files_under_their_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "code.py").write_text("import os; print(sorted(os.listdir()), open('data').read())")
+    (tmp_path / "data").write_text("1 2")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.bin").write_bytes(b"\xff")
+    paths = [str(tmp_path / "code.py"), "--file", str(tmp_path / "data"), "--file", str(tmp_path / "more" / "b.bin")]
+    assert main(["sandbox", "run", *paths]) == 0
+    assert [result["stdout"] for result in lines(capfd)] == ["['b.bin', 'data'] 1 2\n"]
+
+
 @pytest.mark.parametrize(
     ("code", "options", "status"),
     [
@@ -64,6 +74,9 @@ def test_run_takes_standard_input_and_limits(
         (["run", "-", "--wall", "0"], "--wall is 0"),
         (["run", "-", "--backend", "jail"], "--backend"),
         (["run", "-", "--backend", "subprocess"], "isolates nothing"),
+        (["run", "-", "--file", "no_such_data"], "--file no_such_data cannot be read"),
+        (["run", "-", "--file", "README.md", "--file", "docs/../README.md"], "two files that are called README.md"),
+        (["run", "-", "--file", "/dev/.."], "--file /dev/.. cannot be read"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -95,17 +95,20 @@ def test_a_header_that_is_no_json_object_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("call", [None, Call(function="f", args=[1, "ü", None, [2.5]])])
 def test_a_request_arrives_as_it_was_sent(call: Call | None) -> None:
-    request = ExecRequest(code="x = '\ud800'", setup="s", stdin="i\0", call=call, limits=Limits(wall_s=2.5))
-    data = wire.frame(7, wire.request_message(request), b"body")
+    files: dict[str, bytes | str] = {"a/b": b"\xff\0", "empty": "", "c": "ü"}
+    request = ExecRequest(
+        code="x = '\ud800'", setup="s", stdin="i\0", call=call, limits=Limits(wall_s=2.5), files=files
+    )
+    data = wire.frame(7, *wire.request_message(request))
     number, header_bytes, body_bytes = wire.PREFIX.unpack(data[: wire.PREFIX.size])
-    assert (number, body_bytes, data[-4:]) == (7, 4, b"body")
+    assert (number, body_bytes, data[-4:]) == (7, 4, b"\xff\0\xc3\xbc")
     header = wire.parse_header(data[wire.PREFIX.size : wire.PREFIX.size + header_bytes])
-    assert wire.request_of(header) == request
+    assert wire.request_of(header, data[-4:]) == request
 
 
 def test_arguments_that_are_no_json_raise() -> None:
     with pytest.raises(TypeError):
-        wire.frame(1, wire.request_message(ExecRequest(code="", call=Call(function="f", args=[object()]))))
+        wire.frame(1, *wire.request_message(ExecRequest(code="", call=Call(function="f", args=[object()]))))
 
 
 def test_the_largest_honest_result_fits() -> None:

@@ -72,6 +72,15 @@ asyncio.run(main())
     assert "namespace sandbox: the kernel refused" in last and "docker sandbox:" in last
 
 
+@pytest.mark.parametrize("name", ["docker", "subprocess"])
+async def test_a_backend_without_packages_says_what_applies(name: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"packages is \('numpy',\), but code in the {name} sandbox imports the standard"
+    ):
+        async with open_sandbox(name, packages=("numpy",)):
+            pass
+
+
 async def test_packages_can_be_imported_or_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="'no_such_package' is not installed"):
         async with open_sandbox("namespace", packages=("no_such_package",)):
