@@ -30,7 +30,6 @@ from envs.math.env import calculate
 from envs.reasoning import env as reasoning
 from envs.reasoning import worker
 from envs.tool_api import answers as tool_answers
-from forge_env import replay_text
 from forge_env.types import Action
 from tests.agents.test_qwen25 import make_qwen25
 from tests.agents.test_rendering_families import make_llama
@@ -65,7 +64,9 @@ def form_of(text: str) -> object:
     return forms.stated_values(f"{text}=x", "x"), forms.tell_cases_apart(text, "x+X"), forms.computes_more(text, "x")
 
 
-QUERY = {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}
+BY_PATTERN = SchemaArguments(
+    {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}, where="the tool"
+)
 
 READERS: dict[str, Read] = {
     "the code of an answer": code_exec.extract_code,
@@ -88,7 +89,7 @@ READERS: dict[str, Read] = {
     "ThinkingReward": lambda text: rewards.ThinkingReward()("", text, ""),
     "answer of a tool": lambda text: tool_answers.same_answer(text, "42"),
     "answer of a tool, JSON": lambda text: tool_answers.same_answer(text, '{"a": [1]}'),
-    "arguments of a tool, by a pattern": lambda text: SchemaArguments(QUERY, "the tool")({"q": text}),
+    "arguments of a tool, by a pattern": lambda text: BY_PATTERN({"q": text}),
     "action, Discrete": chosen(spaces.Discrete(4), "left", "down", "right", "up"),
     "action, MultiDiscrete": chosen(spaces.MultiDiscrete([3, 3])),
     "action, Box": chosen(spaces.Box(-1, 1, (1,))),
@@ -103,7 +104,6 @@ READERS: dict[str, Read] = {
     "result of a program": lambda text: scoring.read_result(Path("/nowhere/result"), text, ""),
     "message of a program": lambda text: contexts.said({"role": "a", "content": text, "tool_calls": [call_of(text)]}),
     "reply to a program": reply_to,
-    "a replayed text": lambda text: replay_text.alike(text, f"{text}."),
 }
 
 

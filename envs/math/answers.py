@@ -39,7 +39,7 @@ _WORDS = re.compile(
 )
 _LETTER = re.compile(r"[a-j]")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?[A-J]\)?\s*\}?")
-_HUGE = re.compile(r"\d{5,}\s*!|[!)}]\s*!|\^\W*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
+_HUGE = re.compile(r"(?<!\d)\d{5,}\s*!|[!)}]\s*!|\^[^\w^]*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
 _EXPONENT_GROUP = re.compile(r"\^[+-]?[{(\[]")
 
 
