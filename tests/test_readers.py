@@ -207,11 +207,17 @@ def test_a_reader_takes_time_in_proportion_to_the_text(name: str, size: int) -> 
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen25", "llama"])
-def test_what_every_family_samples_is_read_in_proportion_to_it(family: str, tmp_path: Path, tiny_model: Path) -> None:
-    makers = {"qwen3": lambda _: tiny_model, "qwen25": make_qwen25, "llama": make_llama}
+def test_what_every_family_samples_is_read_in_proportion_to_it(
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    makers: dict[str, Callable[[Path], Path]] = {
+        "qwen3": lambda _: request.getfixturevalue("tiny_model"),
+        "qwen25": make_qwen25,
+        "llama": make_llama,
+    }
     renderer = Renderer(makers[family](tmp_path / family))
     units = ("<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", "<|python_tag|>", "{};", "<think>", "\n", "\\")
-    slow = {}
+    slow: dict[str, float] = {}
     for unit in units:
         tokens = renderer.encode(unit) or [0]
 
@@ -241,17 +247,6 @@ def old_formula(text: str) -> object:
     return re.findall(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]*?)\\\)|\\\[([^$]*?)\\\]", text, re.DOTALL)
 
 
-def old_blocks(text: str) -> object:
-    """JSON's errors count the lines of all that stands before them."""
-    found = []
-    for mark in re.finditer("<tool_call>", text):
-        try:
-            found.append(json.JSONDecoder().raw_decode(text, mark.end()))
-        except ValueError as error:
-            found.append((error, text.find("</tool_call>", mark.end())))
-    return found
-
-
 def old_rest(text: str) -> object:
     rest, calls = text, []
     while rest.startswith("{"):
@@ -266,11 +261,10 @@ def old_pattern(text: str) -> object:
 
 
 CONTROLS: dict[str, tuple[Read, Read, Callable[[int], str], int]] = {
-    "fence": (old_fence, READERS["the code of an answer"], ATTACKS["a fence, then newlines"], 1000),
+    "fence": (old_fence, READERS["the code of an answer"], ATTACKS["a fence, then newlines"], 600),
     "field": (old_field, form_of, ATTACKS["a field, then spaces"], 250),
     "colours": (old_colours, READERS["a coloured text"], ATTACKS["'\\x1b[31m' again"], 120),
     "formulas": (old_formula, READERS["answer, text"], ATTACKS["'\\\\(' again"], 500),
-    "blocks of calls": (old_blocks, READERS["calls, hermes"], ATTACKS["'<tool_call>' again"], 50_000),
     "calls after each other": (old_rest, READERS["calls, llama"], ATTACKS["'{};' again"], 50_000),
     "pattern of a service": (old_pattern, READERS["arguments of a tool, by a pattern"], again("a", after="b"), 3),
 }
