@@ -31,6 +31,8 @@ _OPENAI_FORM = '{"id": "ID", "type": "function", "function": {"name": "TOOL", "a
 _ARGUMENTS_FORM = '{"PARAMETER": VALUE, ...}'
 _OPEN, _CLOSE, _PYTHON_TAG = "<tool_call>", "</tool_call>", "<|python_tag|>"
 _CLOSING = re.compile(rf"[{SPACE}]*{_CLOSE}")
+_MARK = re.compile(f"{_OPEN}|{_CLOSE}")
+_BETWEEN = re.compile(rf"[{SPACE};]*")
 _END_OF_TURN = re.compile(r"(<\|eom_id\|>|<\|eot_id\|>)\s*$")
 
 
@@ -148,10 +150,13 @@ def _with_ids(calls: Sequence[ToolCall]) -> Calls:
     """Give every call an id of its own; ids that are there and differ are kept."""
     taken: set[str] = set()
     numbered: list[ToolCall] = []
+    number = 0  # the least that may be free
     for index, call in enumerate(calls):
         id_ = call.id
         if not id_ or id_ in taken:
-            id_ = next(i for i in (f"call_{n}" for n in range(index, index + len(calls) + 1)) if i not in taken)
+            number = max(number, index)
+            while (id_ := f"call_{number}") in taken:
+                number += 1
         taken.add(id_)
         numbered.append(call if id_ == call.id else replace(call, id=id_))
     return tuple(numbered)
@@ -182,19 +187,33 @@ def _hermes_block(text: str, start: int) -> tuple[ToolCall, int]:
     """Read one call; returns it and where the text goes on."""
     while start < len(text) and text[start] in SPACE:
         start += 1
-    value, end, problem = decode(text, start)
+    value, end, problem = _decode_block(text, start)
     after = _CLOSING.match(text, end)
     if after and not problem:  # the end marker may stand inside a string of the arguments: JSON goes first
         return _call(value, text[start:end], "", _HERMES_FORM, "arguments"), after.end()
-    looked = start if problem else end
-    stop, reopened = text.find(_CLOSE, looked), text.find(_OPEN, looked)
-    if stop < 0 or 0 <= reopened < stop:
-        stop = resume = reopened if reopened >= 0 else len(text)
+    mark = _MARK.search(text, start if problem else end)
+    if mark is None or mark[0] == _OPEN:
+        stop = resume = mark.start() if mark else len(text)
         problem = f"it does not end with {_CLOSE}"
     else:
-        resume = stop + len(_CLOSE)
+        stop, resume = mark.span()
     problem = problem or goes_on(text[end:stop])
     return _call(None, text[start:stop].strip(SPACE), problem, _HERMES_FORM), resume
+
+
+def _decode_block(text: str, start: int) -> tuple[Any, int, str]:
+    """`decode`, of no more text than it takes: an error of JSON costs the whole text that it is given.
+
+    Outside of a string no JSON goes on after a mark, so only where one stands in a string more of the text is read.
+    """
+    size = 0
+    while True:
+        mark = _MARK.search(text, start + size)
+        end = mark.start() if mark else len(text)
+        value, length, problem = decode(text[start:end])
+        if mark is None or "Unterminated string" not in problem:
+            return value, start + length, problem
+        size = max(2 * (end - start), 1)
 
 
 def _write_hermes(content: str, calls: Calls) -> str:
@@ -216,11 +235,12 @@ def _parse_llama(text: str) -> tuple[str, Calls]:
         if not tag:
             return text, ()
     calls: list[ToolCall] = []
-    rest = _END_OF_TURN.sub("", body).strip(SPACE)
-    while rest.startswith("{"):
-        value, end, problem = decode(rest)
-        calls.append(_call(value, rest[:end], problem, _LLAMA_FORM, "parameters", "arguments"))
-        rest = rest[end:].lstrip(SPACE + ";")
+    rest, at = _END_OF_TURN.sub("", body).strip(SPACE), 0
+    while rest.startswith("{", at):
+        value, end, problem = decode(rest, at)
+        calls.append(_call(value, rest[at:end], problem, _LLAMA_FORM, "parameters", "arguments"))
+        at = _BETWEEN.match(rest, end).end()  # type: ignore[union-attr]  # it matches everywhere
+    rest = rest[at:]
     if not rest and not calls:
         return text, ()
     if not calls:

@@ -30,8 +30,8 @@ from forge_env.types import Action, Message, Task
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
 
-_COLOURED = re.compile(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0?m", re.DOTALL)
-_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+_ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
+_RESET = ("", "0")
 _TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
 """Names in a step's info that mean something to forge_env, and something else to Gymnasium's environments."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -259,12 +259,21 @@ def plain_text(ansi: str) -> str:
     >>> plain_text("\\x1b[41mS\\x1b[0mFF \\x1b[34;1mR\\x1b[0m")
     '[S]FF R(blue)'
     """
-    return _ESCAPE.sub("", _COLOURED.sub(_in_words, ansi)).strip("\n")
+    before, *pieces = _ESCAPE.split(ansi)
+    written, codes, text = [before], "", ""
+    for escape, piece in zip(pieces[::2], pieces[1::2], strict=True):
+        if escape in _RESET:
+            written += [_in_words(codes, text), piece]
+            codes = text = ""
+        else:
+            codes += "" if text else f"{escape};"  # within a coloured text another colour is not told
+            text += piece
+    return "".join([*written, text]).strip("\n")
 
 
-def _in_words(match: re.Match[str]) -> str:
-    codes = [int(code) for code in re.findall(r"\d+", match.group(1))]
-    text = _ESCAPE.sub("", match.group(2))
+def _in_words(escapes: str, text: str) -> str:
+    """Write a text in the colours of the escapes that stand before it."""
+    codes = [int(code) for code in re.findall(r"\d+", escapes)]
     if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
         return f"[{text}]"
     colours = [_COLOURS[code % 10] for code in codes if 30 <= code <= 37 or 90 <= code <= 97]

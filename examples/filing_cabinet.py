@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import forge_env
@@ -34,12 +34,11 @@ class FilingCabinet(ToolEnv):
         rng = random.Random(f"{split}/{seed}")
         return [_make_task(rng, f"{split} sum {i}") for i in range(count)]
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        messages = await super().reset(seed=seed, options=options)
+    def setup(self) -> None:
+        """Fill the drawers; it runs at the start of every episode, when `self.task` is set."""
         self.drawers: dict[str, dict[str, int]] = {name: {} for name in DRAWERS}
         for drawer, note, amount in self.task.metadata["notes"]:
             self.drawers[drawer][note] = amount
-        return messages
 
     @tool(parallel=True)
     def open_drawer(self, colour: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from forge_env import members
 from forge_env.errors import UserError
 from forge_env.types import Action, Message, Task, ToolSpec
 
@@ -26,6 +27,9 @@ class Env:
 
     Subclasses write `reset` and `step`, sync or async. Randomness comes from `self.np_random`, which `reset` seeds, so
     the same seed gives the same episode however many run at once.
+
+    A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError;
+    an instance that sets one raises an EnvError there and then. See `forge_env.members`.
     """
 
     shared: ClassVar[Mapping[str, str]] = {}
@@ -61,6 +65,13 @@ class Env:
         super().__init_subclass__(**kwargs)
         if cls.time_spent_by not in get_args(TimeSpentBy):
             raise UserError(f'{cls.__name__}.time_spent_by is {cls.time_spent_by!r}; it is "model" or "service"')
+        members.check_class(cls, members.ENV, Env)
+        members.check_shared(cls, cls.shared, members.ENV, Env)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in members.ENV:
+            members.check_attribute(self, name, members.ENV[name], value, Env)
+        super().__setattr__(name, value)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:

@@ -15,8 +15,9 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+F = TypeVar("F", bound=Callable[..., Any])
 IDLE_SECONDS = 10.0
 own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thread_each", default=False)
 """Where it is set, no two calls share a thread: what `forge-env check` finds state with that belongs to one thread."""
@@ -46,12 +47,18 @@ async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     return await result if inspect.isawaitable(result) else result
 
 
+def awaitable(function: F) -> F:
+    """Mark a plain function whose result is awaited: `invoke` calls it on the event loop, and in no thread."""
+    function.__forge_awaitable__ = True  # type: ignore[attr-defined]
+    return function
+
+
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     """As `inspect.iscoroutinefunction`, which takes ten times as long for the common case."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & inspect.CO_COROUTINE:
         return True
-    return inspect.iscoroutinefunction(function)
+    return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
 
 
 class _Job:

@@ -15,13 +15,17 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+import inspect
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from forge_env import members
 from forge_env.deadlines import Deadline, queued
 from forge_env.env import Env, StepResult
 from forge_env.errors import EnvError
 from forge_env.rubric import RewardFunction, RewardPart, score
+from forge_env.threads import awaitable, invoke
 from forge_env.toolbox import Toolbox
 from forge_env.tools import Tool, is_tool, make_tool
 from forge_env.types import Action, EpisodeLimits, Message, Task, ToolCall, ToolSpec, ToolUse
@@ -48,7 +52,9 @@ class ToolEnv(Env):
     _rubric: ClassVar[Sequence[RewardPart]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        members.check_class(cls, members.TOOL_ENV, ToolEnv)  # first: it says more about `tools` than Env does
         super().__init_subclass__(**kwargs)
+        members.check_shared(cls, cls.shared, members.TOOL_ENV, ToolEnv)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
         cls._specs = [tool.spec for tool in cls._tools.values()]
@@ -68,6 +74,11 @@ class ToolEnv(Env):
         self._limits = EpisodeLimits()
         self.set_tools({tool.name: tool for tool in extra_tools})
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in members.TOOL_ENV:
+            members.check_attribute(self, name, members.TOOL_ENV[name], value, ToolEnv)
+        super().__setattr__(name, value)
+
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Give this instance the tools of its class, but those named `without`, and `extra`.
 
@@ -77,16 +88,27 @@ class ToolEnv(Env):
         self._toolbox = Toolbox(extra, methods=methods, owner=self)
         self.tools: Sequence[ToolSpec] = self._toolbox.specs if extra or without else self._specs
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    @awaitable
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Start an episode of `options["task"]`: set the seed, the task and the limits, then run `setup`.
+
+        The pair (messages, info) that it returns can be awaited as well, so that a `reset` of a subclass may be `async`
+        and await `super().reset(...)`, or a plain function and just call it.
+        """
         self.seed(seed)
         if options is None or "task" not in options:
             raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
         self.task = options["task"]
         self._limits = options.get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        observation = (*system, *self.task.prompt)
-        self.messages = list(observation)
-        return observation, {}
+        self.messages = [*system, *self.task.prompt]
+        return _Start(self, has_setup=type(self).setup is not ToolEnv.setup)
+
+    def setup(self) -> Any:
+        """Make what an episode needs, in `self.task`'s terms; plain or async, and nothing has to be called in it.
+
+        Messages that it adds to `self.messages`, or changes there, are those that the model is shown.
+        """
 
     async def step(self, action: Action) -> StepResult:
         if "messages" not in self.__dict__:
@@ -125,3 +147,45 @@ class ToolEnv(Env):
             return own, parts
         more, further = await score(self._rubric, self.task, self.messages, response)
         return own + more, {**parts, **further}
+
+
+class _Start(Sequence[Any]):
+    """What `ToolEnv.reset` returns: the pair (messages, info), and an awaitable of it.
+
+    On the event loop `setup` waits for the `await`, so that a plain one can run in a thread. A plain `reset` runs in a
+    thread already, and finds it done.
+    """
+
+    def __init__(self, env: ToolEnv, *, has_setup: bool) -> None:
+        self._env = env
+        self._waits = has_setup and (_is_on_loop() or inspect.iscoroutinefunction(env.setup))
+        if has_setup and not self._waits:
+            env.setup()
+
+    def __await__(self) -> Generator[Any, None, tuple[tuple[Message, ...], dict[str, Any]]]:
+        return self._finish().__await__()
+
+    async def _finish(self) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        if self._waits:
+            self._waits = False
+            await invoke(self._env.setup)
+        return tuple(self._env.messages), {}
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._waits:
+            raise EnvError(
+                f"setup() of {type(self._env).__name__} has not run, since nothing awaits super().reset(...): write "
+                "`async def reset` and `await super().reset(...)`"
+            )
+        return (tuple(self._env.messages), {})[index]
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

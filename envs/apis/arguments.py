@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+import pydantic_core
+
 from forge_env.errors import UserError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -136,15 +138,35 @@ def _check_reference(schema: Any, reference: str, where: str) -> None:
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `pattern`, but one that Python cannot read (they are ECMAScript's) lets everything pass."""
+    """The keyword `pattern`, but one that cannot be matched in linear time lets everything pass: the service says no.
+
+    That is one with lookaround or back-references. A model may write any text, and Python's own matcher takes
+    exponential time for some pairs of pattern and text.
+    """
     from jsonschema import ValidationError
 
-    try:
-        is_bad = validator.is_type(instance, "string") and re.search(pattern, instance) is None
-    except re.error:
-        return
-    if is_bad:
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _matches(pattern: str, text: str) -> bool:
+    matcher = _matcher(pattern)
+    if matcher is None:
+        return True
+    try:
+        matcher.validate_python(text)
+    except pydantic_core.ValidationError:
+        return False
+    return True
+
+
+@functools.lru_cache(1024)
+def _matcher(pattern: str) -> pydantic_core.SchemaValidator | None:
+    """Pydantic's matcher, which is linear; None for a pattern that it does not have."""
+    try:
+        return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
+    except pydantic_core.SchemaError:
+        return None
 
 
 def _mend(value: dict[str, Any], error: Any) -> bool:

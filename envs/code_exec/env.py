@@ -28,7 +28,8 @@ from forge_env.tool_env import ToolEnv
 from forge_env.tools import Tool, reward, tool
 from forge_env.types import Action, Message, Task
 
-_FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
+_FENCE = "```"
+_OPENING = re.compile(r"```(?:python|py)?\s*\n")
 _LOOK_UP = re.compile(r"Write f\(x\): x (plus|minus|times) t\[(\d+)\] (plus|minus|times) (\d+)\.")
 
 
@@ -182,8 +183,13 @@ class CodeExec(ToolEnv):
 
 def extract_code(answer: str) -> str:
     """Return the last fenced block of an answer, or the whole of it when there is none."""
-    blocks = _FENCE.findall(answer)
-    return blocks[-1] if blocks else answer
+    block, at = answer, 0
+    while opening := _OPENING.search(answer, at):
+        end = answer.find(_FENCE, opening.end())
+        if end < 0:  # nothing closes after here: to look for it from every later opening would be quadratic
+            break
+        block, at = answer[opening.end() : end], end + len(_FENCE)
+    return block
 
 
 Content = tuple[str, int, str, int]  # operation on the table's value, index, second operation, constant

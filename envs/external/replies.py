@@ -98,7 +98,9 @@ def own_call_id(seen: str) -> str:
 
 def _cut(action: Action, stop: Sequence[str]) -> tuple[str, str]:
     content = action.message["content"] or ""
-    content += "".join(call.raw for call in action.tool_calls if call.arguments is None and call.raw not in content)
+    raws = [call.raw for call in action.tool_calls if call.arguments is None and call.raw]
+    if raws and raws[0] not in content:  # an agent leaves all of them in the content, or none
+        content += "".join(raws)
     found = [place for place in (content.find(each) for each in stop) if place >= 0]
     return (content[: min(found)], "stop") if found else (content, action.finish_reason)
 

@@ -27,7 +27,9 @@ MAX_ANSWER = 1000
 _ANSWER_END = re.compile(r"</answer\s*>", re.IGNORECASE)
 _ANSWER_START = re.compile(r"<answer\s*>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)", re.MULTILINE)
-_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]*?)\\\)|\\\[([^$]*?)\\\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:[^$\\]|\\(?!\())*?)\\\)|\\\[((?:[^$\\]|\\(?!\[))*?)\\\]", re.DOTALL
+)
 _INTRODUCED = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _ARITHMETIC = re.compile(
     r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*=?)?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
@@ -37,7 +39,7 @@ _WORDS = re.compile(
 )
 _LETTER = re.compile(r"[a-j]")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?[A-J]\)?\s*\}?")
-_HUGE = re.compile(r"\d{5,}\s*!|[!)}]\s*!|\^\W*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
+_HUGE = re.compile(r"(?<!\d)\d{5,}\s*!|[!)}]\s*!|\^[^\w^]*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
 _EXPONENT_GROUP = re.compile(r"\^[+-]?[{(\[]")
 
 
@@ -181,7 +183,8 @@ def _has_tower(text: str) -> bool:
     """Whether an exponent in brackets holds another power: 9^{9^9} does, x^{2}-y^{2} does not."""
     for match in _EXPONENT_GROUP.finditer(text):
         depth = 1
-        for character in text[match.end() :]:
+        for place in range(match.end(), len(text)):
+            character = text[place]
             depth += (character in "([{") - (character in ")]}")
             if depth == 0:
                 break

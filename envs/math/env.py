@@ -7,7 +7,7 @@ import operator
 import random
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.math.answers import needs_verifier
 from envs.math.cheats import cheats
@@ -131,16 +131,15 @@ class Math(ToolEnv):
             return {"role": "assistant", "content": calculate(expression)}
         return {"role": "assistant", "content": results[-1]} if results else _call(expression)
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        messages, info = await super().reset(seed=seed, options=options)
+    async def setup(self) -> None:
+        """Say in the system message what holds for this task and these options; async, since a thread costs more."""
         text = self.system_prompt
         if self.task.metadata.get("format") == "boxed":
             text = text.replace(_NUMBER_SENTENCE, _BOXED_SENTENCE)
         if not self._calculator:
             text = text.replace(_CALCULATOR_SENTENCE, "")
         system: Message = {"role": "system", "content": text}
-        self.messages = [system, *messages[1:]]
-        return tuple(self.messages), info
+        self.messages = [system, *self.messages[1:]]
 
     @tool
     def calculator(self, expression: str) -> str:

@@ -11,11 +11,13 @@ _GREEK = (
     "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|"
     "psi|omega"
 )
-_TOKEN = re.compile(r"\\mathbb\s*\{?\s*[A-Z]|\\[a-zA-Z]+|[a-zA-Z]")
+_TOKEN = re.compile(r"\\mathbb\s*(?:\{\s*)?[A-Z]|\\[a-zA-Z]+|[a-zA-Z]")
 _SPARE = "qwzkhjuvpmyncstabgl"
 _SYMBOL = re.compile(rf"\\(?:{_GREEK})(?![a-zA-Z])|(?<![\\a-zA-Z])[a-zA-Z]+", re.IGNORECASE)
 _ARGUMENTS = re.compile(r"(?<=[a-zA-Z'}])\s*\([^()]*\)|_(?:\{[^{}]*\}|\w)")
-_OPERATION = re.compile(r"\\(?:i*int|sum|prod|lim)(?![a-zA-Z])|\\[dt]?frac\s*\{?\s*(?:\\mathrm\s*\{?)?(?:d|\\partial)")
+_OPERATION = re.compile(
+    r"\\(?:i*int|sum|prod|lim)(?![a-zA-Z])|\\[dt]?frac\s*(?:\{\s*)?(?:\\mathrm\s*\{?)?(?:d|\\partial)"
+)
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])", re.ASCII)
 _COMPUTATION = re.compile(
     r"(?<![a-zA-Z])[dt]?(gcd|lcm|det|binom|choose|max|min|bmod|pmod|mod|lfloor|lceil|floor|ceil|cap)(?![a-zA-Z])"

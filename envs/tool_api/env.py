@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.shop.expert import expert as shop_expert
 from envs.shop.tasks import score as shop_score
@@ -122,14 +122,12 @@ class ToolApi(ToolEnv):
         cheats += [f"{task.target} or {task.target}", f"<think>{task.target}</think>", f"<think>{task.target}"]
         return [cheat for cheat in cheats if not same_answer(cheat, task.target)]
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    async def setup(self) -> None:
         self._end_session()
-        result = await super().reset(seed=seed, options=options)
         shop = self.services.shop
         if shop is not None:
             self._token = shop.open(self.task)
             self.set_tools({**self.services.tools(self._token), **self._more})
-        return result
 
     async def step(self, action: Action) -> StepResult:
         if self.services.shop is not None and not self._token:

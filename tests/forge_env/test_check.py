@@ -296,13 +296,6 @@ class AnyTargetScores(Plain):
         return [], float(action.text.isdecimal() and 3 < len(action.text) < 10), *super().step(action)[2:]
 
 
-class ToolNamedClose(Good):
-    @tool
-    def close(self) -> str:  # type: ignore[override]
-        """Close the door."""
-        return "closed"
-
-
 class SeedOverwritten(Good):
     def __init__(self) -> None:
         super().__init__()
@@ -498,9 +491,8 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     ConstantPays: ("constants", "the constant '0' scores 0.85 on average over 2 tasks"),
     EchoScores: ("wrong answers", "the last line of the question scores 1"),
     AnyTargetScores: ("wrong answers", "another task's target scores 1"),
-    ToolNamedClose: ("names", "the tool close takes the place of ToolEnv.close"),
-    SeedOverwritten: ("names", "self.seed takes the place of ToolEnv.seed"),
-    TaskOverwritten: ("names", "self.task takes the place of ToolEnv.task"),
+    SeedOverwritten: ("names", "sets self.seed to 7 in the place of Env.seed"),
+    TaskOverwritten: ("names", "sets self.task to 'squares' in the place of ToolEnv.task"),
     NoReward: ("reward", "nothing is ever rewarded"),
     TooMany: ("same seed", "timed out'): it is too slow here"),
     CheatScores: ("cheats", "the cheat 0"),

@@ -1,0 +1,277 @@
+"""No reader of a model's text is quadratic: eight times the text takes about eight times as long, whatever it holds.
+
+One answer of a model would otherwise hold up every episode of its process. Processor time is compared between two
+sizes, generously: a quadratic reader takes 64 times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+from agents import dialects, judge, model_json
+from agents.rendering import Renderer
+from envs import gymnasium_actions, gymnasium_text
+from envs.apis.arguments import SchemaArguments
+from envs.code_exec import env as code_exec
+from envs.code_exec import grading, values
+from envs.external import contexts, scoring
+from envs.external.questions import Question
+from envs.external.replies import Reply
+from envs.math import answers, forms, numerals, rewards
+from envs.math.env import calculate
+from envs.reasoning import env as reasoning
+from envs.reasoning import worker
+from envs.tool_api import answers as tool_answers
+from forge_env.types import Action
+from tests.agents.test_qwen25 import make_qwen25
+from tests.agents.test_rendering_families import make_llama
+
+TIMES = 8
+MOST = 24
+"""Times the processor time that `TIMES` the text may take."""
+SIZES = (120, 8000)
+"""The smaller ones: below the limits of the readers that look at a part of a text only, and above them."""
+NOTHING = 0.006
+"""Seconds for the larger text, below which nothing is measured: not even one of a megabyte would hold up anything."""
+
+Read = Callable[[str], object]
+
+
+def call_of(text: str) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+
+
+def reply_to(text: str) -> Reply:
+    """What a program is given of an answer whose calls cannot be read."""
+    content, calls = dialects.parse(text, "hermes")
+    action = Action(message={"role": "assistant", "content": content}, tool_calls=calls)
+    return Reply.of(action, Question(model="m", stop=("\n\n\n\n", "END")), turn=0)
+
+
+def chosen(space: spaces.Space[Any], *names: str) -> Read:
+    return lambda text: gymnasium_actions.parse_action(text, space, names)
+
+
+def form_of(text: str) -> object:
+    return forms.stated_values(f"{text}=x", "x"), forms.tell_cases_apart(text, "x+X"), forms.computes_more(text, "x")
+
+
+BY_PATTERN = SchemaArguments(
+    {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}, where="the tool"
+)
+
+READERS: dict[str, Read] = {
+    "the code of an answer": code_exec.extract_code,
+    **{f"calls, {name}": lambda text, name=name: dialects.parse(text, name) for name in dialects.DIALECTS},
+    "calls, written again": lambda text: dialects.write({"role": "assistant", "content": text}, "openai"),
+    "arguments of a call": lambda text: dialects.from_openai({"tool_calls": [call_of(text)]}),
+    "JSON": model_json.decode_all,
+    "an error's sentence": model_json.shorten,
+    "a verdict": lambda text: judge.read_verdict(text, 10),
+    **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in answers.FORMATS},
+    "answer, a number is wanted": lambda text: answers.same_answer(text, "42"),
+    "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
+    "answer, for the algebra": lambda text: answers._is_bounded(text) and answers.expression(text),
+    "number": numerals.parse_number,
+    "last number": numerals.last_number,
+    "answer, its form": lambda text: answers._is_bounded(text) and form_of(text),
+    "calculator": calculate,
+    "MathReward": lambda text: rewards.MathReward()("", text, "42"),
+    "MathReward, words": lambda text: rewards.MathReward()("", text, "north"),
+    "ThinkingReward": lambda text: rewards.ThinkingReward()("", text, ""),
+    "answer of a tool": lambda text: tool_answers.same_answer(text, "42"),
+    "answer of a tool, JSON": lambda text: tool_answers.same_answer(text, '{"a": [1]}'),
+    "arguments of a tool, by a pattern": lambda text: BY_PATTERN({"q": text}),
+    "action, Discrete": chosen(spaces.Discrete(4), "left", "down", "right", "up"),
+    "action, MultiDiscrete": chosen(spaces.MultiDiscrete([3, 3])),
+    "action, Box": chosen(spaces.Box(-1, 1, (1,))),
+    "action, Text": chosen(spaces.Text(10)),
+    "a coloured text": gymnasium_text.plain_text,
+    "reasoning-gym, answer": reasoning.extract_answer,
+    "reasoning-gym, one number": lambda text: worker._is_one_number(text, {"answer": "42"}),
+    "reasoning-gym, moves": lambda text: [form.fullmatch(text) for form in worker._FORMS.values()],
+    "reasoning-gym, formula": lambda text: worker._guarded(lambda *_: None)(text),
+    "output of a program": lambda text: grading.same_output(text, "0.5 1"),
+    "value of a program": values.decode,
+    "result of a program": lambda text: scoring.read_result(Path("/nowhere/result"), text, ""),
+    "message of a program": lambda text: contexts.said({"role": "a", "content": text, "tool_calls": [call_of(text)]}),
+    "reply to a program": reply_to,
+}
+
+
+def again(unit: str, *, before: str = "", after: str = "") -> Callable[[int], str]:
+    """A text of about `size` characters that repeats a unit."""
+    return lambda size: before + unit * (size // len(unit)) + after
+
+
+UNITS = (
+    *'\n \\{[($^`*_-.,;=!1aA+#<"\t~e',
+    *("```", "```python\n", "``` \n", "\n```", " \n", "\t\n", "a ", "ab ", "ab-", "1 ", "1,", "1.", "1/", "1e", "1 * "),
+    *(
+        "<tool_call>",
+        "<tool_call>{",
+        '<tool_call>"',
+        '<tool_call>{"a":',
+        "<tool_call>{}",
+        "</tool_call>",
+        "<tool_call> ",
+    ),
+    *('<tool_call>{"name":"f","arguments":{', '<tool_call>{"name":"f","arguments":{}}</tool_call>', '{"name":', "[1,"),
+    *(
+        "<|python_tag|>",
+        "{};",
+        "{}",
+        '{"name":"f","parameters":{}};',
+        "<|eot_id|> ",
+        '\\"',
+        '"a" ',
+        '{"a":"',
+        "[]",
+        "{",
+    ),
+    *("\\boxed{", "\\boxed{}", "\\fbox{", "\\text{", "\\text ", "\\frac{", "\\frac ", "\\mathbb ", "\\frac{\\mathrm{"),
+    *("\\(", "\\[", "\\(a", "$a", "$$", "<answer>", "<answer ", "</answer>", "####", "#### ", "####\n", "answer: "),
+    *("<think>", "</think>", "x=", "a(", "a()", "_{", "^{", "^(", "^()", "^ ", "9^", ") !", "{,}", "or ", "111,", "√ "),
+    *("verdict", "nan", "A  ", "L,,", "\x1b[31m", "\x1b[1", "left ", "0x", "1.1", "01234567-", "/tmp/", "٣", "a ²"),
+)
+ATTACKS: dict[str, Callable[[int], str]] = {
+    **{f"{unit!r} again": again(unit) for unit in UNITS},
+    "a fence, then newlines": again("\n", before="```python"),
+    "a fence, then spaces": again(" ", before="```python"),
+    "a call, then spaces": again(" ", before="<tool_call>{}", after="x"),
+    "an open call, then spaces": again(" ", before="<tool_call>", after="x"),
+    "a tag, then spaces": again(" ", before="<|python_tag|>{}", after="x"),
+    "a tag, then calls": again("{}", before="<|python_tag|>"),
+    "an end of turn, then spaces": again(" ", before="<|python_tag|>{<|eot_id|>", after="x"),
+    "backslashes in a text": again("\\", before='{"name": "'),
+    "a's for a pattern": again("a", after="b"),
+    "digits, then a letter": again("1", after="x"),
+    "a point, then digits": again("1", before="x."),
+    "digits in a fraction": again("1", before="\\frac{"),
+    "a letter, then spaces": again(" ", before="a", after="1"),
+    "a word, then dashes": again("-", before="ab", after="1"),
+    "a digit, then spaces": again(" ", before="1", after="x"),
+    "a power, then spaces": again(" ", before="^", after="x"),
+    "a field, then spaces": again(" ", before="\\mathbb", after="1"),
+    "a fraction, then spaces": again(" ", before="\\frac", after="x"),
+    "a fraction, a brace, then spaces": again(" ", before="\\frac{", after="x"),
+    "an answer, then spaces": again(" ", before="the answer", after="x"),
+    "a tag's spaces": again(" ", before="<answer", after="x"),
+    "a verdict, then stars": again("*", before="VERDICT: 1", after="a"),
+    "lists in a list": lambda size: "[" * (size // 2) + "1" + "]" * (size // 2),
+    "the end of lists": again("[", after="]"),
+    "an object of many keys": lambda size: "{" + ",".join(f'"{i}": 1' for i in range(size // 9)) + "}",
+    "calls of ids that are taken": lambda size: json.dumps(
+        {"tool_calls": [{**call_of("{}"), "id": f"call_{i % (size // 180 + 1)}"} for i in range(size // 90)]}
+    ),
+}
+
+
+def seconds(read: Read, text: str) -> float:
+    numerals._parse.cache_clear()
+    started = time.thread_time()
+    try:
+        read(text)
+    except (ValueError, ArithmeticError, SyntaxError, RecursionError):  # what it cannot read
+        pass
+    return time.thread_time() - started
+
+
+def growth(read: Read, attack: Callable[[int], str], size: int) -> float:
+    """How many times as long the larger text takes: the least of three; 0 where it takes next to nothing."""
+    small, large = attack(size), attack(TIMES * size)
+    least = float("inf")
+    for _ in range(3):
+        slow = seconds(read, large)
+        if slow < NOTHING:
+            return 0.0
+        least = min(least, slow / max(seconds(read, small), 1e-6))
+        if least < MOST:
+            break
+    return least
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_takes_time_in_proportion_to_the_text(name: str, size: int) -> None:
+    slow = {attack: growth(READERS[name], make, size) for attack, make in ATTACKS.items()}
+    assert {attack: times for attack, times in slow.items() if times >= MOST} == {}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen25", "llama"])
+def test_what_every_family_samples_is_read_in_proportion_to_it(
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    makers: dict[str, Callable[[Path], Path]] = {
+        "qwen3": lambda _: request.getfixturevalue("tiny_model"),
+        "qwen25": make_qwen25,
+        "llama": make_llama,
+    }
+    renderer = Renderer(makers[family](tmp_path / family))
+    units = ("<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", "<|python_tag|>", "{};", "<think>", "\n", "\\")
+    slow: dict[str, float] = {}
+    for unit in units:
+        tokens = renderer.encode(unit) or [0]
+
+        def read(text: str, tokens: list[int] = tokens) -> object:
+            return renderer.read(tokens * (len(text) // len(tokens)), "stop")
+
+        slow[unit] = growth(read, again(" "), 500)
+    assert {unit: times for unit, times in slow.items() if times >= MOST} == {}
+
+
+# ---- what was there before, to see that the attacks work ----
+
+
+def old_fence(text: str) -> object:
+    return re.findall(r"```(?:python|py)?\s*\n(.*?)```", text, re.DOTALL)
+
+
+def old_field(text: str) -> object:
+    return re.findall(r"\\mathbb\s*\{?\s*[A-Z]|\\[a-zA-Z]+|[a-zA-Z]", text)
+
+
+def old_colours(text: str) -> object:
+    return re.sub(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0?m", "", text, flags=re.DOTALL)
+
+
+def old_formula(text: str) -> object:
+    return re.findall(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]*?)\\\)|\\\[([^$]*?)\\\]", text, re.DOTALL)
+
+
+def old_rest(text: str) -> object:
+    rest, calls = text, []
+    while rest.startswith("{"):
+        value, end = json.JSONDecoder().raw_decode(rest)
+        calls.append(value)
+        rest = rest[end:].lstrip(" ;")
+    return calls
+
+
+def old_pattern(text: str) -> object:
+    return re.search("^(a+)+$", text)
+
+
+CONTROLS: dict[str, tuple[Read, Read, Callable[[int], str], int]] = {
+    "fence": (old_fence, READERS["the code of an answer"], ATTACKS["a fence, then newlines"], 600),
+    "field": (old_field, form_of, ATTACKS["a field, then spaces"], 250),
+    "colours": (old_colours, READERS["a coloured text"], ATTACKS["'\\x1b[31m' again"], 120),
+    "formulas": (old_formula, READERS["answer, text"], ATTACKS["'\\\\(' again"], 500),
+    "calls after each other": (old_rest, READERS["calls, llama"], ATTACKS["'{};' again"], 50_000),
+    "pattern of a service": (old_pattern, READERS["arguments of a tool, by a pattern"], again("a", after="b"), 3),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_the_attack_works_where_the_text_is_read_as_it_was(name: str) -> None:
+    before, now, attack, size = CONTROLS[name]
+    assert growth(before, attack, size) > MOST
+    assert growth(now, attack, size) < MOST
