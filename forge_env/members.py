@@ -162,7 +162,7 @@ _OF_CLASS = Member(
 _PART = Member(wanted="a part of ToolEnv itself", in_class=_never, in_instance=_never)
 
 ENV: Mapping[str, Member] = {
-    **dict.fromkeys(("reset", "step", "close", "seed", "success"), _METHOD),
+    **dict.fromkeys(("reset", "step", "close", "seed", "success", "on_limit", "final_info"), _METHOD),
     **dict.fromkeys(("tasks", "effects"), _OF_CLASS),
     "limits": replace(_OF_CLASS, in_class=lambda value: isinstance(value, Mapping) or _is_class_method(value)),
     "np_random": Member(wanted="the generator that seed() seeds", in_class=_is(property), in_instance=_never),
