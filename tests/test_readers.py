@@ -68,6 +68,11 @@ BY_PATTERN = SchemaArguments(
     {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}, where="the tool"
 )
 
+BY_NAME = SchemaArguments(
+    {"type": "object", "patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": True},
+    where="the tool",
+)
+
 READERS: dict[str, Read] = {
     "the code of an answer": code_exec.extract_code,
     **{f"calls, {name}": lambda text, name=name: dialects.parse(text, name) for name in dialects.DIALECTS},
@@ -90,6 +95,7 @@ READERS: dict[str, Read] = {
     "answer of a tool": lambda text: tool_answers.same_answer(text, "42"),
     "answer of a tool, JSON": lambda text: tool_answers.same_answer(text, '{"a": [1]}'),
     "arguments of a tool, by a pattern": lambda text: BY_PATTERN({"q": text}),
+    "names of a tool's arguments, by a pattern": lambda text: BY_NAME({text: "x"}),
     "action, Discrete": chosen(spaces.Discrete(4), "left", "down", "right", "up"),
     "action, MultiDiscrete": chosen(spaces.MultiDiscrete([3, 3])),
     "action, Box": chosen(spaces.Box(-1, 1, (1,))),

@@ -80,7 +80,12 @@ def _validator(schema: Mapping[str, Any], where: str) -> Any:
     except RecursionError:
         raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
     # An empty registry: by default jsonschema would fetch what a schema refers to from the network.
-    return validators.extend(dialect, {"pattern": _pattern})(schema, registry=Registry())
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    return validators.extend(dialect, keywords)(schema, registry=Registry())
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -149,10 +154,36 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _matches(pattern: str, text: str) -> bool:
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `patternProperties`; a pattern without a linear matcher has no say about any property."""
+    if validator.is_type(instance, "object"):
+        for pattern, part in patterns.items():
+            for name in filter(lambda name: _matches(pattern, name, unread=False), instance):
+                yield from validator.descend(instance[name], part, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, part: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The keyword `additionalProperties`; a pattern without a linear matcher lets every name pass."""
+    from jsonschema import ValidationError
+
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in instance if name not in named and not any(_matches(p, name) for p in patterns)]
+    if validator.is_type(part, "object"):
+        for name in extra:
+            yield from validator.descend(instance[name], part, path=name)
+    elif part is False and extra:
+        names = ", ".join(map(repr, extra))
+        verb = "was" if len(extra) == 1 else "were"
+        yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
+
+
+def _matches(pattern: str, text: str, *, unread: bool = True) -> bool:
+    """Whether a pattern matches anywhere in a text; `unread` where it cannot be matched in linear time."""
     matcher = _matcher(pattern)
     if matcher is None:
-        return True
+        return unread
     try:
         matcher.validate_python(text)
     except pydantic_core.ValidationError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from envs.apis.arguments import SchemaArguments
 from envs.apis.documents import parse
 from envs.apis.http import ApiClient, ApiSettings
 from envs.apis.openapi import OpenApi, openapi_tools
@@ -382,6 +384,19 @@ def test_errors_are_short_and_to_the_point(schema: Any, given_: Any, problem: st
 def test_a_pattern_that_cannot_be_matched_in_linear_time_lets_everything_pass() -> None:
     assert arguments_of({"type": "string", "pattern": r"^(?!a)b(c)\1$"})({"q": "x"}) == {"q": "x"}
     assert arguments_of({"type": "string", "pattern": r"^\p{L}+$"})({"q": "x"}) == {"q": "x"}
+
+
+def test_names_by_a_pattern_have_its_schema_and_others_that_of_the_rest() -> None:
+    named = {"patternProperties": {"^n_": {"type": "integer"}}}
+    check = SchemaArguments({"type": "object", **named, "additionalProperties": False}, where="the tool")
+    assert check({"n_a": "1"}) == {"n_a": 1}
+    for wrong, problem in (({"n_a": "x"}, "n_a: 'x' is not"), ({"m": 1, "o": 2}, "('m', 'o' were unexpected)")):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            check(wrong)
+    rest = SchemaArguments({"type": "object", **named, "additionalProperties": {"type": "string"}}, where="the tool")
+    assert rest({"n_a": 1, "m": 2}) == {"n_a": 1, "m": "2"}
+    unread = {"type": "object", "patternProperties": {"^(?!a)": {"type": "integer"}}, "additionalProperties": False}
+    assert SchemaArguments(unread, where="the tool")({"b": "x"}) == {"b": "x"}
 
 
 # Names and the choice of operations.
