@@ -18,7 +18,7 @@ from pydantic.errors import PydanticUserError
 from forge_env.env import Env
 from forge_env.errors import UserError, nearest
 from forge_env.registry import env_class, load
-from forge_env.task_list import TASKS_SECONDS, BadTasks, read_tasks
+from forge_env.task_list import TASKS_SECONDS, read_tasks
 from forge_env.types import EpisodeLimits, Task
 from forge_env.user_code import guard
 
@@ -83,12 +83,6 @@ class EnvFactory:
             UserError: for a split that is not there, more tasks than there are, and whatever else
                 `forge_env.task_list.read_tasks` finds wrong; `seconds` is its limit.
         """
-        static = inspect.getattr_static(self.env_class, "tasks")
-        if inspect.isfunction(static) and next(iter(inspect.signature(static).parameters), "") == "self":
-            raise BadTasks(
-                f"{self.env_class.__name__}.tasks is a plain method, and no instance is there: mark it with "
-                "@classmethod"
-            )
         options = self._named(self.env_class.tasks)
         call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
         return read_tasks(self.name, call, split, count=count, seconds=seconds)

@@ -859,7 +859,10 @@ def test_the_bar_shows_success_faults_tokens_and_cost(project: Path) -> None:
 def test_the_first_error_of_each_class_is_told(run: Run, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (project / "broken").touch()
     first = run(*coin("play", "out"))
-    assert first["first_errors"] == {"EnvError": "the coin fell off the table"}
+    line = 1 + (project / "coin.py").read_text().splitlines().index(
+        '            raise EnvError("the coin fell off the table")'
+    )
+    assert first["first_errors"] == {"EnvError": f"reward heads (coin.py:{line}): the coin fell off the table"}
     assert main(["eval", *coin("play", "out")]) == 0
     out, _ = capfd.readouterr()
     assert "the first one's error" in out and "fell off the table" in out

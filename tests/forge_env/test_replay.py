@@ -244,7 +244,7 @@ def test_a_fault_of_the_machinery_says_nothing_of_the_environment(run: Command, 
     found = run("replay", "out/faults.jsonl", "1")
     assert (found["code"], found["outcome"]["verdict"]) == (0, "not reached")
     assert found["notes"] == [
-        "the machinery failed then, which says nothing about the environment: InfraError: no light"
+        "the machinery failed then, which says nothing about the environment: InfraError: tool look: no light"
     ]
 
 

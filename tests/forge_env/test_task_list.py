@@ -113,11 +113,6 @@ class NoNumber(Base):
         return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"x": float("nan")}) for i in range(count)]
 
 
-class Method(Base):
-    def tasks(self, split="train", *, count, seed=0):
-        return []
-
-
 class None_(Base):
     """Has no tasks of its own."""
 '''
@@ -198,13 +193,6 @@ def test_check_reports_it_as_a_finding(name: str, capfd: pytest.CaptureFixture[s
 def test_ids_that_come_up_twice_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadTasks, match=r"^tasks\('test'\) holds the id 'same' more than once: draw without repetition"):
         make("bad.py:Twice").tasks("test", count=2)
-
-
-def test_tasks_that_are_no_classmethod_are_told_of() -> None:
-    with pytest.raises(
-        BadTasks, match="^Method.tasks is a plain method, and no instance is there: mark it with @classmethod$"
-    ):
-        make("bad.py:Method").tasks("test", count=2)
 
 
 class Numbers(Sequence[Task]):

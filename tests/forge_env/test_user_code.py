@@ -93,7 +93,7 @@ class Plain(Breaks):
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:  # type: ignore[override]
         self.breaks("reset", seed)
-        return asyncio.run(ToolEnv.reset(self, seed=seed, options=options))
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         self.breaks("step", self._seed)
@@ -342,7 +342,14 @@ def test_check_tells_it_as_a_finding(shop: Path, capfd: pytest.CaptureFixture[st
 def test_a_real_ctrl_c_ends_the_program(shop: Path) -> None:
     command = [sys.executable, "-m", "forge_env", *EVAL]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "SHOP_CTRL_C": "1"}, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SHOP_CTRL_C": "1"},
+        check=False,
+        # A shell starts what runs in its background with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert ended.returncode in (130, -signal.SIGINT), ended.stderr
     assert not (shop / "out" / "eval.json").exists()
