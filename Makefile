@@ -54,8 +54,9 @@ demo: $(READY)
 	@$(PYTHON_OF_VENV) -m trainers.grpo --env code_exec $(ARGS)
 	@$(PYTHON_OF_VENV) -m benchmarks.bare_loop --compare-latest
 
+# Two workers: a run uses two CPUs well, and a test of several processes is still not starved. ARGS="-n 0" has none.
 test: $(READY)
-	@$(PYTHON_OF_VENV) -m pytest -q -m "not gpu and not slow" --durations=10 $(ARGS)
+	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadfile -m "not gpu and not slow" --durations=10 $(ARGS)
 
 # Each night draws its own examples; what fails prints the line that draws its example again.
 nightly: $(READY)

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import hypothesis.configuration
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
 LEFT = pytest.StashKey[list[str]]()
+WRITTEN = "written to the home folder"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 # Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
@@ -34,11 +36,23 @@ if (ROOT / "Makefile").is_file():
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that has written to the home folder has failed, and names what it left."""
+    """A run that has written to the home folder has failed, and names what it left. Each worker has a home of its own."""
     left = sorted(str(path.relative_to(HOME)) for path in HOME.rglob("*") if not path.is_dir())
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[WRITTEN] = left
+        shutil.rmtree(HOME, ignore_errors=True)  # a worker runs nothing at exit
+        return
+    left += session.config.stash.get(LEFT, [])
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     session.config.stash[LEFT] = left
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker of pytest-xdist has found in its home folder."""
+    left = getattr(node, "workeroutput", {}).get(WRITTEN, [])
+    node.config.stash[LEFT] = node.config.stash.get(LEFT, []) + left
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -32,8 +32,9 @@ def test_every_run_draws_the_same_examples_and_keeps_none() -> None:
     assert settings.default.database is None
 
 
-def test_a_run_that_writes_to_the_home_folder_fails_and_ends_with_its_summary() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "tests/home_writer.py"]
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_that_writes_to_the_home_folder_fails_and_ends_with_its_summary(workers: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "tests/home_writer.py"]
     home = Path.home()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=dict(os.environ))
     assert done.returncode == 1 and "error: the tests have written ~/left.txt" in done.stdout, done.stdout + done.stderr
