@@ -36,7 +36,7 @@ if (ROOT / "Makefile").is_file():
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that has written to the home folder has failed, and names what it left. Each worker has a home of its own."""
+    """A run that has written to the home folder has failed, and names what it left; each worker has its own."""
     left = sorted(str(path.relative_to(HOME)) for path in HOME.rglob("*") if not path.is_dir())
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[WRITTEN] = left
