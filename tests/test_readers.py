@@ -253,15 +253,6 @@ def old_formula(text: str) -> object:
     return re.findall(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]*?)\\\)|\\\[([^$]*?)\\\]", text, re.DOTALL)
 
 
-def old_rest(text: str) -> object:
-    rest, calls = text, []
-    while rest.startswith("{"):
-        value, end = json.JSONDecoder().raw_decode(rest)
-        calls.append(value)
-        rest = rest[end:].lstrip(" ;")
-    return calls
-
-
 def old_pattern(text: str) -> object:
     return re.search("^(a+)+$", text)
 
@@ -271,7 +262,6 @@ CONTROLS: dict[str, tuple[Read, Read, Callable[[int], str], int]] = {
     "field": (old_field, form_of, ATTACKS["a field, then spaces"], 250),
     "colours": (old_colours, READERS["a coloured text"], ATTACKS["'\\x1b[31m' again"], 120),
     "formulas": (old_formula, READERS["answer, text"], ATTACKS["'\\\\(' again"], 500),
-    "calls after each other": (old_rest, READERS["calls, llama"], ATTACKS["'{};' again"], 50_000),
     "pattern of a service": (old_pattern, READERS["arguments of a tool, by a pattern"], again("a", after="b"), 3),
 }
 

@@ -24,6 +24,7 @@ from forge_env.errors import ServiceError, UserError
 from forge_env.runtime.calls import within
 from forge_env.runtime.host import PORT
 from forge_env.runtime.machine import HostInfo, own_address
+from forge_env.runtime.monarch_files import short_temp
 from forge_env.runtime.ranks import LOOPBACK
 
 RETRY_S = 0.5  # between two tries to reach a host
@@ -127,7 +128,8 @@ class Hosts:
 
             logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it tells of each step, on stderr
             self._job = ProcessJob({"hosts": self.settings.count})
-            self._mesh = self._job.state(cached_path=None).hosts
+            with short_temp():
+                self._mesh = self._job.state(cached_path=None).hosts
         token = log_dir / f".{secrets.token_hex(8)}"
         token.touch()
         try:

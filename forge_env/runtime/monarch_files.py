@@ -6,6 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from forge_env.errors import ServiceError
@@ -23,6 +25,27 @@ def _short_temp() -> str:
     return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
 
 
+@contextmanager
+def short_temp() -> Iterator[None]:
+    """Put the temporary files of Monarch, and of what it starts, where the names are short enough for sockets."""
+    with _temp(_short_temp()):
+        yield
+
+
+@contextmanager
+def _temp(folder: str) -> Iterator[None]:
+    saved, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = saved
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
+
+
 def open_monarch(log_dir: Path, transport: str) -> None:
     """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
 
@@ -38,24 +61,19 @@ def open_monarch(log_dir: Path, transport: str) -> None:
         _set_transport(transport)
         return
     _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
-    saved_temp = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(_sockets[0])
     saved = os.dup(2)
     log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
     try:
-        from monarch.actor import this_host
+        with _temp(str(_sockets[0])):
+            from monarch.actor import this_host
 
-        _set_transport(transport)
-        this_host()
+            _set_transport(transport)
+            this_host()
     finally:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(log)
-        if saved_temp is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = saved_temp
     _sockets.extend(_sockets[0].iterdir())
     atexit.register(_shut_down)  # which comes before Monarch's own handler, and leaves it nothing to do
 

@@ -81,7 +81,9 @@ class Controller:
 def controllers(tmp_path: Path) -> Iterator[Start]:
     """Starts controllers on a cluster, or by themselves with hosts of the kind "processes"."""
     started: list[subprocess.Popen[str]] = []
-    alone = Cluster(tmp_path, separate=False)
+    temp = tmp_path / "temporary files in a folder whose name is too long for sockets"
+    temp.mkdir()
+    alone = Cluster(temp, separate=False)
 
     def start(ending: str, cluster: Cluster | None = None) -> Controller:
         kind, workers = ("workers", cluster.workers) if cluster else ("processes", "")
