@@ -164,11 +164,10 @@ async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
 def _note_final(env: Env, info: dict[str, Any]) -> None:
     """Add what an environment says of the whole episode. What it did stays as it was here as well."""
     try:
-        info |= _for_the_record(env.final_info())
-    except NOT_CAUGHT:
-        raise
-    except BaseException as error:
-        info["final_info_error"] = describe("final_info", error)
+        with guard("final_info"):
+            info |= _for_the_record(env.final_info())
+    except ForgeError as error:
+        info["final_info_error"] = told(error)
 
 
 class _Contexts:
@@ -271,11 +270,10 @@ class _Run:
     async def tell(self, env: Env, limit: str) -> None:
         """Tell an environment which limit has ended the episode. What it did stays as it was: a failure is noted."""
         try:
-            await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
-        except NOT_CAUGHT:
-            raise
-        except BaseException as error:
-            self.info["on_limit_error"] = describe("on_limit", error)
+            with guard("on_limit"):
+                await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
+        except ForgeError as error:
+            self.info["on_limit_error"] = told(error)
 
     async def _full(self, env: Env, reason: str) -> tuple[Outcome, str] | None:
         """The next prompt leaves no room to answer: the episode is over, unless its environment goes on without a turn.
