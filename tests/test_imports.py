@@ -31,7 +31,7 @@ OURS = {
 ROOMS = {
     "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
         former_paths cli __main__""",
-    "agents": "model_folder stopping renderer token_agent chat scripted openers generator",
+    "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce sft""",

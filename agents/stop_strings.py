@@ -1,4 +1,4 @@
-"""Stop strings: where an answer ends, said in text and kept in tokens."""
+"""Stop strings: they are given as text, and the completion is truncated at a token."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import replace
 from forge_env.core.types import Completion
 
 
-def cut_at(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
-    """Return a completion up to the token that completes the first of the stop strings in it.
+def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
+    """Return the completion up to and with the token that completes the first stop string.
 
-    Where to stop is decided by the tokens up to there alone, so what is kept was sampled just as if nothing had come
-    after it: its logprobs stand.
+    The decision to stop depends only on the tokens before it. So the kept tokens were sampled as if generation had
+    ended there, and their logprobs stay valid.
     """
     ids = completion.token_ids
 
     def stops(count: int) -> bool:
         text = decode(ids[:count])
-        return any(each in text for each in stop)
+        return any(string in text for string in stop)
 
     if not stops(len(ids)):
         return completion
-    low, high = 1, len(ids)  # the least count that stops; more tokens never take a text away
+    low, high = 1, len(ids)  # the least count that stops; decoding more tokens never removes text
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if stops(middle) else (middle + 1, high)

@@ -1,4 +1,4 @@
-"""Agents that `forge_env.registry.agent_spec` names and that need no engine: scripts and outside endpoints."""
+"""Opens the agents "scripted:..." and "openai:..." of `forge_env.registry.agent_spec`; neither needs an engine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """Open scripted:expert, scripted:null or scripted:module:function.
 
     Raises:
-        UserError: when there is no such script, or it is asked for what only models have.
+        UserError: when there is no such script, or for a setting that only models have.
     """
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
-        raise UserError("a scripted agent samples nothing: leave --temperature, --top-p and --deterministic out")
+        raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
     if settings.idle_seconds is not None:
-        raise UserError("a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit")
+        raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
         raise UserError(
             f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
@@ -38,7 +38,7 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
 
 @asynccontextmanager
 async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open openai:MODEL@BASE_URL, or openai:MODEL for OpenAI's own. The key comes from the environment alone.
+    """Open openai:MODEL@BASE_URL, or openai:MODEL for OpenAI's endpoint. The API key comes from the environment only.
 
     Raises:
         UserError: for a malformed address, a missing key, or a setting that endpoints do not have.
@@ -46,7 +46,9 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
     from agents.chat.agent import OPENAI, TIMEOUT, ChatAgent
 
     if settings.deterministic:
-        raise UserError("an outside endpoint promises no repetition: leave --deterministic out, set --temperature 0")
+        raise UserError(
+            "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
+        )
     model, _, url = re.sub(r"@(?=https?://)", "\0", endpoint, count=1).partition("\0")
     agent = ChatAgent(
         model,
@@ -58,7 +60,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         requests_per_minute=settings.requests_per_minute,
         timeout=TIMEOUT if settings.answer_seconds is None else settings.answer_seconds,
         idle_timeout=settings.idle_seconds,
-        # An answer that streams has no time-out of its own.
+        # For a streamed answer the client sets no total time-out; the agent's limit applies.
         answer_seconds=None if settings.idle_seconds is None else settings.answer_seconds,
     )
     async with agent:

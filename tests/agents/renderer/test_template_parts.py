@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.renderer.pieces import find_pieces
 from agents.renderer.rendering import Renderer
+from agents.renderer.template_parts import learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
 from envs.math import Math
 from forge_env.core.episode import Turn
@@ -105,4 +105,4 @@ def test_a_template_that_changes_contents_has_no_pieces(tiny_model: Path, change
             return None
         return tokenizer.encode("".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in changed))
 
-    assert find_pieces(tokenizer, render, most=3) is None
+    assert learn_template_parts(tokenizer, render, most=3) is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.stopping import cut_at
+from agents.stop_strings import truncate_at_stop
 from forge_env.core.types import Completion
 
 PIECES = ["a", "b", "ab", "ba", "c ", "\n"]
@@ -26,7 +26,7 @@ def test_what_is_kept_is_the_shortest_that_holds_a_stop(ids: tuple[int, ...], st
     spans = tuple((version, count) for version, count in ((1, first), (2, len(ids) - first)) if count)
     logprobs = tuple(-float(i) for i in range(len(ids)))
     whole = Completion(prompt_ids=(7,), token_ids=ids, logprobs=logprobs, versions=spans, finish_reason="length")
-    cut = cut_at(whole, stop, decode)
+    cut = truncate_at_stop(whole, stop, decode)
     count = len(cut.token_ids)
     if not any(each in decode(ids) for each in stop):
         assert cut == whole

@@ -1,12 +1,13 @@
-"""Prompt pieces: what a chat template puts around a message, learnt once and reused.
+"""Template parts: the text and tokens that a chat template puts around a message, learnt once and reused.
 
-Rendering a prompt through a template's own code costs many small calls of the tokenizer for text that never changes. A
-piece is found by rendering a probe: the tokens up to the last special token before the content, the text from there to
-the content, the text from the content to the next special token, and the tokens from there on. Special tokens split
-the text before it is tokenised, so the content tokenised between its two texts gives the same tokens as the whole.
+Rendering every prompt with the template costs many small tokenizer calls for text that never changes. The parts are
+learnt by rendering a probe: the tokens up to the last special token before the content, the text from there to the
+content, the text from the content to the next special token, and the tokens from there on. Special tokens split the
+text before it is tokenised. So the content, tokenised together with the text on both sides, gives the same tokens as
+the whole prompt does.
 
-Every piece is checked against the template with further probes, of spaces, line ends, digits and other scripts; where
-one does not come out the same, there is no piece, and the template itself renders each prompt.
+The parts are checked against the template with further probes: spaces, line ends, digits and other scripts. If a probe
+gives other tokens, there are no parts, and the template renders every prompt.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MARK = "@probe@"
 TRIAL = " \n  a  1234 <b> é漢字\t\n\n "
 
 Render = Callable[[Sequence[str]], list[int] | None]
-"""Renders a prompt, or its continuation, with the given contents; None where the template refuses."""
+"""Renders a prompt, or its continuation, with the given contents; None if the template refuses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """Tokens and text around one or several contents of the same kind."""
+class TemplateParts:
+    """Tokens and text around one or several contents of the same role."""
 
     head: tuple[int, ...]
     before: str
@@ -44,20 +45,20 @@ class Pieces:
         return ids
 
 
-def find_pieces(tokenizer: FastTokenizer, render: Render, *, most: int = 1) -> Pieces | None:
-    """Learn the pieces of a template, or None where it has none that always hold.
+def learn_template_parts(tokenizer: FastTokenizer, render: Render, *, most: int = 1) -> TemplateParts | None:
+    """Learn the parts of a template; None if no fixed parts reproduce it.
 
     Args:
         tokenizer: of the template.
         render: the template with a number of contents filled in.
-        most: contents that there may be; with more than one, what lies between two of them is learnt as well.
+        most: the largest number of contents; above 1, the tokens between two contents are learnt, too.
     """
     alone = render([MARK])
     special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens}
-    found = None if alone is None else _split(tokenizer, alone, special)
-    if found is None:
+    split = None if alone is None else _split(tokenizer, alone, special)
+    if split is None:
         return None
-    head, before, after, tail = found
+    head, before, after, tail = split
     between: tuple[int, ...] = ()
     if most > 1:
         both = render([MARK, MARK])
@@ -65,15 +66,15 @@ def find_pieces(tokenizer: FastTokenizer, render: Render, *, most: int = 1) -> P
         if both is None or len(both) < len(head) + len(tail) + 2 * inner:
             return None
         between = tuple(both[len(head) + inner : len(both) - len(tail) - inner])
-    pieces = Pieces(head, before, after, between, tail)
+    parts = TemplateParts(head, before, after, between, tail)
     trials = [[TRIAL], ["x"], [""]] + [[TRIAL, "", "y" * n] for n in (0, 1, 9)] * (most > 1)
-    return pieces if all(render(trial) == pieces.fill(tokenizer, trial) for trial in trials) else None
+    return parts if all(render(trial) == parts.fill(tokenizer, trial) for trial in trials) else None
 
 
 def _split(
     tokenizer: FastTokenizer, ids: Sequence[int], special: set[int]
 ) -> tuple[tuple[int, ...], str, str, tuple[int, ...]] | None:
-    """Find the run of plain tokens that holds the mark, and what lies before and after it."""
+    """Return the tokens before, the text on both sides, and the tokens after the run of plain tokens with the mark."""
     starts = [i + 1 for i, token in enumerate(ids) if token in special]
     for start, end in zip(starts, [*(s - 1 for s in starts[1:]), len(ids)], strict=True):
         text = tokenizer.decode(list(ids[start:end]))
