@@ -1,4 +1,4 @@
-"""Prompt pieces give the tokens that the template gives, or there are none."""
+"""Prompt parts give the tokens that the template gives, or there are none."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def renderer(tiny_model: Path) -> Renderer:
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> Renderer:
-    """The same without pieces: the template renders everything."""
+    """The same without parts: the template renders everything."""
     made = Renderer(tiny_model)
     made._bridges = {}
-    made._first_pieces = lambda others, tools: None  # type: ignore[method-assign]
+    made._first_parts = lambda others, tools: None  # type: ignore[method-assign]
     return made
 
 
@@ -42,11 +42,11 @@ contents = st.text(max_size=60) | st.lists(
 ).map("".join)
 
 
-def test_the_tiny_models_template_has_pieces(renderer: Renderer) -> None:
+def test_the_tiny_models_template_has_parts(renderer: Renderer) -> None:
     """Else everything below compares the template with itself."""
     assert renderer._bridges["tool"] is not None
     renderer.next_prompt(Conversation(request_id="c", observation=({"role": "user", "content": "?"},)), TOOLS)
-    assert all(pieces is not None for pieces in renderer._firsts.values()) and renderer._firsts
+    assert all(parts is not None for parts in renderer._first_prompts.values()) and renderer._first_prompts
 
 
 @settings(max_examples=150, deadline=None)
@@ -90,7 +90,7 @@ def test_bridges_are_the_templates(
 
 
 @pytest.mark.parametrize("change", ["strips", "escapes", "merges", "counts", "refuses"])
-def test_a_template_that_changes_contents_has_no_pieces(tiny_model: Path, change: str) -> None:
+def test_a_template_that_changes_contents_has_no_parts(tiny_model: Path, change: str) -> None:
     tokenizer = FastTokenizer(tiny_model)
 
     def render(texts: Sequence[str]) -> list[int] | None:
