@@ -32,7 +32,7 @@ from sandboxes.host.cgroup_slots import Slot
 from sandboxes.host.cgroups import Groups, open_groups
 from sandboxes.host.execution import Execution
 from sandboxes.host.interpreter import Spec
-from sandboxes.host.packages import find_packages
+from sandboxes.host.packages import NO_PACKAGES
 from sandboxes.host.selftest import check_isolation
 from sandboxes.host.session import NamespaceSession
 from sandboxes.host.zygote import Driver, Zygote, encode
@@ -75,10 +75,14 @@ async def open_namespace_sandbox(
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
-    found = find_packages(packages)
+    installed = NO_PACKAGES
+    if packages:
+        from sandboxes.host.find_packages import find_packages  # needs a library that a container does not have
+
+        installed = find_packages(packages)
 
     async def start() -> Zygote:
-        return await Zygote.start(preimport=preimport, packages=found)
+        return await Zygote.start(preimport=preimport, packages=installed)
 
     async def open_with(groups: Groups | str) -> NamespaceSandbox:
         try:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecRequest, Limits
 from sandboxes.host.cgroup_slots import Slot
-from sandboxes.host.packages import Packages, cannot_import
+from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
 from sandboxes.host.seccomp import seccomp_filter, supported_machines
 
 _GUEST = Path(__file__).parents[1] / "guest" / "guest.py"
@@ -90,9 +90,6 @@ class Driver(Protocol):
     def open_helper(self, slot: int, groups: Slot) -> None: ...
     def close_helper(self, slot: int) -> None: ...
     async def close(self) -> None: ...
-
-
-NO_PACKAGES = Packages()
 
 
 class Zygote:
