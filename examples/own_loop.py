@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agents.vllm_policy import PolicyActor
 from agents.vllm_start import EngineSettings
-from envs.reward_actor import RewardActor
-from envs.task_actor import TaskSource
+from envs.actors.reward import RewardActor
+from envs.actors.task_source import TaskSource
 from forge_env import make
 from forge_env.episode import Episode
 from forge_env.runtime.launcher import Launcher

@@ -34,7 +34,7 @@ OWNERS = {
     "vllm": ["agents/vllm_*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/vllm_*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/vllm_*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))

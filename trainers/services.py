@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.vllm_policy import ActorPolicy, PolicyActor
-from envs.actor import AgentSpec, EnvActor
+from envs.actors.env import AgentSpec, EnvActor
 from forge_env.errors import ServiceError
 from forge_env.lockstep import LockstepPolicy
 from forge_env.protocols import Policy

@@ -29,7 +29,7 @@ from agents.vllm_start import EngineSettings, load_engine
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
-from envs.actor import EnvActor
+from envs.actors.env import EnvActor
 from forge_env.env import Env
 from forge_env.faults import SHRINK
 from forge_env.protocols import NextTurn

@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from envs.external.contexts import Context, Contexts
+from envs.external.conversations import Context, Contexts
 from envs.external.gateway import MODEL, Gateway
 from envs.external.program import Program, command_of, how_it_ended, new_folder
-from envs.external.questions import Refused
-from envs.external.replies import Reply
+from envs.external.requests import Refused
+from envs.external.responses import Reply
 from envs.external.scoring import Result, read_result
 from envs.external.session import Asked, Session
 from envs.external.setup import Setup

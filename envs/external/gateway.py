@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from envs.external.questions import Question, Refused, read_chat, read_completion
-from envs.external.replies import Reply
+from envs.external.requests import Question, Refused, read_chat, read_completion
+from envs.external.responses import Reply
 from envs.external.session import Asked, Session
 from forge_env.errors import ServiceError, UserError
 

@@ -20,7 +20,7 @@ TAIL_BYTES = 64 * 2**10
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
 """After its end, what it wrote is read for so long at most: there is more only if something of it lives on."""
-_GUARD = Path(__file__).parents[1] / "guard.py"
+_GUARD = Path(__file__).parents[1] / "processes" / "guard.py"
 
 
 def command_of(text: str) -> list[str]:

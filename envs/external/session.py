@@ -10,8 +10,8 @@ import asyncio
 import secrets
 from collections import Counter, deque
 
-from envs.external.questions import Question, Refused
-from envs.external.replies import Reply
+from envs.external.requests import Question, Refused
+from envs.external.responses import Reply
 
 SHOWN = 4
 """Reasons of refusals that a fault's sentence names."""

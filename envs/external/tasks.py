@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.task_file import file_tasks
+from envs.jsonl_tasks import file_tasks
 from forge_env.errors import UserError
 from forge_env.factory import make
 from forge_env.types import Message, Task
