@@ -1,6 +1,6 @@
 """Confines a process that reads text of models with libraries of others, and says what that came to.
 
-Imported by path, after those libraries (envs/math/worker.py, envs/reasoning/worker.py). Such a process keeps its user,
+Imported by path, after those libraries, by envs/processes/worker.py. Such a process keeps its user,
 and reads what that user may read: the libraries load their modules when they need them. What it may no longer do is
 what `seccomp.py` refuses a snippet, and to write files, open sockets, run programs and signal others. Threads that run
 already are not confined, forks are. Standard library only.

@@ -8,11 +8,11 @@ import shlex
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from envs.processes.guard import guarded
 from forge_env.errors import EnvError, SandboxUnavailable, UserError
 from sandboxes.program import check_shown, confined, installation, listener_of
 
@@ -20,7 +20,6 @@ TAIL_BYTES = 64 * 2**10
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
 """After its end, what it wrote is read for so long at most: there is more only if something of it lives on."""
-_GUARD = Path(__file__).parents[1] / "processes" / "guard.py"
 
 
 def command_of(text: str) -> list[str]:
@@ -100,10 +99,9 @@ class Program:
     async def _start(
         cls, command: Sequence[str], folder: Path, cwd: str, stdin: Path, environment: Mapping[str, str], *passed: int
     ) -> Program:
-        guarded = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(folder), *command]
         with stdin.open("rb") as given:
             process = await asyncio.create_subprocess_exec(
-                *guarded,
+                *guarded(command, folder=folder),
                 stdin=given,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

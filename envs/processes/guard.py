@@ -1,9 +1,9 @@
-"""Runs a program that must leave nothing behind: `python -I -S guard.py OWNER FOLDER COMMAND...`.
+"""Runs a program that must leave nothing behind: `python -I -S guard.py OWNER FOLDER COMMAND...`, see `guarded`.
 
-FOLDER is removed when the owner is dead and cannot do it; it may be empty. Standard input, output and error are the
-program's own. When its first process has ended, when told to by SIGTERM, and when the owner is dead, however that died,
-everything that the program has started is killed, also what went off into a session of its own: this process is the
-parent that the kernel gives to orphans. It imports nothing of ours.
+When the program's first process has ended, on SIGTERM, and when the owner is dead, the guard kills everything that the
+program has started, also what has a session of its own: the kernel makes the guard the parent of orphans. The program
+has the guard's standard input, output and error. The guard removes FOLDER when the owner is dead and cannot do it;
+FOLDER may be empty. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 _WATCH_SECONDS = 0.25
 _TERM_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+
+def guarded(command: Sequence[str], *, folder: str | os.PathLike[str] = "") -> list[str]:
+    """Return the command line that runs a command under a guard whose owner is this process.
+
+    Args:
+        folder: removed when this process dies; none when empty.
+    """
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), os.fspath(folder), *command]
 
 
 def main(owner: int, folder: str, command: list[str]) -> int:
@@ -101,10 +111,10 @@ def _descendants() -> list[int]:
                     parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue  # it has ended meanwhile
-    found = {os.getpid()}
-    while more := {process for process, parent in parents.items() if parent in found} - found:
-        found |= more
-    return [*(found - {os.getpid()})]
+    family = {os.getpid()}
+    while children := {process for process, parent in parents.items() if parent in family} - family:
+        family |= children
+    return [*(family - {os.getpid()})]
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ import asyncio
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+from envs.processes.guard import guarded
 from envs.tool_api.http.credentials import Credentials, secret_from_env
 from forge_env.errors import UserError
 
-_GUARD = Path(__file__).parents[2] / "processes" / "guard.py"
 _TAIL_BYTES = 4000
 
 
@@ -89,8 +87,8 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
     """The transport of a server that is a process; it is gone when this is left, and when this process dies."""
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    guarded = ["-I", "-S", str(_GUARD), str(os.getpid()), "", *command]
-    parameters = StdioServerParameters(command=sys.executable, args=guarded, env=env, encoding_error_handler="replace")
+    program, *arguments = guarded(command)
+    parameters = StdioServerParameters(command=program, args=arguments, env=env, encoding_error_handler="replace")
     async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as streams:
         yield streams
 

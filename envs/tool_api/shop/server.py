@@ -16,6 +16,7 @@ import sqlite3
 import sys
 from contextlib import closing
 
+from envs.processes.guard import guarded
 from envs.tool_api.shop.content import Shop
 from envs.tool_api.shop.database import State, open_database, read_state, session_path, write_database
 from envs.tool_api.shop.session_folder import SessionFolder
@@ -94,13 +95,9 @@ class ShopServer:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         # The child finds our packages where we found them. In a session of its own, Ctrl-C does not stop it before us.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path, folder = os.pathsep.join(entry or os.getcwd() for entry in sys.path), str(self._folder.path)
         return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "envs.tool_api.shop.process",
-            str(self._folder.path),
-            str(os.getpid()),
+            *guarded([sys.executable, "-m", "envs.tool_api.shop.process", folder], folder=folder),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._folder.descriptor],

@@ -16,7 +16,7 @@ _GRACE = 60.0  # seconds in which a folder may not be locked yet
 class SessionFolder:
     """A folder that only this user can read, locked by the processes that use it.
 
-    The lock is on the descriptor, which the server's process inherits: the kernel lets it go when the last of them is
+    The lock is on the descriptor, which the server's processes inherit: the kernel lets it go when the last of them is
     dead. A folder whose processes were all killed is removed by the next start that finds it unlocked.
     """
 

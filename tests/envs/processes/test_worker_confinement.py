@@ -130,11 +130,11 @@ def test_the_math_grader_is_confined_and_says_so() -> None:
 def test_the_reasoning_gym_process_is_confined_and_says_so() -> None:
     worker = Worker()
     try:
-        enforced = worker.enforced()
-        assert are_all_denied(enforced)
-        assert worker.pid is not None and is_confined(worker.pid)
+        before = worker.enforced()
+        assert are_all_denied(before) and worker.pid is None
         request = {"do": "entries", "dataset": "leg_counting", "config": {}, "seed": 1, "indices": [0, 2]}
         assert len(worker.ask(request)["entries"]) == 2
+        assert worker.pid is not None and is_confined(worker.pid) and worker.enforced() == before
     finally:
         worker.close()
 
