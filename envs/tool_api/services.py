@@ -17,11 +17,11 @@ from envs.tool_api.shop.server import ShopServer
 from envs.tool_api.shop.tasks import shop_of
 from envs.tool_api.sources import Sources, open_sources
 from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
-from forge_env.errors import EnvError, ServiceError, UserError
-from forge_env.registry import load
-from forge_env.rubric import RewardPart
-from forge_env.tools import Tool
-from forge_env.types import Task
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.core.tools import Tool
+from forge_env.core.types import Task
+from forge_env.registry.registry import load
+from forge_env.tool_env.rubric import RewardPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import openai
 import pytest
 
 from agents.scripted import ScriptedAgent
-from forge_env.audit import audit
 from forge_env.cli.main import main
 from forge_env.episode import Episode, Turn, write_jsonl
 from forge_env.errors import PolicyError

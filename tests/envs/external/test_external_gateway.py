@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from agents.decoding import open_decoder
-from agents.rendering import Renderer
+from agents.renderer.decoding import open_decoder
+from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from forge_env.audit import audit
 from forge_env.episode import Episode, write_jsonl

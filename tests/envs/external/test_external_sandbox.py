@@ -212,7 +212,7 @@ def test_a_kernel_that_refuses_is_said_before_anything_starts() -> None:
     """Root without CAP_SYS_ADMIN, as in a default container."""
     code = """
 import asyncio
-from forge_env.factory import make
+from forge_env.rollout.factory import make
 async def main():
     async with make("external", command="true", sandbox="namespaces"):
         print("opened")
