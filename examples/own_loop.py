@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agents.vllm_policy import PolicyActor
-from agents.vllm_start import EngineSettings
+from agents.generator.policy import PolicyActor
+from agents.generator.start import EngineSettings
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env import make

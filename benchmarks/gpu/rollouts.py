@@ -30,9 +30,10 @@ from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
 from envs.actors.env import EnvActor
-from forge_env.env import Env
-from forge_env.faults import SHRINK
-from forge_env.protocols import NextTurn
+from forge_env.core.env import Env
+from forge_env.core.faults import SHRINK
+from forge_env.core.protocols import NextTurn
+from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.runtime.launcher import Launcher
 
 TURNS, LEAST, MOST, CONTEXT = 4, 32, 224, 2048

@@ -17,8 +17,8 @@ from typing import Any
 from envs.code_exec.assert_suites import CannotRunApart
 from envs.code_exec.dataset_rows import Row, task_of
 from envs.task_splits import bucket
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 logger = logging.getLogger(__name__)
 

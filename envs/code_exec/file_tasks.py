@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from envs.code_exec.story_tasks import Step
 from envs.task_splits import SYMBOLS, draw_tasks
-from forge_env.types import Task
+from forge_env.core.types import Task
 
 Content = tuple[str, str, str, int, int]  # measure, place, operation, constant, number of the file
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from envs.math import worker
 from envs.processes.helper import HelperProcess
-from forge_env.errors import EnvError, ServiceError, UserError
-from forge_env.threads import invoke
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.utils.threads import invoke
 
 _NAME = "the math grader"
 _MISSING = (

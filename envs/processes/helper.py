@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.processes import worker
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 

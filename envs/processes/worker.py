@@ -102,7 +102,7 @@ def _load(file: str) -> Any:
 
 def _confine(packages: Sequence[str]) -> dict[str, Any]:
     """Take from this process and its forks what the packages have no use for; return what is enforced."""
-    folder = str(Path(__file__).parents[2] / "sandboxes")
+    folder = str(Path(__file__).parents[2] / "sandboxes" / "guest")
     sys.path.insert(0, folder)
     try:
         guest = importlib.import_module("guest_worker")

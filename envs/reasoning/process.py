@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.processes.helper import HelperProcess
 from envs.reasoning import worker as library
-from forge_env.errors import EnvError, UserError
+from forge_env.core.errors import EnvError, UserError
 
 ANSWER_SECONDS = 300.0
 

@@ -95,7 +95,8 @@ async def open_services(
         level: of the shop's tasks, which says which operations are tools.
         operations: these instead; names may hold * for any text.
         data: a file of tasks; see `envs.jsonl_tasks.file_tasks`.
-        reward: "module:function" or "file.py:function" that scores the tasks of `data`; see `forge_env.rubric`.
+        reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
+            `forge_env.tool_env.rubric`.
         auth: credentials of the sources; see `envs.tool_api.sources`.
         mcp_env: names of environment variables that MCP servers are started with.
         cassette: file of recorded answers of openapi: sources.

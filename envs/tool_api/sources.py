@@ -28,9 +28,9 @@ from envs.tool_api.mcp.transport import is_url
 from envs.tool_api.openapi.documents import read_document
 from envs.tool_api.openapi.tools import OpenApi, service_url
 from envs.tool_api.tool_names import ToolNames
-from forge_env.errors import UserError
-from forge_env.registry import tools_of
-from forge_env.tools import Tool
+from forge_env.core.errors import UserError
+from forge_env.core.tools import Tool
+from forge_env.registry.registry import tools_of
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header
 

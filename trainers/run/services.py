@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.vllm_policy import ActorPolicy, PolicyActor
+from agents.generator.policy import ActorPolicy, PolicyActor
 from envs.actors.env import AgentSpec, EnvActor
-from forge_env.errors import ServiceError
-from forge_env.lockstep import LockstepPolicy
-from forge_env.protocols import Policy
-from forge_env.registry import env_class
+from forge_env.core.errors import ServiceError
+from forge_env.core.protocols import Policy
+from forge_env.registry.registry import env_class
+from forge_env.rollout.lockstep import LockstepPolicy
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.gpus import names_of

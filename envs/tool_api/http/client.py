@@ -24,8 +24,8 @@ from envs.tool_api.http import credentials as secrets
 from envs.tool_api.http.cassette import CURSOR
 from envs.tool_api.http.credentials import EXTENSION, Credentials
 from envs.tool_api.http.pool import ApiSettings, Pool
-from forge_env.deadlines import queued
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.deadlines import queued
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 TRANSIENT = frozenset({429, 500, 502, 503, 504})

@@ -10,7 +10,7 @@ import httpx
 from envs.tool_api.http.cassette import Cassette, CassetteTransport
 from envs.tool_api.http.credentials import AuthTransport
 from envs.tool_api.http.rate_limits import HostLimits
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

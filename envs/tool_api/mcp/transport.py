@@ -12,7 +12,7 @@ from typing import Any
 
 from envs.processes.guard import guarded
 from envs.tool_api.http.credentials import Credentials, secret_from_env
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 _TAIL_BYTES = 4000
 

@@ -35,9 +35,9 @@ from envs.tool_api.json_schema.validation import SchemaArguments
 from envs.tool_api.openapi.documents import is_url, plain, read_document
 from envs.tool_api.openapi.encoding import encode
 from envs.tool_api.openapi.operations import Entry, Operation, entries, read_operation
-from forge_env.errors import UserError, nearest
-from forge_env.tools import Tool, ToolOptions
-from forge_env.types import ToolFailure
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.tools import Tool, ToolOptions
+from forge_env.core.types import ToolFailure
 
 _GIVE = "give base_url=https://..."
 

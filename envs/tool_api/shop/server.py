@@ -20,7 +20,7 @@ from envs.processes.guard import guarded
 from envs.tool_api.shop.content import Shop
 from envs.tool_api.shop.database import State, open_database, read_state, session_path, write_database
 from envs.tool_api.shop.session_folder import SessionFolder
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 

@@ -16,8 +16,8 @@ from envs.tool_api.shop.content import Focus, Shop, make_shop
 from envs.tool_api.shop.database import State, memory_database, read_state
 from envs.tool_api.shop.operations import perform
 from envs.tool_api.shop.task_kinds import KINDS, Content, facts, words
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 LEVELS = (1, 2, 3)
 

@@ -16,10 +16,10 @@ from openai import OpenAI
 from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
-from forge_env.audit import audit
-from forge_env.episode import Episode, write_jsonl
-from forge_env.factory import EnvFactory
-from forge_env.types import EpisodeLimits, Outcome
+from forge_env.core.episode import Episode, write_jsonl
+from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.records.audit import audit
+from forge_env.rollout.factory import EnvFactory
 from tests.envs.external.external_playing import calls, opened, playing, says
 
 TOOL = {

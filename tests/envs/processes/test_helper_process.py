@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envs.processes.helper import HelperProcess
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 
 if sys.platform != "linux":
     pytest.skip("helper processes are confined on Linux", allow_module_level=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from envs.tool_api.http.cassette import Cassette, NotRecorded
 from envs.tool_api.http.client import ApiClient, ApiResponse, ApiSettings
 from envs.tool_api.http.credentials import REDACTED
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 from tests.envs.serving import serve
 
 MANY_LINES = "one line\nanother\u2028and one more\n"

@@ -21,8 +21,8 @@ from envs.tool_api.shop.operations import OPERATIONS, perform
 from envs.tool_api.shop.server import ShopServer
 from envs.tool_api.shop.task_kinds import KINDS
 from envs.tool_api.shop.tasks import LEVELS, differences, expected_state, score, shop_of, shop_tasks
-from forge_env.errors import ServiceError, UserError
-from forge_env.types import Message, Task
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.types import Message, Task
 
 DELIVERED = make_shop("tests", Focus(status="delivered", days=30, quantity=3))
 PLACED = make_shop("tests", Focus(status="placed", quantity=3, stock=12))

@@ -21,7 +21,7 @@ from envs.tool_api.shop.catalogue import CATALOGUE, PEOPLE, PRODUCTS, address, e
 from envs.tool_api.shop.content import Focus, make_shop
 from envs.tool_api.shop.database import memory_database, read_state
 from envs.tool_api.shop.server import ShopServer
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 SHOP = make_shop("tests")
 
