@@ -15,7 +15,7 @@ import pytest
 
 from envs.math.verifier import Verifier
 from envs.reasoning.process import Worker
-from sandboxes.host.seccomp import seccomp_filter, supported_machines
+from sandboxes.guest.seccomp import seccomp_filter, supported_machines
 
 if sys.platform != "linux" or platform.machine() not in supported_machines():
     pytest.skip("there is a filter for Linux only", allow_module_level=True)
