@@ -22,8 +22,8 @@ from agents.renderer.rendering import Renderer
 from envs.code_exec import env as code_exec
 from envs.code_exec import grading, values
 from envs.external import conversations, scoring
-from envs.external.requests import Question
-from envs.external.responses import Reply
+from envs.external.requests import ProgramRequest
+from envs.external.responses import ProgramReply
 from envs.gymnasium_text import plain_text
 from envs.gymnasium_text import spaces as text_spaces
 from envs.math import answer_forms as forms
@@ -52,11 +52,11 @@ def call_of(text: str) -> dict[str, Any]:
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
-def reply_to(text: str) -> Reply:
+def reply_to(text: str) -> ProgramReply:
     """What a program is given of an answer whose calls cannot be read."""
     content, calls = dialects.parse(text, "hermes")
     action = Action(message={"role": "assistant", "content": content}, tool_calls=calls)
-    return Reply.of(action, Question(model="m", stop=("\n\n\n\n", "END")), turn=0)
+    return ProgramReply.of(action, ProgramRequest(model="m", stop=("\n\n\n\n", "END")), turn=0)
 
 
 def chosen(space: spaces.Space[Any], *names: str) -> Read:
@@ -111,7 +111,7 @@ READERS: dict[str, Read] = {
     "output of a program": lambda text: grading.same_output(text, "0.5 1"),
     "value of a program": values.decode,
     "result of a program": lambda text: scoring.read_result(Path("/nowhere/result"), text, ""),
-    "message of a program": lambda text: conversations.said(
+    "message of a program": lambda text: conversations.content_of(
         {"role": "a", "content": text, "tool_calls": [call_of(text)]}
     ),
     "reply to a program": reply_to,

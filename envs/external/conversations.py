@@ -1,4 +1,4 @@
-"""Which conversation a request goes on with: the one whose messages it begins with, compared by what they say."""
+"""Assigns the requests of a program to conversations, by the messages that a request begins with."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.external.requests import Question
-from envs.external.responses import own_call_id
+from envs.external.requests import ProgramRequest
+from envs.external.responses import model_call_id
 from forge_env.core.types import Message, ToolSpec
 
-Said = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Role, text and calls of a message: what a model reads of it."""
+Content = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Role, text and (name, arguments) of the tool calls of a message: what a model reads of it."""
 
 
-def said(message: Mapping[str, Any]) -> Said:
-    """What a message says, whatever its form: ids and unknown keys aside, arguments of calls as JSON."""
+def content_of(message: Mapping[str, Any]) -> Content:
+    """Return what is compared of a message: without ids and unknown keys, with arguments of calls as sorted JSON."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     return (
         message["role"],
@@ -33,74 +33,76 @@ def _arguments(text: Any) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Context:
+class ProgramConversation:
     """One conversation that a program has with the model."""
 
     number: int
     tools: Sequence[ToolSpec] = ()
-    known: list[Said] = field(default_factory=list)
-    """What both sides have seen, up to and with the last answer."""
+    known: list[Content] = field(default_factory=list)
+    """The contents of its messages, the last response included."""
     text: str = ""
-    """The same of a plain prompt."""
+    """Prompt and response, of a conversation in plain text."""
 
 
-class Contexts:
+class ProgramConversations:
     """The conversations of one episode, numbered from 0 on."""
 
     def __init__(self) -> None:
-        self._all: list[Context] = []
+        self._all: list[ProgramConversation] = []
 
-    def place(self, question: Question) -> tuple[Context, tuple[Message, ...]]:
-        """Return the conversation that a request belongs to, and the messages that are new to it.
+    def place(self, request: ProgramRequest) -> tuple[ProgramConversation, tuple[Message, ...]]:
+        """Return the conversation of a request, and the messages that are new to it.
 
-        That is the one with the most messages that the request begins with, if the tools are the same; a request that
-        adds nothing to any begins a new one.
+        A request continues the longest conversation that it begins with and adds to, if the tools are the same. Any
+        other request begins a new conversation.
         """
-        if question.prompt is not None:
-            return self._place_text(question.prompt), ()
-        all_said = [said(message) for message in question.messages]
-        fitting = [each for each in self._all if _continues(each, all_said, question.tools)]
-        if not fitting:
-            return self._new(tools=question.tools), _with_own_ids(question.messages)
-        context = max(fitting, key=lambda each: (len(each.known), each.number))
-        return context, _with_own_ids(question.messages[len(context.known) :])
+        if request.prompt is not None:
+            return self._place_text(request.prompt), ()
+        contents = [content_of(message) for message in request.messages]
+        candidates = [item for item in self._all if _continues(item, contents, request.tools)]
+        if not candidates:
+            return self._new(tools=request.tools), _with_model_ids(request.messages)
+        conversation = max(candidates, key=lambda item: (len(item.known), item.number))
+        return conversation, _with_model_ids(request.messages[len(conversation.known) :])
 
-    def refused(self, context: Context) -> None:
-        """Forget a conversation that was to begin with a request that is not answered."""
-        if context is self._all[-1] and not context.known and not context.text:
+    def refused(self, conversation: ProgramConversation) -> None:
+        """Remove a conversation that was begun by a request that is refused."""
+        if conversation is self._all[-1] and not conversation.known and not conversation.text:
             self._all.pop()
 
-    def answered(self, context: Context, question: Question, reply: Message) -> None:
-        """Remember what was answered, as the program was given it."""
-        if isinstance(question.prompt, str):
-            context.text = question.prompt + reply["content"]
-        elif question.prompt is None:
-            context.known = [said(message) for message in (*question.messages, reply)]
+    def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
+        """Add a response, as the program receives it."""
+        if isinstance(request.prompt, str):
+            conversation.text = request.prompt + reply["content"]
+        elif request.prompt is None:
+            conversation.known = [content_of(message) for message in (*request.messages, reply)]
 
-    def _place_text(self, prompt: str | Sequence[int]) -> Context:
-        fitting = [each for each in self._all if each.text and isinstance(prompt, str) and prompt.startswith(each.text)]
-        return max(fitting, key=lambda each: len(each.text), default=None) or self._new()
+    def _place_text(self, prompt: str | Sequence[int]) -> ProgramConversation:
+        candidates = [
+            item for item in self._all if item.text and isinstance(prompt, str) and prompt.startswith(item.text)
+        ]
+        return max(candidates, key=lambda item: len(item.text), default=None) or self._new()
 
-    def _new(self, tools: Sequence[ToolSpec] = ()) -> Context:
-        context = Context(number=len(self._all), tools=tools)
-        self._all.append(context)
-        return context
-
-
-def _with_own_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Messages as the record has them: a call's id is the one that its turn gave it."""
-    return tuple(_with_own_id(message) for message in messages)
+    def _new(self, tools: Sequence[ToolSpec] = ()) -> ProgramConversation:
+        conversation = ProgramConversation(number=len(self._all), tools=tools)
+        self._all.append(conversation)
+        return conversation
 
 
-def _with_own_id(message: Message) -> Message:
+def _with_model_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages as they are recorded, with the ids of calls that the model gave."""
+    return tuple(_with_model_id(message) for message in messages)
+
+
+def _with_model_id(message: Message) -> Message:
     changed = message.copy()
     if "tool_call_id" in message:
-        changed["tool_call_id"] = own_call_id(message["tool_call_id"])
+        changed["tool_call_id"] = model_call_id(message["tool_call_id"])
     if "tool_calls" in message:
-        changed["tool_calls"] = [{**call, "id": own_call_id(call["id"])} for call in message["tool_calls"]]
+        changed["tool_calls"] = [{**call, "id": model_call_id(call["id"])} for call in message["tool_calls"]]
     return changed
 
 
-def _continues(context: Context, all_said: Sequence[Said], tools: Sequence[ToolSpec]) -> bool:
-    known = context.known
-    return 0 < len(known) < len(all_said) and list(all_said[: len(known)]) == known and context.tools == tools
+def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
+    known = conversation.known
+    return 0 < len(known) < len(contents) and list(contents[: len(known)]) == known and conversation.tools == tools

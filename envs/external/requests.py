@@ -1,6 +1,7 @@
-"""What a program asks for: the body of a request, checked and read.
+"""Checks and reads the bodies of a program's requests.
 
-What would change which tokens are sampled is refused or left aside and said so: a run samples as its settings say.
+A run samples as its own settings say. So a parameter that would change which tokens are sampled is refused or ignored,
+and the response says which.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-"""Parameters that a program may set and that are left aside."""
+"""Parameters that a program may set and that are ignored."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MAX_STOPS = 16
 
 
-class Refused(Exception):
-    """An answer that is an error in OpenAI's shape.
+class RequestRefused(Exception):
+    """A request is answered with an error in OpenAI's format.
 
     Example: ``Refused(400, "n is 2; one answer is given: leave n out", param="n")``
     """
@@ -35,11 +36,11 @@ class Refused(Exception):
         self.code = code
         self.param = param
         self.final = final
-        """Whether the same request would be refused again, which its status does not say."""
+        """Whether the same request would be refused again; clients cannot see that from the status."""
 
     @property
     def reason(self) -> str:
-        """A short name to count by, one of a few: the code, else the parameter without its index, else the status."""
+        """The name by which refusals are counted: the code, else the parameter without its index, else the status."""
         return self.code or (self.param or "").partition("[")[0] or f"HTTP {self.status}"
 
     @property
@@ -49,24 +50,24 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ProgramRequest:
     """One request of a program."""
 
     model: str
-    """As the program calls it; there is one."""
+    """As the program calls it; all names mean the same model."""
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     prompt: str | tuple[int, ...] | None = None
-    """Of /v1/completions; None for a chat."""
+    """Text or token ids of /v1/completions; None for a chat."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
     ignored: tuple[str, ...] = ()
-    """Parameters that it set and that are left aside."""
+    """Parameters that the program set and that are ignored."""
 
 
-def read_chat(body: Any) -> Question:
+def read_chat(body: Any) -> ProgramRequest:
     """Read the body of /v1/chat/completions.
 
     Raises:
@@ -76,15 +77,15 @@ def read_chat(body: Any) -> Question:
     for name in ("functions", "function_call"):
         _refuse(body, name, body.get(name), "functions are called through tools")
     _refuse(body, "logprobs", body.get("logprobs") or body.get("top_logprobs"), "none are given")
-    listed = body.get("messages")
-    if not isinstance(listed, list) or not listed:
-        raise Refused(400, "messages is missing or empty; it is a list of messages", param="messages")
-    messages = tuple(_message(each, f"messages[{i}]") for i, each in enumerate(listed))
+    items = body.get("messages")
+    if not isinstance(items, list) or not items:
+        raise RequestRefused(400, "messages is missing or empty; it is a list of messages", param="messages")
+    messages = tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items))
     tools = () if body.get("tool_choice") == "none" else _tools(body.get("tools"))
-    return Question(messages=messages, tools=tools, **_common(body))
+    return ProgramRequest(messages=messages, tools=tools, **_common(body))
 
 
-def read_completion(body: Any) -> Question:
+def read_completion(body: Any) -> ProgramRequest:
     """Read the body of /v1/completions.
 
     Raises:
@@ -95,12 +96,12 @@ def read_completion(body: Any) -> Question:
     _refuse(body, "echo", body.get("echo"), "the prompt is not repeated")
     _refuse(body, "suffix", body.get("suffix"), "nothing is filled in")
     _refuse(body, "best_of", body.get("best_of") not in (None, 1), "one answer is sampled")
-    return Question(prompt=_prompt(body.get("prompt")), **_common(body))
+    return ProgramRequest(prompt=_prompt(body.get("prompt")), **_common(body))
 
 
 def _checked(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise Refused(400, "the body is no JSON object")
+        raise RequestRefused(400, "the body is no JSON object")
     _refuse(body, "n", body.get("n") not in (None, 1), "one answer is given to a request")
     _refuse(body, "logit_bias", body.get("logit_bias"), "it would change what training learns from")
     form = body.get("response_format")
@@ -113,7 +114,7 @@ def _checked(body: Any) -> dict[str, Any]:
 def _refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
     if wrong:
         shown = json.dumps(body.get(name))[:80]
-        raise Refused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
+        raise RequestRefused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,16 +134,16 @@ def _limit(body: Mapping[str, Any]) -> int | None:
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     value = body.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise Refused(400, f"{name} is {json.dumps(value)[:80]}; it is a whole number from 1 on", param=name)
+        raise RequestRefused(400, f"{name} is {json.dumps(value)[:80]}; it is a whole number from 1 on", param=name)
     return value
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    listed = [] if value is None else [value] if isinstance(value, str) else value
-    good = isinstance(listed, list) and all(isinstance(each, str) and each for each in listed)
-    if not good or len(listed) > _MAX_STOPS:
-        raise Refused(400, f"stop is a text or up to {_MAX_STOPS} texts, none of them empty", param="stop")
-    return tuple(listed)
+    texts = [] if value is None else [value] if isinstance(value, str) else value
+    is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+    if not is_valid or len(texts) > _MAX_STOPS:
+        raise RequestRefused(400, f"stop is a text or up to {_MAX_STOPS} texts, none of them empty", param="stop")
+    return tuple(texts)
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
@@ -152,14 +153,14 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
         return value
     if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
         return tuple(value)
-    raise Refused(400, "prompt is one text or one list of token ids, and not empty", param="prompt")
+    raise RequestRefused(400, "prompt is one text or one list of token ids, and not empty", param="prompt")
 
 
 def _message(value: Any, where: str) -> Message:
-    given = value.get("role") if isinstance(value, dict) else None
-    role = _ROLES.get(given) if isinstance(given, str) else None
+    name_of_role = value.get("role") if isinstance(value, dict) else None
+    role = _ROLES.get(name_of_role) if isinstance(name_of_role, str) else None
     if role is None:
-        raise Refused(400, f"{where} has no role out of {', '.join(_ROLES)}", param=where)
+        raise RequestRefused(400, f"{where} has no role out of {', '.join(_ROLES)}", param=where)
     message: dict[str, Any] = {"role": role, "content": _text(value.get("content"), where)}
     if value.get("tool_calls"):
         message["tool_calls"] = _calls(value["tool_calls"], where)
@@ -175,7 +176,7 @@ def _text(content: Any, where: str) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part if isinstance(part, str) else _part(part) for part in parts]
     if any(text is None for text in texts):
-        raise Refused(400, f"{where} holds content that is no text; the model reads text only", param=where)
+        raise RequestRefused(400, f"{where} holds content that is no text; the model reads text only", param=where)
     return "".join(text for text in texts if text)
 
 
@@ -186,26 +187,28 @@ def _part(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _calls(listed: Any, where: str) -> list[dict[str, Any]]:
+def _calls(items: Any, where: str) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
-    for each in listed if isinstance(listed, list) else [None]:
-        each = each if isinstance(each, dict) else {}
-        function = each.get("function")
+    for item in items if isinstance(items, list) else [None]:
+        item = item if isinstance(item, dict) else {}
+        function = item.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused(400, f"{where} has tool_calls that are no list of function calls", param=where)
+            raise RequestRefused(400, f"{where} has tool_calls that are no list of function calls", param=where)
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
-        id_ = each["id"] if isinstance(each.get("id"), str) else ""
+        id_ = item["id"] if isinstance(item.get("id"), str) else ""
         calls.append({"id": id_, "type": "function", "function": {"name": function["name"], "arguments": text}})
     return calls
 
 
-def _tools(listed: Any) -> tuple[ToolSpec, ...]:
+def _tools(items: Any) -> tuple[ToolSpec, ...]:
     tools: list[ToolSpec] = []
-    for i, each in enumerate(listed if isinstance(listed, Sequence) else ()):
-        function = each.get("function") if isinstance(each, dict) and each.get("type") == "function" else None
+    for i, item in enumerate(items if isinstance(items, Sequence) else ()):
+        function = item.get("function") if isinstance(item, dict) and item.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused(400, f"tools[{i}] is no function with a name; the model calls functions only", param="tools")
+            raise RequestRefused(
+                400, f"tools[{i}] is no function with a name; the model calls functions only", param="tools"
+            )
         parameters = function.get("parameters")
         spec = {
             "name": function["name"],

@@ -1,4 +1,4 @@
-"""What a program is answered: completions and chunks in OpenAI's shapes."""
+"""Responses to a program: completions and chunks in OpenAI's formats."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.external.requests import Question
+from envs.external.requests import ProgramRequest
 from forge_env.core.types import Action, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """One answer of the model, as the program is given it."""
+class ProgramReply:
+    """One response of the model, as the program receives it."""
 
     id: str
     message: Message
@@ -24,9 +24,9 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, action: Action, question: Question, *, turn: int) -> Reply:
-        """The answer that an action is: cut where a stop text begins, and with calls that can be made only."""
-        content, finish = _cut(action, question.stop)
+    def of(cls, action: Action, request: ProgramRequest, *, turn: int) -> ProgramReply:
+        """Make a response of an action: cut at the first stop text, with only those calls that could be parsed."""
+        content, finish = _cut(action, request.stop)
         message: Message = {"role": "assistant", "content": content}
         if reasoning := action.message.get("reasoning_content"):
             message["reasoning_content"] = reasoning
@@ -41,27 +41,27 @@ class Reply:
             usage={**used, "total_tokens": sum(used.values())},
         )
 
-    def body(self, question: Question) -> dict[str, Any]:
-        """The whole answer at once."""
-        if question.prompt is not None:
+    def body(self, request: ProgramRequest) -> dict[str, Any]:
+        """Return the whole response as one object."""
+        if request.prompt is not None:
             choice: dict[str, Any] = {"text": self.message["content"], "logprobs": None}
         else:
             choice = {"message": {**self.message, "content": self._content}, "logprobs": None}
-        return {**self._head(question, ""), "choices": [self._choice(choice, self.finish_reason)], "usage": self.usage}
+        return {**self._head(request, ""), "choices": [self._choice(choice, self.finish_reason)], "usage": self.usage}
 
-    def chunks(self, question: Question) -> Iterator[dict[str, Any]]:
-        """The same in pieces, for a stream."""
-        head = self._head(question, ".chunk")
-        if question.include_usage:
+    def chunks(self, request: ProgramRequest) -> Iterator[dict[str, Any]]:
+        """Give the response in pieces, for a stream."""
+        head = self._head(request, ".chunk")
+        if request.include_usage:
             head["usage"] = None
-        for delta in self._deltas() if question.prompt is None else ():
+        for delta in self._deltas() if request.prompt is None else ():
             yield {**head, "choices": [self._choice({"delta": delta}, None)]}
-        if question.prompt is None:
+        if request.prompt is None:
             last: dict[str, Any] = {"delta": {}}
         else:
             last = {"text": self.message["content"], "logprobs": None}
         yield {**head, "choices": [self._choice(last, self.finish_reason)]}
-        if question.include_usage:
+        if request.include_usage:
             yield {**head, "choices": [], "usage": self.usage}
 
     @property
@@ -77,36 +77,36 @@ class Reply:
         for i, call in enumerate(self.message.get("tool_calls", ())):
             yield {"tool_calls": [{"index": i, **call}]}
 
-    def _head(self, question: Question, suffix: str) -> dict[str, Any]:
-        kind = f"chat.completion{suffix}" if question.prompt is None else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": question.model}
+    def _head(self, request: ProgramRequest, suffix: str) -> dict[str, Any]:
+        kind = f"chat.completion{suffix}" if request.prompt is None else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": request.model}
 
     def _choice(self, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
         return {"index": 0, **content, "finish_reason": finish_reason}
 
 
-def call_id(turn: int, own: str) -> str:
-    """The id of a call as the program sees it; a model's own ids begin again with every turn."""
-    return f"turn{turn}-{own}"
+def call_id(turn: int, model_id: str) -> str:
+    """Return the id of a call as the program sees it; the ids that a model gives start anew in every turn."""
+    return f"turn{turn}-{model_id}"
 
 
-def own_call_id(seen: str) -> str:
-    """What `call_id` was made of; anything else stays as it is."""
-    turn, dash, own = seen.partition("-")
-    return own if dash and turn.startswith("turn") and turn[4:].isdecimal() else seen
+def model_call_id(seen: str) -> str:
+    """Return the id that the model gave, out of one of `call_id`; any other text stays as it is."""
+    turn, dash, model_id = seen.partition("-")
+    return model_id if dash and turn.startswith("turn") and turn[4:].isdecimal() else seen
 
 
 def _cut(action: Action, stop: Sequence[str]) -> tuple[str, str]:
     content = action.message["content"] or ""
     raws = [call.raw for call in action.tool_calls if call.arguments is None and call.raw]
-    if raws and raws[0] not in content:  # an agent leaves all of them in the content, or none
+    if raws and raws[0] not in content:  # an agent leaves the text of all calls in the content, or of none
         content += "".join(raws)
-    found = [place for place in (content.find(each) for each in stop) if place >= 0]
-    return (content[: min(found)], "stop") if found else (content, action.finish_reason)
+    positions = [position for position in (content.find(text) for text in stop) if position >= 0]
+    return (content[: min(positions)], "stop") if positions else (content, action.finish_reason)
 
 
 def _calls(action: Action, turn: int) -> list[dict[str, Any]]:
-    """The calls that could be read; of the others the program is given the text, as of anything that is no call."""
+    """Return the calls that could be parsed; the text of the others is part of the content."""
     return [
         {
             "id": call_id(turn, call.id),

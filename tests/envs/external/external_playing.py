@@ -32,8 +32,8 @@ class SaysPolicy(ScriptedPolicy):
 
     def __init__(self, model: Path, messages: Sequence[Message | str]) -> None:
         renderer = Renderer(model)
-        said = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in messages]
-        answers = iter([renderer.write(message) for message in said])
+        content_of = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in messages]
+        answers = iter([renderer.write(message) for message in content_of])
         super().__init__(lambda prompt: next(answers))
         self.asked: list[tuple[tuple[int, ...], Sampling, str]] = []
 

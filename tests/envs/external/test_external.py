@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
-from envs.external.conversations import Contexts, said
+from envs.external.conversations import ProgramConversations, content_of
 from envs.external.program import how_it_ended
-from envs.external.requests import Question, read_chat
-from envs.external.responses import call_id, own_call_id
+from envs.external.requests import ProgramRequest, read_chat
+from envs.external.responses import call_id, model_call_id
 from envs.external.scoring import read_result
 from envs.math import Math
 from envs.processes.guard import _descendants
@@ -367,13 +367,13 @@ messages_ = st.lists(
 @given(first=messages_, rounds=st.lists(st.tuples(st.integers(0, 3), messages_, contents), max_size=12))
 def test_a_request_goes_on_with_the_longest_history_that_it_repeats(first: Any, rounds: Any) -> None:
     """Several conversations in any order: each request is placed where all of what came before it was seen."""
-    contexts = Contexts()
+    contexts = ProgramConversations()
     histories: list[list[Message]] = [list(first)]
     seen: dict[int, list[Message]] = {}
     for which, new, answer in [(0, [], "b"), *rounds]:
         history = histories[which % len(histories)] if which < len(histories) else list(new)
         asked = [*history, *new] if which < len(histories) else history
-        question = Question(model="m", messages=tuple(asked))
+        question = ProgramRequest(model="m", messages=tuple(asked))
         context, observation = contexts.place(question)
         assert [*seen.get(context.number, []), *observation] == asked, "nothing is lost, nothing is shown twice"
         longest = max((len(s) for s in seen.values() if len(s) < len(asked) and asked[: len(s)] == s), default=0)
@@ -405,18 +405,23 @@ def test_the_form_of_a_message_does_not_matter(text: str, arguments: dict[str, A
         },
     ]
     read = [read_chat({"messages": [form]}).messages[0] for form in forms]
-    assert said(read[0]) == said(read[1])
+    assert content_of(read[0]) == content_of(read[1])
     changed = {"messages": [{**forms[0], "content": text + "!"}]}
-    assert said(read_chat(changed).messages[0]) != said(read[0])
+    assert content_of(read_chat(changed).messages[0]) != content_of(read[0])
 
 
 @given(turn=st.integers(0, 99), own=st.text())
 def test_the_ids_of_calls_go_there_and_back(turn: int, own: str) -> None:
-    assert own_call_id(call_id(turn, own)) == own
+    assert model_call_id(call_id(turn, own)) == own
 
 
 def test_a_foreign_id_of_a_call_stays() -> None:
-    assert [own_call_id(id_) for id_ in ("call_abc", "turn-x", "turnx-y", "")] == ["call_abc", "turn-x", "turnx-y", ""]
+    assert [model_call_id(id_) for id_ in ("call_abc", "turn-x", "turnx-y", "")] == [
+        "call_abc",
+        "turn-x",
+        "turnx-y",
+        "",
+    ]
 
 
 async def test_a_step_needs_a_program_that_waits() -> None:
