@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.episode import Group
@@ -21,16 +21,37 @@ from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoi
 from forge_env.utils.garbage import relax_collector
 
 AgentSpec = tuple[str, Mapping[str, Any]]
-"""("module:Class", arguments): environments import nothing of agents."""
+"""("module:Class", keyword arguments) of an agent: environments do not import agents."""
 
-WaveMember = tuple[Task, int, str]
-"""(task, seed, id) of a group."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of sibling episodes to run. Example: ``GroupSpec(task=task, agent="policy", count=8, seed=3)``"""
+
+    task: Task
+    agent: str
+    """Name of an agent of the actor."""
+    count: int
+    """Episodes of the group."""
+    seed: int
+    group_id: str = ""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    is_measured: bool = False
+    """Whether the group measures something; then a TIMEOUT is a result like others, and not run again."""
 
 
 class EnvActor(ForgeActor):
-    """Runs episodes of one environment with any of the agents that it was given by name."""
+    """Runs episodes of one environment with any of its agents.
 
-    idempotent = frozenset({"run_group", "run_wave"})  # what a process that died has left of a group is lost with it
+    Args:
+        env: a registered name, or a "module:Class".
+        options: of the environment.
+        agents: by name.
+        limits: of each episode.
+        on_fault: which episodes that failed are run again.
+    """
+
+    idempotent = frozenset({"run_group", "run_wave"})  # a group that a dead process had begun is lost with it
 
     def __init__(
         self,
@@ -72,52 +93,36 @@ class EnvActor(ForgeActor):
         env_options: Mapping[str, Any],
         is_measured: bool = False,
     ) -> Group:
-        """Run `count` sibling episodes of a task; many calls run at once.
-
-        Where they measure something, a TIMEOUT is a result like others, and not run again.
-        """
-        return await self._run_group(task, agent, count, seed, group_id, env_options, is_measured)
+        """Run `count` sibling episodes of a task, see `GroupSpec`; many calls run at once."""
+        return await self._run(
+            GroupSpec(
+                task=task,
+                agent=agent,
+                count=count,
+                seed=seed,
+                group_id=group_id,
+                env_options=env_options,
+                is_measured=is_measured,
+            )
+        )
 
     @long_endpoint
-    async def run_wave(
-        self,
-        members: Sequence[WaveMember],
-        *,
-        agent: str,
-        count: int,
-        env_options: Mapping[str, Any],
-        is_measured: bool = False,
-    ) -> list[Group]:
-        """Run groups of `count` sibling episodes, all of them in lockstep where the agent's policy can, see Wave."""
-        async with Wave(len(members) * count) as wave:
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
+        """Run groups, all of them in lockstep where the agent's policy can, see `Wave`."""
+        async with Wave(sum(spec.count for spec in specs)) as wave:
             try:
                 async with asyncio.TaskGroup() as running:
-                    groups = [
-                        running.create_task(
-                            self._run_group(task, agent, count, seed, name, env_options, is_measured, wave.episode)
-                        )
-                        for task, seed, name in members
-                    ]
+                    groups = [running.create_task(self._run(spec, wave.episode)) for spec in specs]
             except* Exception as errors:
                 raise first_error(errors) from None
         return [group.result() for group in groups]
 
     @concurrent_endpoint
     async def ended(self) -> int:
-        """Episodes that have ended here so far, in groups that are not back yet among them."""
+        """Return how many episodes have ended here so far, those of unfinished groups included."""
         return self._ended
 
-    async def _run_group(
-        self,
-        task: Task,
-        agent: str,
-        count: int,
-        seed: int,
-        group_id: str,
-        env_options: Mapping[str, Any],
-        is_measured: bool,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> Group:
+    async def _run(self, spec: GroupSpec, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Group:
         @contextmanager
         def counted() -> Iterator[None]:
             with around():
@@ -126,13 +131,13 @@ class EnvActor(ForgeActor):
 
         return await run_group(
             self._factory,
-            self._agents[agent],
-            task,
-            count=count,
-            seed=seed,
-            group_id=group_id,
+            self._agents[spec.agent],
+            spec.task,
+            count=spec.count,
+            seed=spec.seed,
+            group_id=spec.group_id,
             limits=self._limits,
-            on_fault=replace(self._on_fault, refills_timeouts=not is_measured),
-            env_options=env_options,
+            on_fault=replace(self._on_fault, refills_timeouts=not spec.is_measured),
+            env_options=spec.env_options,
             around=counted,
         )

@@ -1,4 +1,4 @@
-"""RewardActor: a reward function in processes of its own, for rewards that are slow or need much memory."""
+"""RewardActor: a reward function in separate processes, for rewards that are slow or need much memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class RewardActor(ForgeActor):
     """Scores answers with a function, plain or async; many calls run at once.
 
     Args:
-        reward: the function, or its "module:function". It is called with those of `prompt`, `response` and `target`
-            that it names, and returns a finite number.
+        reward: the function, or its "module:function". It may take `prompt`, `response` and `target`, and returns a
+            finite number.
 
     Raises:
-        UserError: from its start, when there is no such function, or it names something else.
+        UserError: at the start, for a function that does not exist or has another parameter.
     """
 
     idempotent = frozenset({"evaluate_response"})
@@ -35,7 +35,7 @@ class RewardActor(ForgeActor):
         self._reward = load(self._target) if isinstance(self._target, str) else self._target
         self._name = self._target if isinstance(self._target, str) else getattr(self._reward, "__name__", "the reward")
         named = inspect.signature(self._reward).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in named.values()):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
             named = dict.fromkeys(("prompt", "response", "target"))  # type: ignore[assignment]
         unknown = [name for name in named if name not in ("prompt", "response", "target")]
         if unknown:
@@ -49,7 +49,7 @@ class RewardActor(ForgeActor):
         Raises:
             EnvError: when the function raises, or what it returns is no finite number.
         """
-        given = {"prompt": prompt, "response": response, "target": target}
+        arguments = {"prompt": prompt, "response": response, "target": target}
         with guard(self._name):
-            value = await invoke(self._reward, **{name: given[name] for name in self._named})
+            value = await invoke(self._reward, **{name: arguments[name] for name in self._named})
         return reward_value(value, f"{self._name} returned")

@@ -1,4 +1,4 @@
-"""TaskSource: the tasks of an environment, one after another, behind `sample`."""
+"""TaskSource: an actor that hands out the tasks of an environment, one after another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
 
 class TaskSource(ForgeActor):
-    """Hands every task out once, in order, and begins again after the last.
+    """Hands out every task in order, and starts again after the last.
 
     Args:
         env: a registered name, or a "module:Class".
         options: of the environment.
         split: "train" or "test".
         count: distinct tasks.
-        seed: of their order, and of those that are made up.
+        seed: of the order, and of generated tasks.
     """
 
     def __init__(
