@@ -47,7 +47,7 @@ OWNERS = {
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/generator/*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))

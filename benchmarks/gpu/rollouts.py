@@ -29,7 +29,7 @@ from agents.generator.start import EngineSettings, load_engine
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
-from envs.actor import EnvActor
+from envs.actors.env import EnvActor
 from forge_env.core.env import Env
 from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn

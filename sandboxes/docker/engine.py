@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable
-from sandboxes.host.seccomp import supported_machines
+from sandboxes.guest.seccomp import supported_machines
 
 _CALL_S = 60.0
 _PING_S = 5.0

@@ -18,9 +18,9 @@ from typing import Any
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Capabilities, Sandbox
 from sandboxes.docker.group import with_exact_processes
+from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups
-from sandboxes.host.seccomp import seccomp_filter
 from sandboxes.host.selftest import LIMITS, denials_of, look, privileges_of, with_limits
 from sandboxes.host.zygote import ExitReport
 

@@ -9,7 +9,7 @@ import errno
 import json
 from typing import Any
 
-from sandboxes.host.seccomp import DENIED_FCNTL, denied_calls
+from sandboxes.guest.seccomp import DENIED_FCNTL, denied_calls
 
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _FOR_NAMESPACES = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}

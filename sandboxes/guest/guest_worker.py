@@ -1,6 +1,6 @@
 """Confines a worker process that parses text of models with third-party libraries, and reports what is enforced.
 
-Imported by path, after those libraries (envs/math/worker.py, envs/reasoning/worker.py). Such a process keeps its user,
+envs/processes/worker.py imports it by path, after those libraries. Such a process keeps its user,
 and may read that user's files, since the libraries load modules late. It may no longer make the calls that `seccomp.py`
 refuses a snippet, write files, open sockets, run programs or signal other processes. Threads that already run are not
 confined; forks are. Standard library only.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import Limits
-from sandboxes.host.seccomp import seccomp_filter
+from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.zygote import guest_limits, require_supported_platform, why_not
 
 LIMITS = Limits(cpu_s=24 * 3600.0, memory_bytes=8 * 2**30, processes=256, file_bytes=2 * 2**30, tmp_bytes=256 * 2**20)

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecRequest, Limits
+from sandboxes.guest.seccomp import seccomp_filter, supported_machines
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
-from sandboxes.host.seccomp import seccomp_filter, supported_machines
 
 _GUEST = Path(__file__).parents[1] / "guest" / "guest.py"
 _START_S = 30.0

@@ -22,7 +22,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
 from sandboxes import open_sandbox
-from sandboxes.host.seccomp import denied_calls
+from sandboxes.guest.seccomp import denied_calls
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses

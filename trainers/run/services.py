@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from envs.actor import AgentSpec, EnvActor
+from envs.actors.env import AgentSpec, EnvActor
 from forge_env.core.errors import ServiceError
 from forge_env.core.protocols import Policy
 from forge_env.registry.registry import env_class
