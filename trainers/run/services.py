@@ -14,6 +14,7 @@ from forge_env.core.errors import ServiceError
 from forge_env.core.protocols import Policy
 from forge_env.registry.registry import env_class
 from forge_env.rollout.lockstep import LockstepPolicy
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.gpus import names_of
@@ -173,7 +174,7 @@ async def start_services(
             on_ready=settle,
             launcher=launcher,
         )
-    processes = launcher.processes("store") if store.needs_process else None
+    processes = launcher.processes("store", ForgeActor) if store.needs_process else None
     services = Services(
         trainer=titan,
         policy=policy,
