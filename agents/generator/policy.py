@@ -17,7 +17,7 @@ from forge_env.core.protocols import Conversation
 from forge_env.core.types import Completion, Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 
 if TYPE_CHECKING:

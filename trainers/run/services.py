@@ -15,11 +15,11 @@ from forge_env.core.protocols import Policy
 from forge_env.registry.registry import env_class
 from forge_env.rollout.lockstep import LockstepPolicy
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.calls import unless_gone, within
-from forge_env.runtime.client import ServiceClient
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.calls.answers import unless_gone, within
+from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Launcher, Spawned
-from forge_env.runtime.ranks import LOOPBACK
+from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig, ServiceConfig

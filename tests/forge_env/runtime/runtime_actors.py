@@ -15,7 +15,7 @@ from state_dicts import fingerprints, make_state_dict
 
 from forge_env.core.errors import PolicyError, ReplicaBroken, ServiceError, UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.weights import WeightStore
 
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}

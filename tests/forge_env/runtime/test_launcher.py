@@ -27,8 +27,8 @@ pytest.importorskip("monarch")
 from runtime_actors import Worker
 
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.compiled import VARIABLE
 from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.process.compile_cache import VARIABLE
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ pytest.importorskip("monarch")
 from runtime_actors import Caller, Counting, Team
 
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.endpoints import endpoint_table
+from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
 

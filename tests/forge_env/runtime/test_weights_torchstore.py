@@ -23,8 +23,8 @@ from state_dicts import fingerprints, make_state_dict
 
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.torchstore_compat import import_torchstore
 from forge_env.runtime.weights import TorchStoreWeights
+from forge_env.runtime.weights.torchstore_compat import import_torchstore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[3]
@@ -150,7 +150,7 @@ async def test_another_version_of_torchstore_is_left_as_it_is(tmp_path: Path) ->
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchstore\nVersion: 0.1.3\n")
     script = (
         "import inspect\n"
-        "from forge_env.runtime.torchstore_compat import import_torchstore\n"
+        "from forge_env.runtime.weights.torchstore_compat import import_torchstore\n"
         "import_torchstore()\n"
         "from torchstore.controller import Controller\n"
         "print(inspect.iscoroutinefunction(vars(Controller)['keys']._method), flush=True)\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from forge_env.runtime.endpoints import Endpoint
+    from forge_env.runtime.calls.endpoints import Endpoint
 
 
 class UnknownEndpoint(UserError, AttributeError):

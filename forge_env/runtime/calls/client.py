@@ -17,12 +17,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
-from forge_env.runtime.calls import quietly, unless_gone, within
-from forge_env.runtime.endpoint_table import EndpointTable
+from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.endpoint_table import EndpointTable
 from forge_env.utils.deadlines import queued
 
 if TYPE_CHECKING:
-    from forge_env.runtime.endpoints import Endpoint
+    from forge_env.runtime.calls.endpoints import Endpoint
 
 A = TypeVar("A")
 P = ParamSpec("P")

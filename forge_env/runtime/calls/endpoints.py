@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 import monarch.actor
 
 from forge_env.core.errors import nearest
-from forge_env.runtime.endpoint_table import EndpointTable, UnknownEndpoint
+from forge_env.runtime.calls.endpoint_table import EndpointTable, UnknownEndpoint
 
 if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
     MonarchEndpoint = object
