@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forge_env.runtime.lifetime import die_with
+from forge_env.runtime.process.lifetime import die_with
 
 if TYPE_CHECKING:
     from torch import Tensor

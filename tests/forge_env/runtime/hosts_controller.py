@@ -18,7 +18,7 @@ from host_actors import Adder
 from forge_env.core.errors import ForgeError
 from forge_env.runtime.hosts import Hosts, HostSettings
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
 
 SILENCE_S, LEASE_S = 4.0, 6.0
 

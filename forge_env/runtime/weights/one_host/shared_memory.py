@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.folder import SHARED_MEMORY
-from forge_env.runtime.weights.segments import Held, SegmentStore, Taken
+from forge_env.runtime.weights.one_host.segment_store import Held, SegmentStore, Taken
+from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.machine import own_address
-from forge_env.runtime.weights.line import Line
+from forge_env.runtime.process.network import own_address
+from forge_env.runtime.weights.nccl.connection import Line
 
 if TYPE_CHECKING:
     import torch

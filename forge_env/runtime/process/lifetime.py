@@ -1,8 +1,10 @@
-"""When a process began."""
+"""When a process began, and processes that end with another one."""
 
 from __future__ import annotations
 
 import os
+import select
+import threading
 import time
 from pathlib import Path
 
@@ -13,3 +15,17 @@ def process_began() -> float:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age
+
+
+def die_with(pid: int) -> None:
+    """End this process when process `pid` ends, for whatever reason: a thread waits for its pidfd."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def wait() -> None:
+        select.select([pidfd], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name=f"die-with-{pid}", daemon=True).start()

@@ -6,13 +6,13 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime import remove_monarch_log
 from forge_env.utils.owners import is_mine
+from forge_env.utils.temporary import temporary_files_in
 
 _LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
 _EXIT_SECONDS = 10.0
@@ -25,25 +25,9 @@ def _short_temp() -> str:
     return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
 
 
-@contextmanager
-def short_temp() -> Iterator[None]:
-    """Put the temporary files of Monarch, and of what it starts, where the names are short enough for sockets."""
-    with _temp(_short_temp()):
-        yield
-
-
-@contextmanager
-def _temp(folder: str) -> Iterator[None]:
-    saved, variable = tempfile.tempdir, os.environ.get("TMPDIR")
-    tempfile.tempdir = os.environ["TMPDIR"] = folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = saved
-        if variable is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = variable
+def short_temporary_files() -> AbstractContextManager[None]:
+    """Put temporary files of Monarch, and of what it starts, where the names are short enough for sockets."""
+    return temporary_files_in(_short_temp())
 
 
 def open_monarch(log_dir: Path, transport: str) -> None:
@@ -65,7 +49,7 @@ def open_monarch(log_dir: Path, transport: str) -> None:
     log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
     try:
-        with _temp(str(_sockets[0])):
+        with temporary_files_in(str(_sockets[0])):
             from monarch.actor import this_host
 
             _set_transport(transport)

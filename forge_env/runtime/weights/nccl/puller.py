@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.layout import Layout
-from forge_env.runtime.weights.line import Line
-from forge_env.runtime.weights.pair import RECEIVER, Meeting, Pair, first_line
-from forge_env.runtime.weights.publisher import KEY, gpu_id, no_version
+from forge_env.runtime.weights.nccl.communicator import RECEIVER, Meeting, Pair, first_line
+from forge_env.runtime.weights.nccl.connection import Line
+from forge_env.runtime.weights.nccl.publisher import KEY, gpu_id, no_version
+from forge_env.runtime.weights.tensor_layout import Layout
 
 if TYPE_CHECKING:
     import torch

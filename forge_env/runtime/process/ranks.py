@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from forge_env.core.errors import ForgeError
+from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+Answer: TypeAlias = Coroutine[Any, Any, R]
 
 
-class MeetingPoint:
-    """Where the ranks of one process group find each other: a store in this process, at one address of this machine.
-
-    Its port is bound before anybody is told of it, so nobody else can take it meanwhile.
-    """
+class RankRendezvous:
+    """Where the ranks of one process group meet: a TCPStore in this process, at an address of this machine."""
 
     def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
         """
@@ -24,16 +27,10 @@ class MeetingPoint:
             per_host: ranks of one host; 0 is all of them.
             address: how the ranks reach this machine; the loopback address is reached from nowhere else.
         """
-        from torch.distributed import TCPStore
-
-        listener = socket.create_server((address, 0))
         self._world_size = world_size
         self._per_host = per_host or world_size
         self._address = address
-        self._port = listener.getsockname()[1]
-        self._store = TCPStore(
-            address, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._store, self._port = serve_tcp_store(address)
 
     def environ(self, rank: int, interface: str = "lo") -> dict[str, str]:
         """What torch.distributed reads in the process of a rank; `interface` is the network that gloo uses there."""
@@ -43,12 +40,12 @@ class MeetingPoint:
             "WORLD_SIZE": str(self._world_size),
             "MASTER_ADDR": self._address,
             "MASTER_PORT": str(self._port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's word for: rank 0 need not open the store itself
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # tells torch that the TCPStore exists already
             "GLOO_SOCKET_IFNAME": interface,  # of a machine with several, gloo would take the one of its host name
         }
 
 
-class AllRanks:
+class AllRanks(Generic[A]):
     """An actor's handle whose calls go to all of its ranks at once, for endpoints in which they wait for each other.
 
     The ranks but the first answer None, and the first one's answer is that of the call. What one rank raises is raised
@@ -58,7 +55,9 @@ class AllRanks:
 
         trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
         await launcher.start("trainer")
-        await within(60.0, trainer.begin.call_one(learning_rate=1e-5), "the trainer")
+        await within(60.0, trainer.call_one(TrainerActor.begin, learning_rate=1e-5), "the trainer")
+
+    `trainer.begin.call_one(learning_rate=1e-5)` means the same, and no type checker checks its arguments.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -68,6 +67,21 @@ class AllRanks:
         if name.startswith("_"):
             raise AttributeError(name)
         return _Endpoint(getattr(self._actor, name))
+
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, None], *args: P.args, **kwargs: P.kwargs) -> Answer[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Answer[R]: ...
+    def call_one(self, endpoint: Endpoint[A, P, Any], *args: P.args, **kwargs: P.kwargs) -> Answer[Any]:
+        """Call an endpoint on all ranks; the message leaves before this returns.
+
+        So calls reach every rank in the order they are made.
+
+        Raises:
+            AttributeError: at once; the actor has no such endpoint.
+            ForgeError: what a rank raised of our own kinds, unchanged.
+        """
+        return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
 
 
 class _Endpoint:

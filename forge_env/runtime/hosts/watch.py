@@ -22,7 +22,8 @@ from pathlib import Path
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.machine import HostInfo, interface_of, own_address
+from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long the watch waits for news before it says that there is none
@@ -31,15 +32,16 @@ NEWS_S = 1.0  # how long the watch waits for news before it says that there is n
 class HostWatch(Actor):
     """Watches the processes of one run on one host."""
 
-    def __init__(self, *, lease_s: float, controller_pid: int, ends_host: bool) -> None:
+    def __init__(self, *, lease_s: float, controller_pid: int, job_folder: str) -> None:
         """
         Args:
             lease_s: seconds without a call of `news` after which the run is over for this host.
             controller_pid: of a controller on this machine, which is so noticed at once; 0 for one on another.
-            ends_host: whether the host's own program, which was started for this run only, is ended too.
+            job_folder: of the sockets of hosts that were started for this run only: when the run is over without
+                `close`, their programs are ended, and the folder is removed. "" for hosts that wait for other runs.
         """
         self._lease_s = lease_s
-        self._ends_host = ends_host
+        self._job_folder = job_folder
         self._host_pid = os.getppid()
         self._temp = tempfile.mkdtemp(prefix="forge_env_")
         self._watched: set[int] = set()
@@ -61,7 +63,7 @@ class HostWatch(Actor):
         if not (logs / token).is_file():
             logs = _logs_of_this_user() / token.lstrip(".")
             logs.mkdir(mode=0o700, exist_ok=True)
-        address = own_address(*controller) if controller else "127.0.0.1"
+        address = own_address(*controller) if controller else LOOPBACK
         return HostInfo(
             name=socket.gethostname(),
             watch_pid=os.getpid(),
@@ -120,7 +122,8 @@ class HostWatch(Actor):
             if select.select(parents, [], [], left)[0]:
                 break
         self._clean_up()
-        if self._ends_host:
+        if self._job_folder:
+            shutil.rmtree(self._job_folder, ignore_errors=True)
             _kill(self._host_pid)
         os._exit(1)
 

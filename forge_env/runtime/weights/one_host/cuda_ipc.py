@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.folder import OUTSIDE, SHARED_MEMORY
-from forge_env.runtime.weights.segments import SegmentStore
+from forge_env.runtime.weights.one_host.segment_store import SegmentStore
+from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMORY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.core.errors import InvariantError, ServiceError
-from forge_env.runtime.weights.folder import StoreFolder, is_own, new_path, remove_left_behind
-from forge_env.runtime.weights.layout import Layout
+from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.store import KEEP, WeightStore
+from forge_env.runtime.weights.tensor_layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

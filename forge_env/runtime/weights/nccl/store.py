@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import InvariantError
-from forge_env.runtime.ranks import LOOPBACK
-from forge_env.runtime.weights.pair import Meeting
-from forge_env.runtime.weights.publisher import Publisher, Snapshot
-from forge_env.runtime.weights.puller import Link, Puller
+from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
+from forge_env.runtime.weights.nccl.communicator import Meeting
+from forge_env.runtime.weights.nccl.publisher import Publisher, Snapshot
+from forge_env.runtime.weights.nccl.puller import Link, Puller
 from forge_env.runtime.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -62,13 +61,7 @@ class NcclStore(WeightStore):
     def prepare(self, address: str) -> None:
         if self._meeting is not None:
             return
-        from torch.distributed import TCPStore
-
-        listener = socket.create_server((address, 0))  # bound first: nobody else can take the port meanwhile
-        port = listener.getsockname()[1]
-        self._served = TCPStore(
-            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._served, port = serve_tcp_store(address)
         self._meeting = Meeting(address, port, secrets.token_hex(16))
 
     async def open(self, processes: Any = None) -> None:

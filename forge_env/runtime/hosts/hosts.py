@@ -1,9 +1,6 @@
-"""The hosts of a run: machines on which a program of ours waits, or several such programs on this machine.
+"""Hosts: connects the controller to the hosts of a run, watches them, and ends what runs there.
 
-How the programs come to run there is the hosts' kind:
-    processes   this process starts them on this machine, as a Monarch ProcessJob: to try out what several hosts do
-    workers     a person started `python -m forge_env.runtime.host` on each machine
-    slurm       a submit script started it with srun on each node of the allocation that this process runs in
+On each host a program of ours (forge_env/runtime/host.py) waits for a run; see `HostSettings` for who starts it.
 """
 
 from __future__ import annotations
@@ -12,42 +9,20 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import secrets
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.runtime.calls import within
-from forge_env.runtime.host import PORT
-from forge_env.runtime.machine import HostInfo, own_address
-from forge_env.runtime.monarch_files import short_temp
-from forge_env.runtime.ranks import LOOPBACK
+from forge_env.runtime.calls.answers import within
+from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.hosts.settings import HostSettings, find_workers
+from forge_env.runtime.process.monarch_files import short_temporary_files
+from forge_env.runtime.process.network import LOOPBACK, own_address
 
 RETRY_S = 0.5  # between two tries to reach a host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSettings:
-    """Which hosts, and how long they may be silent."""
-
-    kind: Literal["processes", "workers", "slurm"]
-    count: int = 0
-    """Hosts to start, for "processes"; the others are as many as there are."""
-    workers: str = ""
-    """For "workers": NAME or NAME:PORT of each host, with commas or spaces between them."""
-    port: int = PORT
-    """The port of a host that names none."""
-    connect_s: float = 120.0
-    """How long a host's program may take to come up."""
-    silence_s: float = 10.0
-    """A host that has not answered for so long is given up."""
-    lease_s: float = 60.0
-    """A host that has heard nothing of the controller for so long ends the processes of the run. It is long because a
-    controller that imports something large says nothing meanwhile."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +62,8 @@ class Hosts:
         self._places = [] if settings.kind == "processes" else find_workers(settings)
         self._hosts: list[_Host] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._job: Any = None
+        self._job: Any = None  # Monarch's, for hosts of the kind "processes"
+        self._job_folder = ""
         self._mesh: Any = None
 
     def __len__(self) -> int:
@@ -128,8 +104,9 @@ class Hosts:
 
             logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it tells of each step, on stderr
             self._job = ProcessJob({"hosts": self.settings.count})
-            with short_temp():
+            with short_temporary_files():
                 self._mesh = self._job.state(cached_path=None).hosts
+            self._job_folder = str(self._job._tmpdir)
         token = log_dir / f".{secrets.token_hex(8)}"
         token.touch()
         try:
@@ -260,15 +237,15 @@ class Hosts:
     async def _open(self, index: int, log_dir: Path, token: str) -> _Host:
         from monarch.actor import default_bootstrap_cmd
 
-        from forge_env.runtime.host_watch import HostWatch
+        from forge_env.runtime.hosts.watch import HostWatch
 
         local = self._job is not None
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]))
         command = default_bootstrap_cmd().with_env({"PYTHONPATH": path})
         mesh = self.mesh(index).spawn_procs(name=f"watch{index}", bootstrap_command=command)
         pid = os.getpid() if local else 0
         watch = mesh.spawn(
-            f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, ends_host=local
+            f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, job_folder=self._job_folder
         )
         place = None if local or self.address.startswith("127.") else (self.address, 1)
         name = f"{index}" if local else f"{self._places[index][0]}"
@@ -320,45 +297,3 @@ class Hosts:
         answering = [host for host in self._hosts if not host.gone]
         calls = (self._within(call(host), host.info.name) for host in answering)
         await asyncio.gather(*calls, return_exceptions=True)
-
-
-def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
-    """Name and port of every host that somebody else started.
-
-    Raises:
-        UserError: for a place that is not NAME or NAME:PORT, or none at all, or no SLURM allocation.
-    """
-    names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
-    if not names:
-        raise UserError("launcher.workers is empty: name every host, as in --launcher.workers one,two:22223")
-    return [_place(name, settings.port) for name in names]
-
-
-def _place(text: str, port: int) -> tuple[str, int]:
-    name, _, own = text.removeprefix("tcp://").partition(":")
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or (own and not own.isdigit()):
-        raise UserError(f"launcher.workers has {text!r}, which is not a host: write NAME or NAME:PORT")
-    return name, int(own or port)
-
-
-def slurm_nodes() -> list[str]:
-    """Names of the nodes of the allocation that this process runs in, the first one's first.
-
-    Raises:
-        UserError: outside of an allocation.
-    """
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes:
-        raise UserError(
-            "launcher.kind is slurm, and this is not inside of a SLURM allocation: submit the run with "
-            "sbatch examples/slurm/submit.sh"
-        )
-    try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(
-            f"SLURM does not say which nodes {nodes} are: scontrol show hostnames failed: {error}"
-        ) from None
-    return listed.stdout.split()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from forge_env.core.errors import InvariantError, ServiceError
-from forge_env.runtime.machine import own_address
-from forge_env.runtime.weights.layout import Layout
-from forge_env.runtime.weights.line import Line
-from forge_env.runtime.weights.pair import SENDER, Meeting, Pair, first_line
+from forge_env.runtime.process.network import own_address
+from forge_env.runtime.weights.nccl.communicator import SENDER, Meeting, Pair, first_line
+from forge_env.runtime.weights.nccl.connection import Line
 from forge_env.runtime.weights.store import KEEP
+from forge_env.runtime.weights.tensor_layout import Layout
 
 if TYPE_CHECKING:
     import torch
