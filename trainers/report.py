@@ -18,7 +18,7 @@ from forge_env.report.page import write_page
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
-from trainers.metrics.picture import draw_curve
+from trainers.metrics.reward_plot import draw_curve
 from trainers.metrics.sink import Sink
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.trained import Trained

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from forge_env.atomic import replace_file
 from forge_env.report import tables
-from forge_env.report.curves import sections
-from forge_env.report.record import RunRecord, read_run
+from forge_env.report.chart_sections import sections
+from forge_env.report.run_data import RunRecord, read_run
 from forge_env.report.samples import samples
 
 NAME = "report.html"

@@ -8,7 +8,7 @@ from html import escape
 from forge_env.episode import Episode
 from forge_env.evaluate import is_success
 from forge_env.report.numbers import short
-from forge_env.report.record import RunRecord
+from forge_env.report.run_data import RunRecord
 from forge_env.report.tables import cut
 from forge_env.types import Message
 

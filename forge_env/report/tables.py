@@ -9,7 +9,7 @@ from html import escape
 
 from forge_env.evaluate import Evaluation, is_success
 from forge_env.report.numbers import duration, short
-from forge_env.report.record import RunRecord, Values
+from forge_env.report.run_data import RunRecord, Values
 from forge_env.statistics import paired
 
 MOST_TOOLS = 12

@@ -11,9 +11,9 @@ from typing import Any
 from forge_env.atomic import replace_file
 from forge_env.errors import UserError
 from forge_env.viewer import query
+from forge_env.viewer.episode_detail import read_record
 from forge_env.viewer.library import Library, Opened
 from forge_env.viewer.page import page, to_json
-from forge_env.viewer.record import read_record
 
 MOST_BYTES = 64 << 20
 """Of episodes in one file: browsers open it at once."""

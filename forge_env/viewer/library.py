@@ -16,13 +16,13 @@ from typing import Any
 from forge_env.audit import model_of
 from forge_env.errors import UserError
 from forge_env.viewer import query
-from forge_env.viewer.folder import Run, find_runs
+from forge_env.viewer.console_files import Output
+from forge_env.viewer.episode_detail import read_record, row_of
 from forge_env.viewer.index import Index
-from forge_env.viewer.output import Output
-from forge_env.viewer.record import read_record, row_of
+from forge_env.viewer.metrics_file import Series
 from forge_env.viewer.search import Search
-from forge_env.viewer.series import Series
-from forge_env.viewer.spans import Spans
+from forge_env.viewer.stored_runs import Run, find_runs
+from forge_env.viewer.trace_file import Spans
 
 FOLLOW_SECONDS = 1.0
 MOST_SEARCHES = 8

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 MODULES = (
-    "text.js", "dom.js", "api.js", "chart.js", "shade.js", "lists.js", "runs.js", "groups.js", "episodes.js",
+    "text.js", "dom.js", "api.js", "chart.js", "tokens.js", "lists.js", "runs.js", "groups.js", "episodes.js",
     "conversation.js", "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
 )  # fmt: skip
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)

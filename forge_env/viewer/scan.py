@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from forge_env.viewer.folder import FileKind
-from forge_env.viewer.row import Row, episode_row, plain, trained_row
+from forge_env.viewer.index_row import Row, episode_row, plain, trained_row
+from forge_env.viewer.stored_runs import FileKind
 
 BLOCK = 4 << 20
 PARALLEL_FROM = 4 * BLOCK

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.viewer.index import Index
-from forge_env.viewer.row import episode_of, parse
+from forge_env.viewer.index_row import episode_of, parse
 
 BLOCK = 1 << 20
 MOST = 5000

@@ -1,5 +1,5 @@
 import { h, number, seconds } from "./dom.js";
-import { scaleOf, strip, turnTokens } from "./shade.js";
+import { scaleOf, strip, turnTokens } from "./tokens.js";
 import { block, plainText } from "./text.js";
 
 // An episode as a conversation: what each side said, the calls of tools, and what came back.

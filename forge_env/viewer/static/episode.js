@@ -2,7 +2,7 @@ import { ask } from "./api.js";
 import { conversation, tokenRows } from "./conversation.js";
 import { OUTCOMES, copyButton, fill, h, number, rewardMark, seconds } from "./dom.js";
 import { address, listOf, setParams, withParams } from "./lists.js";
-import { SHADES, shadeBar } from "./shade.js";
+import { SHADES, shadeBar } from "./tokens.js";
 import { block, plainText } from "./text.js";
 
 // One episode.

@@ -1,6 +1,6 @@
 import { fill, h, button } from "./dom.js";
 import { address, listOf, moveRow, setParams, turnPage } from "./lists.js";
-import { SHADES } from "./shade.js";
+import { SHADES } from "./tokens.js";
 
 // The keys.
 

@@ -13,7 +13,7 @@ from forge_env.cli.main import main
 from forge_env.episode import Episode
 from forge_env.errors import UserError
 from forge_env.report.page import make_page, write_page
-from forge_env.report.record import read_run
+from forge_env.report.run_data import read_run
 from forge_env.types import Outcome
 from tests.forge_env.report.folders import attempt, steps, write_run
 
@@ -204,13 +204,13 @@ def test_the_page_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
 
 
 def test_of_a_long_training_the_last_episodes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_env.report import record
+    from forge_env.report import run_data
 
     episodes = [attempt(f"t{i}", 1.0, output="1") for i in range(200)]
     folder = write_run(tmp_path / "run", metrics=steps(2), episodes={"train": episodes})
     assert read_run(folder).are_all and len(read_run(folder).trained) == 200
     line = len(episodes[-1].to_json()) + 1
-    monkeypatch.setattr(record, "MOST_BYTES", 10 * line + line // 2)
+    monkeypatch.setattr(run_data, "MOST_BYTES", 10 * line + line // 2)
     found = read_run(folder)
     assert [each.task.id for each in found.trained] == [f"t{i}" for i in range(190, 200)] and not found.are_all
     assert "Of the last 10 episodes of the training." in read(folder).text

@@ -13,9 +13,9 @@ import pytest
 from forge_env.cli.main import main
 from forge_env.types import Outcome
 from forge_env.viewer.library import Library
+from forge_env.viewer.metrics_file import MOST_POINTS, Series
 from forge_env.viewer.page import MODULES, page, policy
-from forge_env.viewer.series import MOST_POINTS, Series
-from forge_env.viewer.tokens import token_texts
+from forge_env.viewer.token_text import token_texts
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
 
 

@@ -16,11 +16,11 @@ from forge_env.errors import UserError
 from forge_env.evaluate import is_success
 from forge_env.types import Outcome
 from forge_env.viewer import query
-from forge_env.viewer.folder import Run, find_runs
+from forge_env.viewer.episode_detail import row_of
 from forge_env.viewer.index import Index
-from forge_env.viewer.record import row_of
-from forge_env.viewer.row import COLUMNS, episode_row
+from forge_env.viewer.index_row import COLUMNS, episode_row
 from forge_env.viewer.scan import BLOCK, scan, scan_block
+from forge_env.viewer.stored_runs import Run, find_runs
 from tests.forge_env.viewer.runs import make_episode, training_run, write
 
 

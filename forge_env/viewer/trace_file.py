@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forge_env.viewer.followed import Followed
-from forge_env.viewer.row import parse, plain
+from forge_env.viewer.file_follower import Followed
+from forge_env.viewer.index_row import parse, plain
 
 MOST_SPANS = 4000
 """In an answer; shorter ones are then left out, and counted."""

@@ -9,7 +9,7 @@ import pytest
 from forge_env.episode import Episode
 from forge_env.evaluate import Evaluation
 from forge_env.types import Outcome, Task
-from trainers.metrics.picture import draw_curve, figure_of
+from trainers.metrics.reward_plot import draw_curve, figure_of
 
 
 def evaluation(*rewards: float) -> Evaluation:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forge_env.viewer.folder import Run
-from forge_env.viewer.row import parse
+from forge_env.viewer.index_row import parse
+from forge_env.viewer.stored_runs import Run
 
 TAIL = 256 << 10
 """Bytes that are read of the end of a file."""

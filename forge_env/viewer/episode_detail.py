@@ -12,9 +12,9 @@ from typing import Any
 
 from forge_env.errors import UserError
 from forge_env.viewer import query
-from forge_env.viewer.folder import Run
-from forge_env.viewer.row import episode_of, parse, plain
-from forge_env.viewer.tokens import token_texts
+from forge_env.viewer.index_row import episode_of, parse, plain
+from forge_env.viewer.stored_runs import Run
+from forge_env.viewer.token_text import token_texts
 
 
 def read_record(run: Run, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forge_env.viewer.followed import Followed
-from forge_env.viewer.row import parse, plain
+from forge_env.viewer.file_follower import Followed
+from forge_env.viewer.index_row import parse, plain
 
 MOST_POINTS = 1000
 """Of one curve on the page; of a longer one each point is the mean of several."""

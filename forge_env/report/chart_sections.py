@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forge_env.report.chart import Chart, Dot, Line, running_mean
 from forge_env.report.numbers import short
-from forge_env.report.record import RunRecord
+from forge_env.report.run_data import RunRecord
+from forge_env.report.svg_chart import Chart, Dot, Line, running_mean
 
 STEP = "optimizer step"
 CONSTANT = ("learning_rate", "kl_penalty", "groups_open", "length_bias", "staleness_mean")
