@@ -1,4 +1,4 @@
-"""What a run says while it works: the newest lines of its console, and the end of each log of its processes."""
+"""The output of a run: the newest lines of its console, and the end of the log of each of its processes."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forge_env.viewer.index_row import parse
-from forge_env.viewer.stored_runs import Run
+from forge_env.viewer.lenient_json import parse_json
+from forge_env.viewer.stored_runs import StoredRun
 
-TAIL = 256 << 10
-"""Bytes that are read of the end of a file."""
-MOST_LOGS = 500
+TAIL_BYTES = 256 << 10
+"""How much of the end of a file is read."""
+MAX_LOGS = 500
 
 
-class Output:
-    """console.jsonl and the folder logs of one run, read anew each time. Any thread may call it."""
+class ConsoleFiles:
+    """console.jsonl and the folder logs of a run, read anew for each request. Any thread may call its methods."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self._console = run.path / "console.jsonl"
         self._logs = run.path / "logs"
 
     def size(self) -> int:
-        """Bytes of all of it: another number means that there is something new."""
-        return _size(self._console) + sum(each["bytes"] for each in self._listed())
+        """The bytes of all files together; it changes when there is new output."""
+        return _size(self._console) + sum(log["bytes"] for log in self._list_logs())
 
-    def read(self, log: str = "") -> dict[str, Any]:
-        """{"lines": [{"time", "kind", "text"}...], "logs": [{"name", "bytes"}...], "log": the end of one}.
+    def read(self, log_name: str = "") -> dict[str, Any]:
+        """{"lines": [{"time", "kind", "text"}, ...], "logs": [{"name", "bytes"}, ...], "log": the end of one log}.
 
         Args:
-            log: name of the log whose end is wanted; of one that is not listed there is none.
+            log_name: the log to read; a name that is not among the logs gives "".
         """
-        logs = self._listed()
-        is_known = any(each["name"] == log for each in logs)
-        lines = [_line(line) for line in _tail(self._console).splitlines()]
+        logs = self._list_logs()
+        is_known = any(log["name"] == log_name for log in logs)  # so no name leads out of the folder
+        lines = [_console_line(line) for line in _read_tail(self._console).splitlines()]
         return {
             "lines": [line for line in lines if line is not None],
             "logs": logs,
-            "log": _tail(self._logs / log).decode("utf-8", "replace") if is_known else "",
+            "log": _read_tail(self._logs / log_name).decode("utf-8", "replace") if is_known else "",
         }
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _list_logs(self) -> list[dict[str, Any]]:
         try:
-            found = sorted(Path(e.path) for e in os.scandir(self._logs) if e.is_file(follow_symlinks=False))
+            paths = sorted(Path(e.path) for e in os.scandir(self._logs) if e.is_file(follow_symlinks=False))
         except OSError:
             return []
-        return [{"name": path.name, "bytes": _size(path)} for path in found[:MOST_LOGS]]
+        return [{"name": path.name, "bytes": _size(path)} for path in paths[:MAX_LOGS]]
 
 
-def _line(line: bytes) -> dict[str, Any] | None:
-    """Seconds since the start, kind and text of a line of console.jsonl; None for another line."""
+def _console_line(line: bytes) -> dict[str, Any] | None:
+    """Seconds since the start, kind and text of a line of console.jsonl; None for any other line."""
     try:
-        record = parse(line)
+        record = parse_json(line)
     except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
@@ -61,11 +61,11 @@ def _line(line: bytes) -> dict[str, Any] | None:
     return {"time": seconds, "kind": kind if kind in ("warning", "error") else "said", "text": record["text"]}
 
 
-def _tail(path: Path) -> bytes:
-    """The end of a file, from the beginning of a line on."""
+def _read_tail(path: Path) -> bytes:
+    """The end of a file, from the start of a line."""
     try:
         with path.open("rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - TAIL)
+            start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
             file.seek(start)
             if start:
                 file.readline()

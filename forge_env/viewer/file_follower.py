@@ -1,4 +1,4 @@
-"""A file of lines, followed while it is written."""
+"""Reads the new lines of a file that is still being written."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-_HEAD = 256
+_HEAD_BYTES = 256
 
 
-class Followed(ABC):
-    """Reads the lines that are new, and begins again when the file is another one or was cut.
+class FileFollower(ABC):
+    """Reads lines as they are appended, and starts again when the file was replaced or cut.
 
-    Any thread may call `update`; what else reads takes `_lock`.
+    Any thread may call `update`. A subclass takes `_lock` before it reads what `_add_line` has kept.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._begin()
+        self._reset()
 
     def update(self) -> bool:
-        """Read what is new; returns whether there was anything."""
+        """Read the new lines; returns whether anything changed."""
         with self._lock:
             try:
-                return self._update()
+                return self._read_new_lines()
             except OSError:
-                gone = self._done > 0
-                self._begin()
-                return gone
+                had_lines = self._offset > 0
+                self._reset()
+                return had_lines
 
     @abstractmethod
     def _clear(self) -> None:
         """Forget every line."""
 
     @abstractmethod
-    def _add(self, line: bytes) -> None:
-        """Take one line; one that cannot be read is counted in `bad`."""
+    def _add_line(self, line: bytes) -> None:
+        """Keep one line; an unreadable one is counted in `bad_lines`."""
 
-    def _begin(self) -> None:
-        self._done = 0
+    def _reset(self) -> None:
+        self._offset = 0
         self._inode = -1
         self._head = b""
-        self.bad = 0
+        self.bad_lines = 0
         self._clear()
 
-    def _update(self) -> bool:
+    def _read_new_lines(self) -> bool:
         status = self._path.stat()
         with self._path.open("rb") as file:
-            head = file.read(len(self._head) or _HEAD)
-            if status.st_ino != self._inode or status.st_size < self._done or not head.startswith(self._head):
-                self._begin()
+            head = file.read(len(self._head) or _HEAD_BYTES)
+            if status.st_ino != self._inode or status.st_size < self._offset or not head.startswith(self._head):
+                self._reset()
                 self._inode = status.st_ino
-                self._head = head if len(head) == _HEAD else b""
-            file.seek(self._done)
+                self._head = head if len(head) == _HEAD_BYTES else b""
+            file.seek(self._offset)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._done += len(whole)
-        for line in whole.splitlines():
-            self._add(line)
-        return bool(whole)
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole_lines)
+        for line in whole_lines.splitlines():
+            self._add_line(line)
+        return bool(whole_lines)
