@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer import query
 from forge_env.viewer.index_row import episode_from
 from forge_env.viewer.lenient_json import encodable, parse_json

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forge_env.episode import Episode
-from forge_env.errors import ForgeError
-from forge_env.evaluate import is_success
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ForgeError
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import is_success
 from forge_env.viewer.lenient_json import encodable, parse_json
 
 COLUMNS = (

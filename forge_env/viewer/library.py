@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer.stored_runs import find_runs
 from forge_env.viewer.viewed_run import ViewedRun
 from forge_env.viewer.views import VIEWS, WITHOUT_INDEX, NotThere, Params

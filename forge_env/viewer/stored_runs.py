@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forge_env.errors import UserError
-from forge_env.run_files import EPISODES, FAULTS, PLAN
+from forge_env.core.errors import UserError
+from forge_env.records.run_files import EPISODES, FAULTS, PLAN
 
 RunKind = Literal["training", "evaluation", "file"]
 FileKind = Literal["episodes", "faults", "trained"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_env.audit import model_of
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
+from forge_env.records.audit import model_of
 from forge_env.viewer.console_files import ConsoleFiles
 from forge_env.viewer.index import EpisodeIndex
 from forge_env.viewer.metrics_file import MetricsFile

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer import query
 from forge_env.viewer.episode_detail import read_detail
 from forge_env.viewer.viewed_run import ViewedRun

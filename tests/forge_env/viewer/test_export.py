@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.types import Outcome
+from forge_env.core.types import Outcome
 from forge_env.viewer.library import Library
 from forge_env.viewer.metrics_file import MAX_POINTS, MetricsFile
 from forge_env.viewer.page import MODULES, render_page, security_policy
