@@ -62,10 +62,10 @@ def test_any_values_make_a_chart(points: list[tuple[int, float]], is_stacked: bo
 def test_a_long_curve_keeps_its_peaks(values: list[float]) -> None:
     points = list(enumerate(values))
     found = thinned(points)
-    assert len(found) <= svg_chart.MOST_POINTS and set(found) <= {(x, y) for x, y in points}
+    assert len(found) <= svg_chart.MAX_POINTS and set(found) <= {(x, y) for x, y in points}
     assert {max(values), min(values)} <= {y for _, y in found}
     assert [x for x, _ in found] == sorted(x for x, _ in found)
-    assert len(averaged(points)) <= svg_chart.MOST_POINTS
+    assert len(averaged(points)) <= svg_chart.MAX_POINTS
 
 
 def test_the_running_mean_looks_back() -> None:
