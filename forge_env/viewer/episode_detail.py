@@ -1,4 +1,4 @@
-"""One episode, whole, as the page shows it: read from its line only when somebody looks at it."""
+"""One episode with all that its page shows; its line is read only when the page is opened."""
 
 from __future__ import annotations
 
@@ -12,104 +12,89 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.viewer import query
-from forge_env.viewer.folder import Run
-from forge_env.viewer.row import episode_of, parse, plain
-from forge_env.viewer.tokens import token_texts
+from forge_env.viewer.index_row import episode_from
+from forge_env.viewer.lenient_json import encodable, parse_json
+from forge_env.viewer.stored_runs import StoredRun
+from forge_env.viewer.token_text import token_texts
 
 
-def read_record(run: Run, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:
-    """Return an episode with its siblings, advantages and the text of its tokens.
+def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:
+    """Return an episode with its siblings, its advantages and the text of its tokens.
 
     Args:
-        run: whose it is.
-        db: its index.
+        run: the run of the episode.
+        db: the index of the run.
         key: "PHASE/OFFSET", as the lists give it.
-        model: folder with the tokenizer, where there is one.
+        model: folder with the tokenizer; None where there is none.
 
     Raises:
         UserError: when there is no such episode, or its file is gone or has changed.
     """
-    row = row_of(db, key)
-    episode = _read_line(row)
+    row = query.find_episode(db, key)
+    episode = _read_episode(row)
     return {
-        **query.brief(row),
+        **query.list_entry(row),
         "run": run.name,
         "file": f"{Path(row['path']).name}, {row['length']:,} bytes from byte {row['offset']:,}",
         "episode": episode,
-        "texts": _texts(model, episode),
+        "texts": [
+            {name: token_texts(model, turn.get(name) or ()) for name in ("prompt_ids", "token_ids")}
+            for turn in episode["turns"]
+        ],
         "advantages": _advantages(run, db, row, episode),
         "siblings": query.siblings(db, row),
         "commands": _commands(run, row),
     }
 
 
-def row_of(db: sqlite3.Connection, key: str) -> sqlite3.Row:
-    """The row of an episode in the index.
-
-    Raises:
-        UserError: when it is not there.
-    """
-    phase, _, place = key.rpartition("/")
-    row = query.find(db, phase, int(place)) if place.isdecimal() and len(place) < 16 else None
-    if row is None:
-        raise UserError("this episode is not there: its file was cut back, deleted, or is still being read")
-    return row
-
-
 def group_advantage(reward: float | None, rewards: Sequence[float]) -> float | None:
-    """(reward - mean) / standard deviation within the group; 0 where all are the same, None without a reward."""
+    """(reward - mean) / standard deviation within the group; 0 where all rewards are equal, None without a reward."""
     if reward is None or not rewards:
         return None
     deviation = statistics.pstdev(rewards)
     return (reward - statistics.fmean(rewards)) / deviation if deviation > 1e-9 else 0.0
 
 
-def _read_line(row: sqlite3.Row) -> dict[str, Any]:
+def _read_episode(row: sqlite3.Row) -> dict[str, Any]:
+    name = Path(row["path"]).name
     try:
         with open(row["path"], "rb") as file:
             file.seek(row["offset"])
-            episode = episode_of(parse(file.read(row["length"])))
+            episode = episode_from(parse_json(file.read(row["length"])))
     except OSError as error:
-        raise UserError(f"{Path(row['path']).name} cannot be read any more: {error.strerror}") from None
+        raise UserError(f"{name} cannot be read any more: {error.strerror}") from None
     except ValueError:
-        raise UserError(f"{Path(row['path']).name} has changed: wait until it is indexed again") from None
-    if plain(episode.get("id") or "") != row["id"]:
-        raise UserError(f"{Path(row['path']).name} has changed: wait until it is indexed again")
+        episode = {}
+    if encodable(episode.get("id") or "") != row["id"] or not episode:
+        raise UserError(f"{name} has changed: wait until it is indexed again")
     return episode
 
 
-def _texts(model: Path | None, episode: dict[str, Any]) -> list[dict[str, list[str] | None]]:
-    return [
-        {part: token_texts(model, turn.get(part) or ()) for part in ("prompt_ids", "token_ids")}
-        for turn in episode["turns"]
-    ]
-
-
-def _advantages(run: Run, db: sqlite3.Connection, row: sqlite3.Row, episode: dict[str, Any]) -> dict[str, Any] | None:
-    """What training used, turn by turn, where it was written down; else what the group's rewards say."""
+def _advantages(run: StoredRun, db: sqlite3.Connection, row: sqlite3.Row, episode: dict[str, Any]) -> Any:
+    """The advantage of each turn: what training recorded, or else what the rewards of the group give."""
     trained = db.execute("SELECT * FROM trained WHERE id = ?", (row["id"],)).fetchone()
     if trained is not None and row["phase"] == "train":
         values = _trained_advantages(run, trained, len(episode["turns"]))
         if values is not None:
             return {"source": "training", "step": trained["step"], "turns": values}
-    rewards = [each["reward"] for each in query.siblings(db, row) if each["reward"] is not None]
+    rewards = [sibling["reward"] for sibling in query.siblings(db, row) if sibling["reward"] is not None]
     value = group_advantage(row["reward"], rewards) if len(rewards) > 1 else None
     return None if value is None else {"source": "group", "turns": [value] * len(episode["turns"])}
 
 
-def _trained_advantages(run: Run, trained: sqlite3.Row, turns: int) -> list[float] | None:
+def _trained_advantages(run: StoredRun, trained: sqlite3.Row, turns: int) -> list[float] | None:
     try:
         with (run.path / "trained.jsonl").open("rb") as file:
             file.seek(trained["offset"])
-            data = parse(file.read(trained["length"]))
+            data = parse_json(file.read(trained["length"]))
         values = [float(value) for value in data["advantages"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return values if len(values) == turns and all(map(math.isfinite, values)) else None
 
 
-def _commands(run: Run, row: sqlite3.Row) -> dict[str, str]:
-    """What can be typed to get at this episode again: its line, and the evaluation that made it."""
+def _commands(run: StoredRun, row: sqlite3.Row) -> dict[str, str]:
+    """Shell commands: one prints the line of the episode, one runs its evaluation again."""
     path = shlex.quote(row["path"])
     commands = {"its line": f"tail -c +{row['offset'] + 1} {path} | head -c {row['length']}"}
     plan = run.read_json("plan.json")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forge_env.report import chart, numbers
-from forge_env.report.chart import Chart, Dot, Line, averaged, running_mean, thinned
+from forge_env.report import numbers, svg_chart
 from forge_env.report.numbers import tick_text, ticks
+from forge_env.report.svg_chart import Chart, Dot, Line, averaged, running_mean, thinned
 
 FLOATS = st.floats() | st.floats(-1e12, 1e12) | st.sampled_from([5e-324, 1e-300, -1e300, 1.7e308, -1.7e308])
 
@@ -62,10 +62,10 @@ def test_any_values_make_a_chart(points: list[tuple[int, float]], is_stacked: bo
 def test_a_long_curve_keeps_its_peaks(values: list[float]) -> None:
     points = list(enumerate(values))
     found = thinned(points)
-    assert len(found) <= chart.MOST_POINTS and set(found) <= {(x, y) for x, y in points}
+    assert len(found) <= svg_chart.MAX_POINTS and set(found) <= {(x, y) for x, y in points}
     assert {max(values), min(values)} <= {y for _, y in found}
     assert [x for x, _ in found] == sorted(x for x, _ in found)
-    assert len(averaged(points)) <= chart.MOST_POINTS
+    assert len(averaged(points)) <= svg_chart.MAX_POINTS
 
 
 def test_the_running_mean_looks_back() -> None:
