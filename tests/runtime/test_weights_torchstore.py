@@ -16,7 +16,6 @@ import pytest_asyncio
 from forge_env.errors import InvariantError, ServiceError
 
 pytest.importorskip("monarch")
-pytest.importorskip("torchstore")
 
 from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
@@ -24,8 +23,9 @@ from state_dicts import fingerprints, make_state_dict
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.torchstore_compat import import_torchstore
 from forge_env.runtime.weights import TorchStoreWeights
+from tests.helpers.packages import needs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("torchstore")]
 ROOT = Path(__file__).parents[2]
 STORE = TorchStoreWeights()
 
