@@ -17,8 +17,8 @@ from forge_env.core.errors import InvariantError, ServiceError
 
 pytest.importorskip("monarch")
 
-from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
+from weight_actors import Holder
 
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.torchstore_compat import import_torchstore
