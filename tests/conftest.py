@@ -42,6 +42,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter frees them at its end, and no library complains of a leak
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that has written to the home folder has failed, and names what it left; each worker has its own."""
     left = sorted(str(path.relative_to(HOME)) for path in HOME.rglob("*") if not path.is_dir())
