@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import subprocess
@@ -53,12 +54,17 @@ OWNERS = {
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
 
 
-def imports(source: str, *, for_types: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(source: str, *, for_types: bool = True) -> tuple[str, ...]:
     """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b.
 
     Args:
         for_types: also those under `if TYPE_CHECKING:`, which no process executes.
     """
+    return tuple(_imports(source, for_types))
+
+
+def _imports(source: str, for_types: bool) -> Iterator[str]:
     tree = ast.parse(source)
     for node in [] if for_types else ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
