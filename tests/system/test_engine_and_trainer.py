@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings, _know
+from agents.generator.start import EngineSettings, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
