@@ -31,7 +31,7 @@ from benchmarks.gpu.models import make_random_model
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
-from trainers.objective.losses import GRPOLoss
+from trainers.losses import GRPOLoss
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, get_args
+from typing import TypedDict, Unpack, get_args
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from trainers.objective.loss_terms import (
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings that every loss of `trainers.objective.losses` takes; `PolicyLoss` says what they mean."""
+    """Settings that every policy-gradient loss takes beside `beta` and `aggregation`; `PolicyLoss` explains them."""
 
     kl: KL
     kl_straight_through: bool
@@ -188,6 +188,57 @@ class RatioLoss(PolicyLoss):
         """Where the ratio is beyond the lower and the upper bound: two (E, T) bools. For the metrics."""
         none = mask & False
         return none, none
+
+
+class ClippedLoss(RatioLoss):
+    """A loss that clips its importance ratio to [1 - clip_low, 1 + clip_high]; subclasses write `policy_term`.
+
+    Args:
+        clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
+        clip_high: how far above 1.
+        beta: weight of the KL penalty against the reference model; 0 turns it off.
+        aggregation: see `PolicyLoss`, as `options`.
+        dual_clip: bounds the loss of a negative advantage at -dual_clip * A, above 1 + clip_high (arXiv 1912.09729;
+            verl 3.0, TRL's `delta`); None does not.
+
+    Raises:
+        UserError: on a value out of range, and in `forward` when beta > 0 and there are no `ref_logprobs`.
+    """
+
+    policy_term_vanishes = True
+
+    def __init__(
+        self,
+        clip_low: float,
+        clip_high: float,
+        beta: float,
+        aggregation: Aggregation,
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        check_range("clip_low", clip_low, low=0.0, high=1.0)
+        check_range("clip_high", clip_high, low=0.0)
+        if dual_clip is not None and not dual_clip > 1 + clip_high:
+            raise UserError(f"dual_clip={dual_clip} must be above 1 + clip_high={1 + clip_high:g}, or None for off.")
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+        self.dual_clip = dual_clip
+
+    def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+        """The ratio that is clipped, (E, T): each token's own."""
+        return log_ratio.exp()
+
+    def dual_clipped(self, ratio: Tensor) -> Tensor:
+        """The ratio, at most `dual_clip`: above both bounds of the clip, so it changes nothing where A > 0."""
+        return ratio if self.dual_clip is None else ratio.clamp(max=self.dual_clip)
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the gradient vanishes: below the range at A < 0, above it at A > 0."""
+        ratio = self.ratio(log_ratio, log_ratio, mask)
+        low = (ratio < 1 - self.clip_low) & (advantages < 0)
+        return low & mask, (ratio > 1 + self.clip_high) & (advantages > 0) & mask
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -206,7 +206,7 @@ def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
 
 
 def make_objective(
-    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline = "mean", **parts: Any
+    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline, **parts: Any
 ) -> Objective:
     """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
 
@@ -214,7 +214,8 @@ def make_objective(
         algorithm: the section's name, for what an error says.
         loss: see `Objective`, as `parts`.
         section: the algorithm's settings.
-        baseline: what is subtracted from the rewards of a group.
+        baseline: what is subtracted from the rewards of a group; `section.normalization` says what the difference is
+            divided by.
 
     Raises:
         UserError: for a setting out of range.

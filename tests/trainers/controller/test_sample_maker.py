@@ -12,12 +12,12 @@ from forge_env.core.types import Outcome
 from tests.trainers.episodes import episode, group, turn
 from trainers.batching.batch import Sample
 from trainers.controller.sample_maker import SampleMaker
+from trainers.dapo import is_truncated
+from trainers.losses import GRPOLoss
 from trainers.objective.advantages import centred
 from trainers.objective.kl_reward import KLPenalty
-from trainers.objective.losses import GRPOLoss
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.objective.overlong import is_truncated
 
 GROUPS = [
     group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0, outcome=Outcome.TRUNCATED)),

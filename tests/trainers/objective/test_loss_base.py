@@ -9,7 +9,7 @@ import torch
 
 from forge_env.core.errors import UserError
 from tests.trainers.objective.loss_references import Reference, make_batch
-from trainers.objective.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SimpleGRPOLoss
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SimpleGRPOLoss
 
 LOSSES: dict[str, tuple[str, type[torch.nn.Module], dict[str, Any]]] = {
     "grpo": ("grpo", GRPOLoss, {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "sequence"}),

@@ -9,8 +9,8 @@ import torch
 
 from forge_env.core.episode import Row
 from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 from trainers.objective.loss_metrics import LossMetrics
-from trainers.objective.losses import CISPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 
 CPU = torch.device("cpu")
 GENERATOR = math.log(0.5)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.objective.loss_terms import kl_estimate
-from trainers.objective.losses import (
+from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
     GRPOLoss,
@@ -22,6 +21,7 @@ from trainers.objective.losses import (
     SFTLoss,
     SimpleGRPOLoss,
 )
+from trainers.objective.loss_terms import kl_estimate
 
 NAMED = {
     SimpleGRPOLoss: ("logprobs", "ref_logprobs", "advantages", "padding_mask"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.objective.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
 
 LENGTH = 7
 GRPO = {"loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28}

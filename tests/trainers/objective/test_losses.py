@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge_env.core.errors import UserError
-from trainers.objective.losses import GRPOLoss, SFTLoss
+from trainers.losses import GRPOLoss, SFTLoss
 
 LN2 = math.log(2.0)
 

@@ -15,10 +15,10 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
+from trainers.dapo import OverlongPunishment, is_truncated
 from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
-from trainers.objective.overlong import OverlongPunishment, is_truncated
 from trainers.setup.parser import parse
 
 TASK = Task(prompt=())

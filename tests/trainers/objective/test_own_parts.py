@@ -17,9 +17,9 @@ from tests.trainers.objective.loss_references import make_batch
 from trainers import dapo
 from trainers.config import TrainingConfig
 from trainers.grpo import Config, objective
+from trainers.losses import SimpleGRPOLoss
 from trainers.objective.advantages import centred
 from trainers.objective.loss_call import LossCall
-from trainers.objective.losses import SimpleGRPOLoss
 from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
 
 SOURCE = """
@@ -180,5 +180,5 @@ def test_a_module_that_is_not_there() -> None:
 
 
 def test_losses_of_this_package_can_be_named() -> None:
-    loss = load_loss("trainers.objective.losses:SimpleGRPOLoss")
+    loss = load_loss("trainers.losses:SimpleGRPOLoss")
     assert "entropy" not in LossCall(loss).names and isinstance(loss.loss, torch.nn.Module)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.objective.losses import (
+from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
     GRPOLoss,
@@ -104,7 +104,9 @@ def figures(loss: torch.nn.Module, batch: dict[str, torch.Tensor], names: set[st
     value, gradient = value_and_gradient(loss, batch, names)
     flat = gradient.double().flatten()
     weighted = (flat * torch.arange(1, len(flat) + 1)).sum()
-    return [float(f"{number:.9g}") for number in (value, flat.sum().item(), weighted.item(), flat.square().sum().item())]
+    return [
+        float(f"{number:.9g}") for number in (value, flat.sum().item(), weighted.item(), flat.square().sum().item())
+    ]
 
 
 def test_values_and_gradients_are_the_recorded_ones() -> None:

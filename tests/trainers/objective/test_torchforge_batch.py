@@ -13,8 +13,8 @@ from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from tests.trainers.objective.four_arguments import MyLoss
 from trainers.batching.batch import Sample, pack
+from trainers.losses import GRPOLoss, ReinforceLoss
 from trainers.objective.loss_call import LossCall
-from trainers.objective.losses import GRPOLoss, ReinforceLoss
 from trainers.objective.torchforge_batch import loss_for, to_samples
 
 PAD = 0

@@ -25,7 +25,7 @@ from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from tests.trainers.objective.four_arguments import MyLoss
 from trainers.batching.batch import Sample
-from trainers.objective.losses import GRPOLoss
+from trainers.losses import GRPOLoss
 from trainers.run.trainer_actor import spawn_trainer
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from forge_env.core.episode import Row
 from trainers.batching.batch import MicroBatch, Sample, pack
-from trainers.objective.loss_call import LossCall
-from trainers.objective.losses import (
+from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
     GRPOLoss,
@@ -32,6 +31,7 @@ from trainers.objective.losses import (
     SFTLoss,
     SimpleGRPOLoss,
 )
+from trainers.objective.loss_call import LossCall
 
 VOCABULARY, WIDTH = 7, 3
 POLICY: dict[str, Callable[..., nn.Module]] = {

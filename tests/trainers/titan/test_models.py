@@ -21,7 +21,7 @@ from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
 from trainers.batching.batch import Sample
-from trainers.objective.losses import SFTLoss
+from trainers.losses import SFTLoss
 from trainers.titan import model as titan_model
 from trainers.titan.families import read_config
 from trainers.titan.trainer import TitanSettings, TitanTrainer

@@ -36,7 +36,7 @@ from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
-from trainers.objective.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
+from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
