@@ -29,7 +29,7 @@ def cut_at(completion: Completion, stop: Sequence[str], decode: Callable[[Sequen
     return replace(
         completion,
         token_ids=ids[:low],
-        logprobs=completion.logprobs[:low],
+        logprobs=completion.generator_logprobs[:low],
         versions=_first(completion.versions, low),
         finish_reason="stop",
     )

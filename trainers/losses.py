@@ -3,8 +3,8 @@
     from trainers.losses import GRPOLoss, SFTLoss
     python -m trainers.grpo --loss trainers.losses:SimpleGRPOLoss
 
-The trainer passes whichever of these tensors a loss names: `logprobs, generator_logprobs, ref_logprobs,
-padding_mask, entropy` of shape (episodes, tokens), `advantages` of shape (episodes, 1), and `normalizer`, a scalar.
+The trainer passes whichever of these tensors a loss names: `logprobs, generator_logprobs, reference_logprobs,
+loss_mask, entropy` of shape (episodes, tokens), `advantages` of shape (episodes, 1), and `normalizer`, a scalar.
 A loss given a `normalizer` returns a sum over it, so that micro-batches and ranks simply add up; without one it
 returns the mean over its own input. `normalizer_unit` says what is counted: valid tokens, or episodes that have any.
 

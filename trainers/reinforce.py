@@ -42,9 +42,9 @@ class Config(RunConfig):
 class ReinforceLoss(PolicyLoss):
     """The policy gradient with a bounded weight: per token -sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) A log p.
 
-    r is the ratio of the model to `old_logprobs` if given, else to `generator_logprobs`, else to `ref_logprobs`; sg(.)
-    stops the gradient. clip_ratio=None is no weight at all, the textbook's REINFORCE, which is right on-policy only.
-    torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this with
+    r is the ratio of the model to `old_logprobs` if given, else to `generator_logprobs`, else to `reference_logprobs`;
+    sg(.) stops the gradient. clip_ratio=None is no weight at all, the textbook's REINFORCE, which is right on-policy
+    only. torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this with
     leave-one-out advantages; TRL's RLOO clips the ratio of whole sequences instead.
 
     Args:
@@ -73,27 +73,27 @@ class ReinforceLoss(PolicyLoss):
         self,
         logprobs: Tensor,
         advantages: Tensor,
-        padding_mask: Tensor,
+        loss_mask: Tensor,
         generator_logprobs: Tensor | None = None,
-        ref_logprobs: Tensor | None = None,
+        reference_logprobs: Tensor | None = None,
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
         old_logprobs: Tensor | None = None,
     ) -> Tensor:
         """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
-        mask = valid_tokens(padding_mask, generator_logprobs)
+        mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
-        weight = self._bounded_ratio(logprobs, ref_logprobs if old is None else old, mask)
+        weight = self._bounded_ratio(logprobs, reference_logprobs if old is None else old, mask)
         if generator_logprobs is not None:
             weight = weight * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
         policy = -weight * per_token(advantages, mask) * keep(logprobs, mask)
-        return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
+        return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
     def _bounded_ratio(self, logprobs: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
         if self.clip_ratio is None:
             return torch.ones_like(logprobs)
         if old is None:
-            raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or ref_logprobs.")
+            raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or reference_logprobs.")
         ratio = log_ratio(logprobs, old, mask).detach().exp()
         return ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack, get_args
+import inspect
+from typing import Any, TypedDict, Unpack, get_args
 
 from torch import Tensor, nn
 
@@ -34,7 +35,20 @@ class LossOptions(TypedDict, total=False):
     correction_high: float
 
 
-class PolicyLoss(nn.Module):
+TORCHFORGE_NAMES = {"padding_mask": "loss_mask", "ref_logprobs": "reference_logprobs"}
+"""torchforge's names of tensors, and ours: a loss may be written, and called, with either."""
+
+
+class TensorLoss(nn.Module):
+    """A loss that is called with its tensors by name, by ours or by torchforge's."""
+
+    def __call__(self, *args: Any, **tensors: Any) -> Any:
+        names = inspect.signature(self.forward).parameters  # those of a user's subclass may be torchforge's
+        renamed = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
+        return super().__call__(*args, **renamed)
+
+
+class PolicyLoss(TensorLoss):
     """A policy-gradient loss: `sum of w * policy term + beta * KL - entropy_coef * entropy`, aggregated.
 
     Args:
@@ -121,15 +135,15 @@ class PolicyLoss(nn.Module):
         policy: Tensor,
         mask: Tensor,
         logprobs: Tensor,
-        ref_logprobs: Tensor | None,
+        reference_logprobs: Tensor | None,
         entropy: Tensor | None,
         normalizer: Tensor | None,
     ) -> Tensor:
         """Add the KL penalty and the entropy bonus to the policy term, (E, T), and aggregate."""
         if self.beta > 0:
-            if ref_logprobs is None:
-                raise UserError(f"beta={self.beta} needs ref_logprobs: give a reference model, or set beta to 0.")
-            difference = log_ratio(logprobs, ref_logprobs, mask)
+            if reference_logprobs is None:
+                raise UserError(f"beta={self.beta} needs reference_logprobs: give a reference model, or set beta to 0.")
+            difference = log_ratio(logprobs, reference_logprobs, mask)
             policy = policy + self.beta * kl_estimate(difference, self.kl, straight_through=self.kl_straight_through)
         if self.entropy_coef:
             if entropy is None:
@@ -157,8 +171,8 @@ class RatioLoss(PolicyLoss):
         logprobs: Tensor,
         generator_logprobs: Tensor,
         advantages: Tensor,
-        padding_mask: Tensor,
-        ref_logprobs: Tensor | None = None,
+        loss_mask: Tensor,
+        reference_logprobs: Tensor | None = None,
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
         old_logprobs: Tensor | None = None,
@@ -170,19 +184,19 @@ class RatioLoss(PolicyLoss):
             generator_logprobs: (episodes, tokens) of the policy that sampled. A token where it is not finite is left
                 out, of the sum and of the count.
             advantages: (episodes,), (episodes, 1) or (episodes, tokens).
-            padding_mask: (episodes, tokens) bool, True on the tokens to learn from.
-            ref_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
+            loss_mask: (episodes, tokens) bool, True on the tokens to learn from.
+            reference_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
             normalizer: what to divide the sum by; None for the number of episodes or tokens given.
             entropy: (episodes, tokens) of the model being trained, with gradient; needed when entropy_coef is not 0.
             old_logprobs: (episodes, tokens) of the trainer's weights before the step, or before the first step of a
                 window, where the ratio is taken against them.
         """
-        mask = valid_tokens(padding_mask, generator_logprobs)
+        mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
         ratio = log_ratio(logprobs, old, mask)
         policy = self.policy_term(ratio, keep(logprobs, mask), per_token(advantages, mask), mask)
         policy = policy * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
-        return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
+        return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Where the ratio is beyond the lower and the upper bound: two (E, T) bools. For the metrics."""
@@ -202,7 +216,7 @@ class ClippedLoss(RatioLoss):
             verl 3.0, TRL's `delta`); None does not.
 
     Raises:
-        UserError: on a value out of range, and in `forward` when beta > 0 and there are no `ref_logprobs`.
+        UserError: on a value out of range, and in `forward` when beta > 0 and there are no `reference_logprobs`.
     """
 
     policy_term_vanishes = True

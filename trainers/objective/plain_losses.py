@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainers.objective.loss_base import LossOptions, PolicyLoss
+from trainers.objective.loss_base import LossOptions, PolicyLoss, TensorLoss
 from trainers.objective.loss_terms import Aggregation, aggregate, keep, per_token, valid_tokens
 
 
@@ -17,7 +17,7 @@ class SimpleGRPOLoss(PolicyLoss):
     policy that sampled: a stale or mismatched token gets the same weight as any other, so no page uses it.
 
     Args:
-        beta: weight of the KL penalty; 0 needs no `ref_logprobs`. torchforge's own default is 0.1.
+        beta: weight of the KL penalty; 0 needs no `reference_logprobs`. torchforge's own default is 0.1.
         aggregation: see `PolicyLoss`, as `options`.
     """
 
@@ -32,24 +32,24 @@ class SimpleGRPOLoss(PolicyLoss):
         self,
         logprobs: Tensor,
         advantages: Tensor,
-        padding_mask: Tensor,
-        ref_logprobs: Tensor | None = None,
+        loss_mask: Tensor,
+        reference_logprobs: Tensor | None = None,
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
     ) -> Tensor:
         """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
-        mask = valid_tokens(padding_mask, None)
+        mask = valid_tokens(loss_mask, None)
         kept = keep(logprobs, mask)
         policy = -(kept - kept.detach()).exp() * per_token(advantages, mask)
-        return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
+        return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
 
-class SFTLoss(nn.Module):
-    """Supervised fine-tuning: the mean negative log-likelihood of the tokens under `padding_mask`."""
+class SFTLoss(TensorLoss):
+    """Supervised fine-tuning: the mean negative log-likelihood of the tokens under `loss_mask`."""
 
     normalizer_unit = "tokens"
 
-    def forward(self, logprobs: Tensor, padding_mask: Tensor, normalizer: Tensor | None = None) -> Tensor:
-        """Return the scalar loss; `logprobs` and `padding_mask` are (episodes, tokens), `normalizer` a scalar."""
-        mask = padding_mask.bool()
+    def forward(self, logprobs: Tensor, loss_mask: Tensor, normalizer: Tensor | None = None) -> Tensor:
+        """Return the scalar loss; `logprobs` and `loss_mask` are (episodes, tokens), `normalizer` a scalar."""
+        mask = loss_mask.bool()
         return aggregate(-keep(logprobs, mask), mask, "token", normalizer=normalizer)

@@ -73,7 +73,7 @@ def made(**parts: object) -> Objective:
 
 def advantages(objective: Objective, *members: tuple[Episode, Sequence[float]]) -> list[object]:
     samples = objective.samples([group(*(e for e, _ in members))], [values for _, values in members])
-    assert [sample.ref_logprobs for sample in samples] == [tuple(values) for _, values in members]
+    assert [sample.reference_logprobs for sample in samples] == [tuple(values) for _, values in members]
     return [sample.advantage for sample in samples]
 
 

@@ -20,8 +20,8 @@ def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR, old
     """One row per advantage, of `tokens` sampled tokens after one of prompt."""
     row = Row(
         token_ids=(0,) * (tokens + 1),
-        mask=(False,) + (True,) * tokens,
-        logprobs=(0.0,) + (generator,) * tokens,
+        loss_mask=(False,) + (True,) * tokens,
+        generator_logprobs=(0.0,) + (generator,) * tokens,
         versions=(-1,) + (0,) * tokens,
     )
     old_logprobs = None if old is None else (old,) * tokens

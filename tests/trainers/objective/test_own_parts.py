@@ -84,9 +84,11 @@ def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
     mine = with_own_parts(objective(config), config.training)
     assert mine.advantages([3.0, 1.0, 2.0]) == [2.0, 0.0, 1.0]
     assert mine.kl_reference == "generator", "there being no reference model"
-    assert LossCall(mine.loss).names == {"logprobs", "ref_logprobs", "advantages", "padding_mask"}
-    batch = {name: value for name, value in make_batch().items() if name != "generator_logprobs"}
-    assert mine.loss(**batch).item() == pytest.approx(SimpleGRPOLoss()(**batch).item())
+    assert LossCall(mine.loss).names == {"logprobs", "reference_logprobs", "advantages", "loss_mask"}
+    batch = make_batch()
+    given = {"ref_logprobs": batch["reference_logprobs"], "padding_mask": batch["loss_mask"]}
+    given |= {name: batch[name] for name in ("logprobs", "advantages")}
+    assert mine.loss(**given).item() == pytest.approx(SimpleGRPOLoss()(**given).item())
 
 
 def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str) -> None:
@@ -132,7 +134,7 @@ def test_without_own_parts_nothing_changes() -> None:
 
 
 def test_functions_and_objects_are_losses_too(file: str) -> None:
-    assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "padding_mask", "advantages"}
+    assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "loss_mask", "advantages"}
     call = LossCall(load_loss(f"{file}:PerEpisode"))
     assert call.names == {"logprobs", "normalizer"} and call.units(tokens=9, episodes=2) == 2
 

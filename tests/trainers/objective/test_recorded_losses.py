@@ -85,7 +85,7 @@ def value_and_gradient(
 
 def cases() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor], set[str]]]:
     """Name, loss, batch, and the tensors that it is given."""
-    everything = {"logprobs", "ref_logprobs", "advantages", "padding_mask", "normalizer", "entropy"}
+    everything = {"logprobs", "reference_logprobs", "advantages", "loss_mask", "normalizer", "entropy"}
     for name, option, dtype, old in itertools.product(LOSSES, OPTIONS, DTYPES, (False, True)):
         if name == "simple" and (old or option.startswith("correction")):
             continue
@@ -93,11 +93,11 @@ def cases() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor], set
         batch = batch_of(DTYPES[dtype], old=old, normalizer=old, entropy="entropy" in option)
         names = everything if name == "simple" else everything | {"generator_logprobs", "old_logprobs"}
         if name == "simple":
-            batch["padding_mask"][1, 2] = False
+            batch["loss_mask"][1, 2] = False
         yield f"{name}, {option}, {dtype}{', old' * old}", make(**settings, **OPTIONS[option]), batch, names
     for dtype in DTYPES:
         batch = batch_of(DTYPES[dtype], old=False, normalizer=False, entropy=False)
-        yield f"sft, {dtype}", SFTLoss(), batch, {"logprobs", "padding_mask"}
+        yield f"sft, {dtype}", SFTLoss(), batch, {"logprobs", "loss_mask"}
 
 
 def figures(loss: torch.nn.Module, batch: dict[str, torch.Tensor], names: set[str]) -> list[float]:

@@ -110,12 +110,16 @@ def make_batch(seed: int, ranks: int = 2) -> tuple[list[dict[str, Tensor]], list
             end = before + length
             row = Row(
                 token_ids=tuple(tokens[i, :end].tolist()),
-                mask=(False,) * before + (True,) * length,
-                logprobs=(0.0,) * before + tuple(sampled[i, :length].tolist()),
+                loss_mask=(False,) * before + (True,) * length,
+                generator_logprobs=(0.0,) * before + tuple(sampled[i, :length].tolist()),
                 versions=(-1,) * end,
             )
             samples.append(
-                Sample(rows=(row,), advantage=advantages[i].item(), ref_logprobs=tuple(reference[i, :length].tolist()))
+                Sample(
+                    rows=(row,),
+                    advantage=advantages[i].item(),
+                    reference_logprobs=tuple(reference[i, :length].tolist()),
+                )
             )
     return inputs, targets, samples
 
