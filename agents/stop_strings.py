@@ -29,7 +29,7 @@ def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callab
     return replace(
         completion,
         token_ids=ids[:low],
-        logprobs=completion.logprobs[:low],
+        logprobs=completion.generator_logprobs[:low],
         versions=_first(completion.versions, low),
         finish_reason="stop",
     )

@@ -78,7 +78,7 @@ class TokenAgent:
             tool_calls=action.tool_calls,
             prompt_ids=tuple(prompt[old:]),
             token_ids=self.renderer.share(completion.token_ids),
-            logprobs=completion.logprobs,
+            logprobs=completion.generator_logprobs,
             versions=completion.versions,
             starts_row=starts_row,
             context_digest=digest(completion.prompt_ids),  # of the prompt that the engine reports

@@ -35,7 +35,7 @@ ROOMS = {
     "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
-        grpo dapo gspo sapo cispo reinforce sft""",
+        grpo dapo gspo sapo cispo reinforce losses sft""",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 
