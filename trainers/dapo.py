@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from forge_env.core.errors import UserError
 from trainers.config import AlgorithmConfig, RunConfig
 from trainers.objective.losses import DAPOLoss
 from trainers.objective.objective import Objective, loss_options, make_objective
 from trainers.objective.overlong import OverlongPunishment, is_truncated
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(kw_only=True)
@@ -82,11 +86,11 @@ def _punishment(config: Config) -> OverlongPunishment:
     )
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Warm up, measure, train, measure again."""
     from trainers.controller.policy_gradient import run_policy_gradient
 
-    await run_policy_gradient("dapo", config, objective(config))
+    await run_policy_gradient(plan)
 
 
 def main() -> int:

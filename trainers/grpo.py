@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trainers.config import AlgorithmConfig, RunConfig
 from trainers.objective.losses import GRPOLoss
 from trainers.objective.objective import Objective, loss_options, make_objective
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(kw_only=True)
@@ -48,11 +52,11 @@ def objective(config: Config) -> Objective:
     return make_objective("grpo", loss, section)
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Warm up, measure, train, measure again."""
     from trainers.controller.policy_gradient import run_policy_gradient
 
-    await run_policy_gradient("grpo", config, objective(config))
+    await run_policy_gradient(plan)
 
 
 def main() -> int:

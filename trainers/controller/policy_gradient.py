@@ -26,25 +26,20 @@ from trainers.controller.passes import Passes, first_whole_pass
 from trainers.controller.ready import READY_FILE, ReadyGroup, pack, unpack
 from trainers.controller.sample_maker import SampleMaker
 from trainers.objective.objective import Objective, kl_remark
-from trainers.objective.old_logprobs import OldLogprobs, about_ratio, whose_old_logprobs, window
-from trainers.objective.plugins import resolve
+from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.facts import add_fact
 from trainers.run.reference import KEPT_AS
 from trainers.run.run import SAMPLES_SHOWN, TINY_WARMUP_STEPS, Run, open_run
 from trainers.run.warmup import undemonstrated_first, warm_up
-from trainers.setup.deadlines import patience
+from trainers.setup.meaning import about_ratio
+from trainers.setup.run_plan import RunPlan
 
 
-async def run_policy_gradient(algorithm: str, config: RunConfig, objective: Objective) -> None:
-    """Run one algorithm from its objective to its summary.
-
-    Raises:
-        UserError: for settings that contradict each other, and parts of the user's own that cannot be used, before
-            anything starts.
-    """
-    objective = resolve(objective, config)
-    async with open_run(algorithm, config) as run:
-        await run.services.guard(_phases(run, objective))
+async def run_policy_gradient(plan: RunPlan) -> None:
+    """Execute the plan of a policy-gradient run, from its model to its summary."""
+    assert plan.objective is not None
+    async with open_run(plan) as run:
+        await run.services.guard(_phases(run, plan.objective))
 
 
 @dataclass(kw_only=True)
@@ -104,10 +99,10 @@ class _Start:
 
 
 async def _phases(run: Run, objective: Objective) -> None:
-    config, report = run.config, run.report
-    training, whose = config.training, whose_old_logprobs(config)
-    add_fact(report.folder, "old_logprobs", whose)
-    report.say(f"the importance ratio is {about_ratio(config)}")
+    plan, config, report = run.plan, run.config, run.report
+    training = config.training
+    add_fact(report.folder, "old_logprobs", plan.old_logprobs)
+    report.say(f"the importance ratio is {about_ratio(plan)}")
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
     await _settle_reference(run, objective)
     if remark := kl_remark(config):
@@ -124,12 +119,12 @@ async def _phases(run: Run, objective: Objective) -> None:
             objective=objective, reference=run.reference_logprobs if objective.kl_reference == "model" else None
         ),
         ages=start.ages,
-        old=OldLogprobs(objective=objective, logprobs=run.old_logprobs) if whose == "trainer" else None,
+        old=OldLogprobs(objective=objective, logprobs=run.old_logprobs) if plan.old_logprobs == "trainer" else None,
         number=start.steps_done,
     )
 
     async def after_step(number: int) -> None:
-        if not loop.is_in_window and run.is_due(number, window=window(config)):
+        if not loop.is_in_window and run.is_due(number, window=plan.window):
             await _save(run, loop, step, passes, started, asynchronous=config.checkpoint.asynchronous)
 
     async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
@@ -159,7 +154,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         batch_size=config.groups_per_step,
         sync_interval=training.sync_interval,
         staleness=config.staleness,
-        patience=patience(config),
+        patience=plan.patience,
         progress=run.services.progress,
         keeps=run.config.env.fault_policy().keeps,
         warn=report.warn,
@@ -240,11 +235,11 @@ async def _begin_training(run: Run) -> None:
         lr_schedule=training.lr_schedule,
         total_steps=training.steps,
     )
-    await within(run.deadlines.base, begin, "the trainer")
+    await within(run.plan.deadlines.base, begin, "the trainer")
 
 
 def _has_tools(run: Run) -> bool:
-    return issubclass(run.factory.env_class, ToolEnv)
+    return run.plan.environment is not None and issubclass(run.plan.environment.env_class, ToolEnv)
 
 
 async def _save(
@@ -277,7 +272,7 @@ async def _settle_reference(run: Run, objective: Objective) -> None:
     service, kept = run.services.reference, run.report.folder / KEPT_AS
     assert service is not None
     # Checked, fetched, and written to a file: the weights go three ways.
-    seconds = 3 * run.deadlines.weights
+    seconds = 3 * run.plan.deadlines.weights
     reference = service.deadline(seconds)
     origin = f"the model {run.results['model']}"
     if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from

@@ -19,7 +19,7 @@ from forge_env.core.errors import InvariantError, ServiceError, UserError, first
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests
 from forge_env.evaluation.evaluate import Evaluation, evaluate
-from forge_env.rollout.factory import EnvFactory, make
+from forge_env.runtime.hosts import Hosts
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.utils.disks import full_disk
 from trainers.batching.batch import Sample
@@ -31,14 +31,13 @@ from trainers.model.make import count_parameters, make_model
 from trainers.model.shape import made_model
 from trainers.run.facts import add_fact, code_at_start, versions, write_facts
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.run.services import Services, placement, start_services
+from trainers.run.services import Services, start_services
 from trainers.run.startup import Startup
-from trainers.setup.deadlines import Deadlines, patience, while_moving
-from trainers.setup.engine import episodes_at_once
+from trainers.setup.deadlines import while_moving
 from trainers.setup.figures import Figure, find_figures, prefix_of
-from trainers.setup.hosts import make_hosts
-from trainers.setup.placement import find_places
-from trainers.setup.weight_store import find_store
+from trainers.setup.meaning import about_services
+from trainers.setup.plan import with_model
+from trainers.setup.run_plan import RunPlan
 
 TINY_WARMUP_STEPS = 200
 STEP = "the trainer, which has training.step_seconds for a step,"
@@ -53,8 +52,8 @@ class OwnData(Protocol):
         """Make a model of `model.size` for it; returns its number of parameters."""
         ...
 
-    async def prepare(self, model: Path, say: Callable[[str], None]) -> None:
-        """Get ready for this model, before anything is started."""
+    async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
+        """Get ready for this model, before anything is started; returns the number of optimizer steps."""
         ...
 
 
@@ -63,27 +62,24 @@ class Run:
 
     def __init__(
         self,
-        algorithm: str,
-        config: RunConfig,
+        plan: RunPlan,
         report: Report,
         checkpoint: Checkpoint | None = None,
         startup: Startup | None = None,
     ) -> None:
-        self.algorithm = algorithm
-        self.config = config
+        self.plan = plan
         self.report = report
         self.startup = startup or Startup()
         self.checkpoint = checkpoint
         """Where the run goes on; None for a new one."""
-        self.factory: EnvFactory
         self.train_tasks: Sequence[Task] = ()
         self.figures: dict[str, Figure] = {}
         """What an evaluation measures; "" is the headline."""
-        if config.env.name:
-            self.factory = make(config.env.name, **config.env.options)
-            seed, data = config.training.seed, config.dataset
-            self.train_tasks = self.factory.tasks(data.split, count=data.tasks, seed=seed)
-            self.figures = find_figures(config, self.factory.tasks("test", count=data.held_out, seed=seed))
+        if plan.environment is not None:
+            seed, data = plan.config.training.seed, plan.config.dataset
+            self.train_tasks = plan.environment.tasks(data.split, count=data.tasks, seed=seed)
+            held_out = plan.environment.tasks("test", count=data.held_out, seed=seed)
+            self.figures = find_figures(plan.config, held_out)
         self.version = -1
         """Of the weights that were published last."""
         self.engines_version = -1
@@ -95,6 +91,14 @@ class Run:
         self.services: Services
         self.pids: Callable[[], Mapping[str, Sequence[int]]] = dict
         """The processes of each service on this machine."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.plan.config
+
+    @property
+    def algorithm(self) -> str:
+        return self.plan.algorithm
 
     # ---- rollouts ----
 
@@ -167,7 +171,7 @@ class Run:
 
     def moving(self, what: str) -> AbstractAsyncContextManager[None]:
         """Around groups that are waited for: an error ends them when nothing has moved for `patience`."""
-        seconds = patience(self.config)
+        seconds = self.plan.patience
         stuck = f"{what}: nothing has moved for {seconds:g} s; the environments or the policy hang"
         return while_moving(lambda: self.services.progress(), seconds=seconds, stuck=lambda: stuck)
 
@@ -181,7 +185,7 @@ class Run:
         on_done: Callable[[int], None],
         **options: Any,
     ) -> Evaluation:
-        at_once = episodes_at_once(self.config)
+        at_once = self.plan.episodes_at_once
         options["is_measured"] = True
         if not self.config.training.deterministic:
             run_group = functools.partial(self.run_group, phase=phase, agent=agent, count=count, **options)
@@ -254,7 +258,7 @@ class Run:
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
         interval = self.config.evaluation.interval
-        return bool(interval) and step % interval == 0 and 0 < step < self.config.training.steps
+        return bool(interval) and step % interval == 0 and 0 < step < self.plan.steps
 
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
@@ -265,11 +269,6 @@ class Run:
 
     def _seed(self, phase: str, index: int) -> int:
         return random.Random(f"{self.config.training.seed}/{phase}/{index}").randrange(2**31)
-
-    @property
-    def deadlines(self) -> Deadlines:
-        """Of what moves the weights of this run's model."""
-        return Deadlines(self.config, self.results.get("model_parameters", 0))
 
     # ---- training ----
 
@@ -329,7 +328,7 @@ class Run:
         version = self.version + 1
         span = self.report.timeline.span("weights", "publish", version=version)
         with self.startup.phase("weights: publish"), span:
-            seconds = await within(self.deadlines.weights, self.services.trainer.take.call_one(version), PUBLISH)
+            seconds = await within(self.plan.deadlines.weights, self.services.trainer.take.call_one(version), PUBLISH)
         self.version, self._is_ahead = version, False
         return {"seconds/publish": seconds}
 
@@ -338,12 +337,12 @@ class Run:
         version = self.version
         span = self.report.timeline.span("weights", "commit", version=version)
         with self.startup.phase("weights: commit"), span:
-            commit = await within(self.deadlines.weights, self.services.trainer.commit.call_one(), PUBLISH)
+            commit = await within(self.plan.deadlines.weights, self.services.trainer.commit.call_one(), PUBLISH)
         self.services.published = version
         with self.startup.phase("waiting for the engine"):
             await self.services.engine_ready
         with self.startup.phase("weights: pull"), self.report.timeline.span("weights", "pull", version=version):
-            seconds = self.deadlines.weights
+            seconds = self.plan.deadlines.weights
             pulls = await self.services.policy.deadline(seconds).pull.fanout(version, seconds)
         self.engines_version = version
         slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
@@ -359,7 +358,7 @@ class Run:
             window: steps of a window; one is due where its interval ends inside of it.
         """
         interval, begin = self.config.checkpoint.interval, (step - 1) // window * window
-        return bool(interval) and step // interval > begin // interval and step < self.config.training.steps
+        return bool(interval) and step // interval > begin // interval and step < self.plan.steps
 
     async def save_checkpoint(
         self,
@@ -393,7 +392,7 @@ class Run:
         options = {"texts": texts, "asynchronous": asynchronous, "keep_last": self.config.checkpoint.keep_last}
         call = self.services.trainer.save.call_one(folder, step, extra, **options)
         with self.report.timeline.span("checkpoint", f"step {step}"):
-            await within(self.deadlines.checkpoint, call, "the checkpoint")
+            await within(self.plan.deadlines.checkpoint, call, "the checkpoint")
 
     async def restore(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Put the trainer and the report where they were at a checkpoint; returns its `place`.
@@ -403,7 +402,7 @@ class Run:
         """
         saved = checkpoint.extra
         load = self.services.trainer.load.call_one(str(checkpoint.path))
-        await within(self.deadlines.checkpoint, load, "loading the checkpoint")
+        await within(self.plan.deadlines.checkpoint, load, "loading the checkpoint")
         clean(self.report.folder, checkpoint.step)
         self.report.go_back(saved["report"])
         self.measure_system()
@@ -417,14 +416,13 @@ class Run:
     async def export(self) -> None:
         """Write the model as a Hugging Face folder."""
         call = self.services.trainer.export_hf.call_one(str(self.report.folder / "model"))
-        await within(self.deadlines.weights, call, "the export")
+        await within(self.plan.deadlines.weights, call, "the export")
 
     def measure_system(self) -> None:
         """Measure what the run takes of this machine, from now on."""
         interval = self.config.metrics.system_seconds
         if interval:
-            places = (place for each in find_places(self.config).values() for place in each)
-            gpus = sorted({gpu for place in places if place.host == 0 for gpu in place.gpus})
+            gpus = self.plan.placement.gpus_of_this_machine
             self.report.measure_system(SystemMetrics(self.report.folder, self.pids, gpus), interval)
 
     def summarise(self, values: Mapping[str, Any]) -> None:
@@ -435,7 +433,7 @@ class Run:
             "env": self.config.env.name,
             "algorithm": self.algorithm,
             "seed": self.config.training.seed,
-            "steps": self.config.training.steps,
+            "steps": self.plan.steps,
             "best_step": best,
             "best_success": None if best is None else measured[best],
             "evaluations": self._figures_measured(),
@@ -466,18 +464,17 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = None) -> AsyncIterator[Run]:
+async def open_run(plan: RunPlan, data: OwnData | None = None) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
 
     Args:
-        algorithm: its name, for people.
-        config: of the run. Without an environment's name, the trainer is the only service.
+        plan: of the run. Without an environment, the trainer is the only service.
         data: what is trained on, where that is not the environment's tasks.
 
     Raises:
         UserError: for everything that a user can mend, before anything is started where possible.
     """
-    startup = Startup()
+    startup, config, algorithm = Startup(), plan.config, plan.algorithm
     subject = config.env.name or "data"
     checkpoint = checkpoint_of(algorithm, config)
     folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(algorithm, config))
@@ -490,38 +487,39 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
             if checkpoint:
                 report.check(checkpoint.extra["report"])
             with startup.phase("tasks"):
-                run = Run(algorithm, config, report, checkpoint, startup)
+                run = Run(plan, report, checkpoint, startup)
             where = f"everything is written to {folder}"
             report.say(f"{algorithm} on {subject}, seed {config.training.seed}; {where}")
             with startup.phase("model"):
                 model, parameters = await _prepare_model(run, data)
             run.results |= {"model": str(model), "model_parameters": parameters}
-            code = environment_digests(run.factory) if config.env.name else {}
+            run.plan = plan = with_model(plan, model)
+            code = environment_digests(plan.environment) if plan.environment else {}
             if before := code_at_start(folder):
                 for part in changed({"environment": before}, {"environment": code}):
                     report.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
             write_facts(folder, algorithm, config, run.results, code)
             if data is not None:
                 with startup.phase("data"):
-                    await data.prepare(model, report.say)
-            store, which = find_store(config, parameters)
-            stack.push_async_callback(store.close)
-            hosts = make_hosts(config)
+                    run.plan = plan = plan.with_steps(await data.prepare(model, report.say))
+            assert plan.store is not None, "the sizes of the model are known"
+            stack.push_async_callback(plan.store.close)
+            hosts = Hosts(plan.hosts) if plan.hosts else None
             with startup.phase("launcher"):
                 launcher = await stack.enter_async_context(Launcher(folder / "logs", say=report.warn, hosts=hosts))
             for sentence in hosts.summary() if hosts else ():
                 report.say(sentence)
             run.pids = launcher.pids
-            run.services = await start_services(config, launcher, str(model), store, run.deadlines)
+            run.services = await start_services(plan, launcher, str(model), plan.store)
             stack.push_async_callback(run.services.stop_waiting)
             stack.callback(report.stop_measuring)
             run.results["setup_seconds"] = time.perf_counter() - report.started
-            report.say(placement(config))
-            if config.env.name:
-                report.say(which)
-                if patience(config) > config.training.step_seconds:
+            report.say(about_services(plan))
+            if plan.environment is not None:
+                report.say(plan.store_reason)
+                if plan.patience > config.training.step_seconds:
                     report.say(
-                        f"groups are waited for while nothing moves for {patience(config):g} s, not for "
+                        f"groups are waited for while nothing moves for {plan.patience:g} s, not for "
                         f"training.step_seconds ({config.training.step_seconds:g}): a legal episode may take so long"
                     )
             may_remove = False
@@ -541,7 +539,7 @@ async def open_run(algorithm: str, config: RunConfig, data: OwnData | None = Non
 
 
 async def _prepare_model(run: Run, data: OwnData | None) -> tuple[Path, int]:
-    config, report = run.config, run.report
+    config, report, environment = run.config, run.report, run.plan.environment
     if config.model.path:
         model = find_model(config.model.path)
         report.say(f"model {model}")
@@ -552,8 +550,9 @@ async def _prepare_model(run: Run, data: OwnData | None) -> tuple[Path, int]:
     if data is not None:
         parameters = data.make_model(model)
     else:
+        assert environment is not None, "there is data, or an environment"
         parameters = await make_model(
-            model, run.factory, seed=config.training.seed, limits=config.env.limits(), size=config.model.size
+            model, environment, seed=config.training.seed, limits=run.plan.limits, size=config.model.size
         )
     report.say(f"made {made_model(config.model.size)} with {parameters:,} parameters")
     return model, parameters

@@ -12,7 +12,6 @@ from agents.generator.policy import ActorPolicy, PolicyActor
 from envs.actor import AgentSpec, EnvActor
 from forge_env.core.errors import ServiceError
 from forge_env.core.protocols import Policy
-from forge_env.registry.registry import env_class
 from forge_env.rollout.lockstep import LockstepPolicy
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
@@ -21,15 +20,12 @@ from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.ranks import LOOPBACK
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
-from trainers.config import RunConfig, ServiceConfig
-from trainers.model.shape import find_shape
-from trainers.objective.plugins import names_reference
+from trainers.config import ServiceConfig
 from trainers.run.reference import ReferenceActor
 from trainers.run.startup import Span
 from trainers.run.trainer_actor import spawn_trainer
-from trainers.setup.deadlines import Deadlines
-from trainers.setup.engine import engine_settings
-from trainers.setup.placement import Place, find_places
+from trainers.setup.placement import ReplicaPlace
+from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,26 +100,24 @@ class Services:
             await unless_gone(self.settle_reference(reference.handle), reference.dead)
 
 
-async def start_services(
-    config: RunConfig, launcher: Launcher, model: str, store: WeightStore, deadlines: Deadlines
-) -> Services:
+async def start_services(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore) -> Services:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
     Args:
-        config: of the run.
+        plan: of the run.
         launcher: that ends everything.
         model: a Hugging Face folder.
-        store: prepared and opened here; who made it closes it, after the launcher.
-        deadlines: of the starts, and of the engines' pulls.
+        store: of the plan; prepared and opened here, and closed by the caller after the launcher.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
-    if not config.env.name:
-        return await _start_trainer(config, launcher, model, deadlines)
-    start_seconds = deadlines.weights
-    wanted, places = config.services, find_places(config)
+    if plan.environment is None:
+        return await _start_trainer(plan, launcher, model)
+    start_seconds = plan.deadlines.weights
+    config, replicas = plan.config, plan.placement.replicas
+    wanted = config.services
     store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
     async def catch_up(engine: Spawned) -> None:
@@ -134,42 +128,42 @@ async def start_services(
 
     policy = Service(
         actor_class=PolicyActor,
-        arguments={"model": model, "settings": engine_settings(config, find_shape(model).shape), "store": store},
+        arguments={"model": model, "settings": plan.engine, "store": store},
         name="generator",
         # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
-        options=replace(_options(wanted.generator, places["generator"], start_seconds), procs=1),
+        options=replace(_options(wanted.generator, replicas["generator"], start_seconds), procs=1),
         on_ready=catch_up,
         launcher=launcher,
     )
     titan = spawn_trainer(
         launcher,
         model,
-        _trainer(config),
+        plan.trainer,
         procs=wanted.trainer.procs,
         store=store,
-        environ=_resources(wanted.trainer, places["trainer"][0]),
-        num_hosts=places["trainer"][0].num_hosts,
+        environ=_resources(wanted.trainer, replicas["trainer"][0]),
+        num_hosts=replicas["trainer"][0].num_hosts,
     )
     envs = Service(
         actor_class=EnvActor,
         arguments={
             "env": config.env.name,
             "options": config.env.options,
-            "agents": _agents(config, model, policy.client),
-            "limits": config.env.limits(),
+            "agents": _agents(plan, model, policy.client),
+            "limits": plan.limits,
             "on_fault": config.env.fault_policy(),
         },
         name="envs",
-        options=_options(wanted.envs, places["envs"], start_seconds),
+        options=_options(wanted.envs, replicas["envs"], start_seconds),
         launcher=launcher,
     )
     reference = None
-    if has_reference(config):
+    if plan.placement.has_reference:
         reference = Service(
             actor_class=ReferenceActor,
-            arguments={"model": model, "settings": _reference(config), "store": store},
+            arguments={"model": model, "settings": plan.reference, "store": store},
             name="reference",
-            options=_options(wanted.ref_model, places["ref_model"], start_seconds),
+            options=_options(wanted.ref_model, replicas["ref_model"], start_seconds),
             on_ready=settle,
             launcher=launcher,
         )
@@ -181,7 +175,7 @@ async def start_services(
         engine_ready=asyncio.create_task(policy.start()),
         guard=launcher.guard,
         reference=reference,
-        pull_seconds=deadlines.weights,
+        pull_seconds=plan.deadlines.weights,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -198,7 +192,7 @@ async def start_services(
     return services
 
 
-def _options(service: ServiceConfig, places: Sequence[Place], start_seconds: float) -> ServiceOptions:
+def _options(service: ServiceConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
     """How a service is run; the GPUs of each replica are its own, and those of its replacement."""
     return ServiceOptions(
         procs=service.procs,
@@ -211,12 +205,12 @@ def _options(service: ServiceConfig, places: Sequence[Place], start_seconds: flo
     )
 
 
-async def _start_trainer(config: RunConfig, launcher: Launcher, model: str, deadlines: Deadlines) -> Services:
-    trainer = config.services.trainer
-    (place,) = find_places(config)["trainer"]
+async def _start_trainer(plan: RunPlan, launcher: Launcher, model: str) -> Services:
+    trainer = plan.config.services.trainer
+    (place,) = plan.placement.replicas["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
-    titan = spawn_trainer(launcher, model, _trainer(config), procs=trainer.procs, **where)
-    await launcher.start("trainer", seconds=deadlines.weights)
+    titan = spawn_trainer(launcher, model, plan.trainer, procs=trainer.procs, **where)
+    await launcher.start("trainer", seconds=plan.deadlines.weights)
     no_engine = asyncio.create_task(asyncio.sleep(0))
     nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
     return Services(
@@ -225,50 +219,13 @@ async def _start_trainer(config: RunConfig, launcher: Launcher, model: str, dead
         envs=nobody,
         engine_ready=no_engine,
         guard=launcher.guard,
-        pull_seconds=deadlines.weights,
+        pull_seconds=plan.deadlines.weights,
     )
 
 
-def _trainer(config: RunConfig) -> dict[str, Any]:
-    """Arguments of TitanSettings, which cannot be imported here: torchtitan belongs to the trainer's process."""
-    training, parallelism = config.training, config.parallelism
-    return {
-        "learning_rate": training.learning_rate,
-        "warmup_steps": training.warmup_steps,
-        "weight_decay": training.weight_decay,
-        "max_grad_norm": training.max_grad_norm,
-        "betas": (0.9, 0.95),
-        "seed": training.seed,
-        "dtype": "" if training.dtype == "auto" else training.dtype,
-        "compile": training.compile,
-        "activation_checkpoint": training.activation_checkpoint,
-        "keep_logits_gib": training.keep_logits_gib,
-        "dp_shard": parallelism.data_parallel_shard_degree,
-        "tp": parallelism.tensor_parallel_degree,
-        "threads": config.services.trainer.threads,
-        "deterministic": training.deterministic,
-        "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
-        "pack_length": training.max_tokens_per_micro_batch if training.packing else 0,
-    }
-
-
-def has_reference(config: RunConfig) -> bool:
-    """Whether a run starts a reference model: it has a place for one, and something needs it."""
-    return config.services.ref_model.procs > 0 and names_reference(config)
-
-
-def _reference(config: RunConfig) -> dict[str, Any]:
-    """Arguments of TitanReference, which cannot be imported here."""
-    training = config.training
-    return {
-        "dtype": "" if training.dtype == "auto" else training.dtype,
-        "threads": config.services.ref_model.threads,
-        "max_tokens": training.max_tokens_per_micro_batch,
-    }
-
-
-def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, AgentSpec]:
-    env = env_class(config.env.name)
+def _agents(plan: RunPlan, model: str, policy: ServiceClient) -> dict[str, AgentSpec]:
+    assert plan.environment is not None
+    config, environment = plan.config, plan.environment.env_class
     asked: Policy = ActorPolicy(policy)
     if config.training.deterministic:
         asked = LockstepPolicy(ActorPolicy(policy))
@@ -282,12 +239,12 @@ def _agents(config: RunConfig, model: str, policy: ServiceClient) -> dict[str, A
         name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **own})
         for name, own in sampling.items()
     }
-    if hasattr(env, "expert"):
+    if hasattr(environment, "expert"):
         agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
     return agents
 
 
-def _resources(service: ServiceConfig, place: Place) -> dict[str, str]:
+def _resources(service: ServiceConfig, place: ReplicaPlace) -> dict[str, str]:
     """Environment of a service's processes: their threads, and the GPUs that they see, one for each, or none.
 
     Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
@@ -295,25 +252,3 @@ def _resources(service: ServiceConfig, place: Place) -> dict[str, str]:
     """
     seen = ",".join(names_of(place.gpus))
     return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}
-
-
-def placement(config: RunConfig) -> str:
-    """Say which services are up, and where each one runs."""
-
-    def where(name: str) -> str:
-        service = getattr(config.services, name)
-        kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
-        replicas = f"{service.num_replicas} of " if service.num_replicas > 1 else ""
-        if service.procs == 1:
-            return f"{replicas}{name} on {kind}"
-        return f"{replicas}{name} on {service.procs} processes, each on {kind}"
-
-    if not config.env.name:
-        return f"the trainer is up: {where('trainer')}"
-    count = config.services.envs.num_replicas
-    envs = "in a process of their own" if count == 1 else f"in {count} processes of their own"
-    reference = f" {where('ref_model')};" if has_reference(config) else ""
-    return (
-        "trainer, environments and weight store are up, the engine is starting: "
-        f"{where('generator')}; {where('trainer')};{reference} environments {envs}"
-    )

@@ -16,7 +16,6 @@ from trainers.batching.batch import Sample
 from trainers.config import WarmupConfig
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.run import Run
-from trainers.setup.engine import episodes_at_once
 
 
 async def warm_up(
@@ -38,7 +37,7 @@ async def warm_up(
     begin = run.services.trainer.begin.call_one(
         learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
     )
-    await within(run.deadlines.base, begin, "the trainer")
+    await within(run.plan.deadlines.base, begin, "the trainer")
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
     run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
@@ -77,7 +76,7 @@ async def _demonstrations(run: Run) -> list[Episode]:
         result = await evaluate(
             lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
             tasks,
-            concurrency=episodes_at_once(run.config),
+            concurrency=run.plan.episodes_at_once,
             on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
         )
     run.report.episodes("demonstrations", result.episodes)

@@ -17,63 +17,48 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_env.core.errors import UserError
 from trainers.sft.config import Config
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
     from trainers.run.run import Run
+    from trainers.setup.run_plan import RunPlan
     from trainers.sft.data import SFTData
 
-DEMONSTRATION_STEPS = 150
 METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped", "seconds")
 """What of a step is recorded: there is no ratio where nobody sampled."""
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
-    if config.training.loss or config.training.advantages or config.training.reward:
-        raise UserError("--loss, --advantages and --reward are for the policy gradients: trainers.sft has its own loss")
-    if not config.sft.data and (config.resume or config.checkpoint.interval or config.evaluation.interval):
-        raise UserError(
-            "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations trainers.sft "
-            "saves one checkpoint, and evaluates, after its last step"
-        )
-    if config.sft.data and config.evaluation.interval and not config.env.name:
-        raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
-    if config.sft.data:
-        await _train_on_data(config)
+    assert isinstance(plan.config, Config)
+    if plan.config.sft.data:
+        await _train_on_data(plan, plan.config)
     else:
-        config.env.name = config.env.name or "code_exec"
-        config.training.steps = config.training.steps or DEMONSTRATION_STEPS
-        await _train_on_demonstrations(config)
+        await _train_on_demonstrations(plan)
 
 
-async def _train_on_demonstrations(config: Config) -> None:
+async def _train_on_demonstrations(plan: RunPlan) -> None:
     from trainers.run.run import open_run
     from trainers.run.warmup import warm_up
 
     async def phases(run: Run) -> None:
         started = time.perf_counter()
-        await warm_up(run, config.training.steps, around=run.first_step)
+        await warm_up(run, plan.steps, around=run.first_step)
         values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
         values |= await _measure(run)
         await _finish(run, {})
         run.summarise(values)
 
-    async with open_run("sft", config) as run:
+    async with open_run(plan) as run:
         await run.services.guard(phases(run))
 
 
-async def _train_on_data(config: Config) -> None:
+async def _train_on_data(plan: RunPlan, config: Config) -> None:
     from trainers.run.run import open_run
     from trainers.sft.data import SFTData
 
-    _check(config)
     data = SFTData(config)
-    config.training.learning_rate = config.training.learning_rate or (1e-5 if config.model.path else 3e-3)
-    # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
-    config.training.packing = config.training.packing or config.services.trainer.with_gpus
 
     async def phases(run: Run) -> None:
         run.report.say(f"{config.sft.data}: {data.found}")
@@ -98,7 +83,7 @@ async def _train_on_data(config: Config) -> None:
             }
         )
 
-    async with open_run("sft", config, data) as run:
+    async with open_run(plan, data) as run:
         await run.services.guard(phases(run))
 
 
@@ -118,7 +103,7 @@ async def _steps(run: Run, data: SFTData) -> dict[str, Any]:
         lr_schedule=training.lr_schedule,
         total_steps=training.steps,
     )
-    await within(run.deadlines.base, begin, "the trainer")
+    await within(run.plan.deadlines.base, begin, "the trainer")
     place: dict[str, Any]
     if run.checkpoint is None:
         with run.startup.phase("held-out loss"):
@@ -169,7 +154,7 @@ async def _measure(run: Run) -> dict[str, object]:
     from trainers.run.run import SAMPLES_SHOWN
 
     await run.sync_weights()
-    after = await run.evaluate("after", step=run.config.training.steps)
+    after = await run.evaluate("after", step=run.plan.steps)
     run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.report.say(f"held-out success after sft: {after}")
     return {
@@ -183,20 +168,9 @@ async def _measure(run: Run) -> dict[str, object]:
 
 async def _finish(run: Run, place: Mapping[str, Any]) -> None:
     # With an environment the weights have been measured, and so have a version.
-    await run.save_checkpoint(run.config.training.steps, place, version=max(0, run.version))
+    await run.save_checkpoint(run.plan.steps, place, version=max(0, run.version))
     await run.export()
     run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
-
-
-def _check(config: Config) -> None:
-    sft = config.sft
-    if sft.streaming and not config.training.steps:
-        raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
-    if not 0.0 <= sft.held_out_share < 1.0:
-        raise UserError(f"--sft.held_out_share is {sft.held_out_share}; it must be at least 0 and below 1")
-    for name, value, least in (("epochs", sft.epochs, 1), ("tokens_per_step", sft.tokens_per_step, 0)):
-        if value < least:
-            raise UserError(f"--sft.{name} is {value}; it must be at least {least}")
 
 
 def main() -> int:

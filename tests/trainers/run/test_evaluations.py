@@ -19,11 +19,10 @@ from trainers.config import SHORT_OPTIONS
 from trainers.metrics.report import Report
 from trainers.run.run import Run
 from trainers.run.services import _agents
-from trainers.setup.checks import check_config
 from trainers.setup.figures import find_figures
 from trainers.setup.parser import parse
+from trainers.setup.plan import make_plan
 from trainers.sft import Config as SFTPage
-from trainers.sft.train import train as train_sft
 
 OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
 
@@ -61,7 +60,7 @@ class Measured(Run):
 def run(tmp_path: Path) -> Iterator[Measured]:
     config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--evaluation.n", "2"], SHORT_OPTIONS)
     with Report(tmp_path, asdict(config)) as report:
-        found = Measured("grpo", config, report)
+        found = Measured(make_plan(config), report)
         found.engines_version = 0
         yield found
 
@@ -132,9 +131,9 @@ SETS = (
 
 async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
-    check_config(config)
+    make_plan(config).check()
     with Report(tmp_path, asdict(config)) as report:
-        run = Measured("grpo", config, report)
+        run = Measured(make_plan(config), report)
         run.engines_version = 0
         headline = await run.evaluate("before", step=0)
         run.solves = 2
@@ -183,7 +182,7 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
 )
 def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as error:
-        check_config(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS))
+        make_plan(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS)).check()
     assert words.lower() in str(error.value).lower()
 
 
@@ -195,7 +194,7 @@ def test_a_set_of_what_is_trained_on_is_refused() -> None:
 
 def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
-    agents = _agents(config, "model", None)  # type: ignore[arg-type]
+    agents = _agents(make_plan(config), "model", None)  # type: ignore[arg-type]
     sampling = {
         name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
         for name, (_, arguments) in agents.items()
@@ -225,9 +224,9 @@ def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_tha
 
 def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
     pace = ("--training.sync_interval", "2", "--training.staleness", "1")
-    check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS))
+    make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS)).check()
     with pytest.raises(UserError, match=r"--evaluation.interval is 3 and .* so evaluate at a multiple of 2"):
-        check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS))
+        make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS)).check()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
 )
 async def test_supervised_training_says_what_it_lacks(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        await train_sft(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS))
+        make_plan(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS)).check()
 
 
 def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:
