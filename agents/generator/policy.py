@@ -148,7 +148,7 @@ class ActorPolicy:
         service: the client of the replicas.
     """
 
-    def __init__(self, service: ServiceClient) -> None:
+    def __init__(self, service: ServiceClient[PolicyActor]) -> None:
         self._service = service
 
     answer_seconds = None
@@ -157,10 +157,8 @@ class ActorPolicy:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
-        generate = self._service.session(session).generate
-        completion: Completion = await generate.route(tuple(prompt_ids), sampling, request_id)
-        return completion
+        service = self._service.session(session)
+        return await service.route(PolicyActor.generate, tuple(prompt_ids), sampling, request_id)
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
-        completions: list[Completion | Exception] = await self._service.generate_batch.route(tuple(requests))
-        return completions
+        return await self._service.route(PolicyActor.generate_batch, tuple(requests))

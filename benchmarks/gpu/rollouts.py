@@ -95,16 +95,22 @@ async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[s
         async def group(index: int) -> Any:
             task = Task(prompt=({"role": "user", "content": f"What is {index} plus {index * 7 % 1000}? " * 4},))
             async with limit:
-                return await envs.run_group.route(
-                    task, agent="policy", count=SIBLINGS, seed=index, group_id=str(index), env_options={}
+                return await envs.route(
+                    EnvActor.run_group,
+                    task,
+                    agent="policy",
+                    count=SIBLINGS,
+                    seed=index,
+                    group_id=str(index),
+                    env_options={},
                 )
 
         await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
-        (before,) = await policy.use.fanout()
+        (before,) = await policy.fanout(PolicyActor.use)
         started = time.perf_counter()
         groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
         seconds = time.perf_counter() - started
-        (after,) = await policy.use.fanout()
+        (after,) = await policy.fanout(PolicyActor.use)
     episodes = [episode for group in groups for episode in group.episodes]
     assert all(episode.outcome.is_valid for episode in episodes), episodes[0].error
     turns = []

@@ -14,11 +14,19 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
 from forge_env.runtime.calls import quietly, unless_gone, within
+from forge_env.runtime.endpoint_table import EndpointTable
 from forge_env.utils.deadlines import queued
+
+if TYPE_CHECKING:
+    from forge_env.runtime.endpoints import Endpoint
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
 CALLER = "FORGE_ENV_CALLER"
@@ -48,31 +56,92 @@ class _Member:
     """In flight, from this process."""
 
 
-class ServiceClient:
-    """Endpoints of the replicas, as attributes: `await client.generate.route(...)`.
+class ServiceHandle(Generic[A]):
+    """Calls the replicas of a service, whose actors are of class A.
+
+    Two forms mean the same. The first is checked by a type checker; both are checked before a message is sent::
+
+        completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
+        completion = await policy.generate.route(prompt_ids, sampling)
+    """
+
+    def _view(self) -> View[A]:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> BoundEndpoint:
+        if name.startswith("_") or name == "client":  # not set yet
+            raise AttributeError(name)
+        return self._view()._bind(name)
+
+    def session(self, name: str) -> View[A]:
+        """The same service for one session: its calls go to one replica as long as that one is up."""
+        view = self._view()
+        return View(view._client, name, view._seconds)
+
+    def deadline(self, seconds: float) -> View[A]:
+        """The same service with another deadline for a call."""
+        view = self._view()
+        return View(view._client, view._session, seconds)
+
+    def route(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call an endpoint on one replica, see `BoundEndpoint.route`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).route(*args, **kwargs)
+
+    def fanout(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, list[R]]:
+        """Call an endpoint on every replica that is up, see `BoundEndpoint.fanout`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).fanout(*args, **kwargs)
+
+    def call_one(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call an endpoint on the only replica, see `BoundEndpoint.call_one`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).call_one(*args, **kwargs)
+
+
+class View(ServiceHandle[A]):
+    """A service with a session and a deadline; without one, with that of each endpoint."""
+
+    def __init__(self, client: ServiceClient[A], session: str, seconds: float | None) -> None:
+        self._client = client
+        self._session = session
+        self._seconds = seconds
+
+    def _view(self) -> View[A]:
+        return self
+
+    def _bind(self, name: str) -> BoundEndpoint:
+        return BoundEndpoint(self._client, self._client.table.check(name), self._session, self._seconds)
+
+
+class ServiceClient(ServiceHandle[A]):
+    """A handle of a service that travels: in any process, it knows which replicas are up.
 
     Args:
         name: for people.
-        idempotent: endpoints that may be called again when a replica dies during a call.
-        long: endpoints whose calls have no deadline, and are cancelled with their callers.
-        seconds: deadline of a call to any other, the waiting for a replica among it.
+        table: the endpoints of the actor's class.
+        seconds: deadline of a call to an endpoint that is not long, with the time until a replica is up.
         id: its own among all services.
         members: the replicas that are up.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        idempotent: frozenset[str] = frozenset(),
-        long: frozenset[str] = frozenset(),
-        seconds: float = 300.0,
-        id: str = "",
-        members: Members | None = None,
+        self, name: str, table: EndpointTable, *, seconds: float = 300.0, id: str = "", members: Members | None = None
     ) -> None:
         self.name = name
-        self.idempotent = idempotent
-        self.long = long
+        self.table = table
         self.seconds = seconds
         self.id = id or uuid.uuid4().hex
         self.members = Members(handles={})  # a mapping proxy cannot travel
@@ -86,20 +155,10 @@ class ServiceClient:
             self.update(members)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (self.name, self.idempotent, self.long, self.seconds, self.id, self.members)
+        return _revive, (self.name, self.table, self.seconds, self.id, self.members)
 
-    def __getattr__(self, name: str) -> Endpoint:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Endpoint(self, name, "", None)
-
-    def session(self, name: str) -> View:
-        """The same service for one session: its calls go to one replica as long as that one is up."""
-        return View(self, name, None)
-
-    def deadline(self, seconds: float) -> View:
-        """The same service with another deadline for a call."""
-        return View(self, "", seconds)
+    def _view(self) -> View[A]:
+        return View(self, "", None)
 
     @property
     def up(self) -> int:
@@ -143,34 +202,14 @@ class ServiceClient:
         return self._up[number]
 
 
-class View:
-    """A service with a session and a deadline; without one, with that of each endpoint."""
+class BoundEndpoint:
+    """One endpoint of a service, with the session and the deadline of its calls."""
 
-    def __init__(self, client: ServiceClient, session: str, seconds: float | None) -> None:
-        self._client = client
-        self._session = session
-        self._seconds = seconds
-
-    def __getattr__(self, name: str) -> Endpoint:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Endpoint(self._client, name, self._session, self._seconds)
-
-    def session(self, name: str) -> View:
-        return View(self._client, name, self._seconds)
-
-    def deadline(self, seconds: float) -> View:
-        return View(self._client, self._session, seconds)
-
-
-class Endpoint:
-    """One endpoint of a service."""
-
-    def __init__(self, client: ServiceClient, name: str, session: str, seconds: float | None) -> None:
+    def __init__(self, client: ServiceClient[Any], name: str, session: str, seconds: float | None) -> None:
         self._client = client
         self._name = name
         self._session = session
-        self._is_long = name in client.long
+        self._is_long = name in client.table.long
         self._seconds = seconds if seconds is not None or self._is_long else client.seconds
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +233,7 @@ class Endpoint:
                     try:
                         return await self._call(member, args, kwargs)
                     except ReplicaDied as error:
-                        if self._name not in client.idempotent:
+                        if self._name not in client.table.idempotent:
                             raise
                         if tries == MOST_TRIES:
                             raise ReplicaDied(f"{client.name}.{self._name} lost {tries} replicas: {error}") from None
@@ -252,11 +291,6 @@ class Endpoint:
             member.calls -= 1
 
 
-def long_endpoints(actor_class: type) -> frozenset[str]:
-    """The names of the long endpoints of an actor's class, see `forge_env.runtime.actor.long_endpoint`."""
-    return frozenset(name for name in dir(actor_class) if getattr(getattr(actor_class, name), "is_long", False))
-
-
 def _next_call() -> str:
     return f"{os.environ.get(CALLER, 'controller')}/{next(_calls)}"
 
@@ -269,18 +303,16 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 _calls = itertools.count()
 _background: set[asyncio.Task[None]] = set()
-_clients: dict[str, ServiceClient] = {}
+_clients: dict[str, ServiceClient[Any]] = {}
 """Those of this process, by their ids: however often a client arrives, it stays one object."""
 
 
-def _revive(
-    name: str, idempotent: frozenset[str], long: frozenset[str], seconds: float, service_id: str, members: Members
-) -> ServiceClient:
-    known = _clients.get(service_id)
-    if known is None:
-        return ServiceClient(name, idempotent=idempotent, long=long, seconds=seconds, id=service_id, members=members)
-    known.update(members)
-    return known
+def _revive(name: str, table: EndpointTable, seconds: float, service_id: str, members: Members) -> ServiceClient[Any]:
+    client = _clients.get(service_id)
+    if client is None:
+        return ServiceClient(name, table, seconds=seconds, id=service_id, members=members)
+    client.update(members)
+    return client
 
 
 def update_client(service_id: str, members: Members) -> None:

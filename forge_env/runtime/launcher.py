@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
@@ -25,8 +25,13 @@ from forge_env.runtime.hosts import Hosts
 from forge_env.runtime.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.ranks import LOOPBACK, AllRanks, MeetingPoint, log_of_rank
 
+if TYPE_CHECKING:
+    from forge_env.runtime.endpoints import Endpoint
+
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -58,6 +63,15 @@ class Spawned:
     def handle(self) -> Any:
         """What its endpoints are called on: Monarch's handle, or all ranks at once."""
         return AllRanks(self.actor) if self.meeting_point else self.actor
+
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[Any, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def call_one(self, endpoint: Endpoint[Any, P, Any], *args: P.args, **kwargs: P.kwargs) -> Awaitable[Any]:
+        """Call an endpoint on the actor; on several ranks, as `AllRanks.call_one`."""
+        call: Awaitable[Any] = getattr(self.handle, endpoint.name).call_one(*args, **kwargs)
+        return call
 
 
 class Launcher:
@@ -199,14 +213,13 @@ class Launcher:
         )
         return actor
 
-    def processes(self, name: str, *, environ: Mapping[str, str] | None = None) -> Any:
+    def processes(self, name: str, actor_class: type) -> Any:
         """Spawn one process for actors that are not ours; returns it as a Monarch process mesh.
 
-        An actor of ours sits in it too, so that it is logged, watched after `start`, and ended like every other.
+        An actor of ours, of `actor_class`, is in it too: the process is logged, watched after `start`, and ended like
+        every other one.
         """
-        from forge_env.runtime.actor import ForgeActor
-
-        self.spawn(name, ForgeActor, environ=environ)
+        self.spawn(name, actor_class)
         return self._spawned[name].mesh
 
     def __getitem__(self, name: str) -> Spawned:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from forge_env.core.errors import ForgeError
 
+if TYPE_CHECKING:
+    from forge_env.runtime.endpoints import Endpoint
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+Answer: TypeAlias = Coroutine[Any, Any, R]
 LOOPBACK = "127.0.0.1"
 
 
@@ -48,7 +55,7 @@ class MeetingPoint:
         }
 
 
-class AllRanks:
+class AllRanks(Generic[A]):
     """An actor's handle whose calls go to all of its ranks at once, for endpoints in which they wait for each other.
 
     The ranks but the first answer None, and the first one's answer is that of the call. What one rank raises is raised
@@ -58,7 +65,9 @@ class AllRanks:
 
         trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
         await launcher.start("trainer")
-        await within(60.0, trainer.begin.call_one(learning_rate=1e-5), "the trainer")
+        await within(60.0, trainer.call_one(TrainerActor.begin, learning_rate=1e-5), "the trainer")
+
+    `trainer.begin.call_one(learning_rate=1e-5)` means the same, and no type checker checks its arguments.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -68,6 +77,21 @@ class AllRanks:
         if name.startswith("_"):
             raise AttributeError(name)
         return _Endpoint(getattr(self._actor, name))
+
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, None], *args: P.args, **kwargs: P.kwargs) -> Answer[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Answer[R]: ...
+    def call_one(self, endpoint: Endpoint[A, P, Any], *args: P.args, **kwargs: P.kwargs) -> Answer[Any]:
+        """Call an endpoint on all ranks; the message leaves before this returns.
+
+        So calls reach every rank in the order they are made.
+
+        Raises:
+            AttributeError: at once; the actor has no such endpoint.
+            ForgeError: what a rank raised of our own kinds, unchanged.
+        """
+        return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
 
 
 class _Endpoint:

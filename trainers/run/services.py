@@ -13,6 +13,7 @@ from envs.actor import AgentSpec, EnvActor
 from forge_env.core.errors import ServiceError
 from forge_env.core.protocols import Policy
 from forge_env.rollout.lockstep import LockstepPolicy
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.gpus import names_of
@@ -167,7 +168,7 @@ async def start_services(plan: RunPlan, launcher: Launcher, model: str, store: W
             on_ready=settle,
             launcher=launcher,
         )
-    processes = launcher.processes("store") if store.needs_process else None
+    processes = launcher.processes("store", ForgeActor) if store.needs_process else None
     services = Services(
         trainer=titan,
         policy=policy,

@@ -26,6 +26,7 @@ pytest.importorskip("monarch")
 
 from runtime_actors import Worker
 
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.compiled import VARIABLE
 from forge_env.runtime.launcher import Launcher, within
 
@@ -208,7 +209,7 @@ async def test_a_killed_actor_ends_the_pending_call_under_guard(launcher: Launch
 @pytest.mark.parametrize("bare", [False, True])
 async def test_guard_notices_a_process_that_dies_while_nobody_calls_it(launcher: Launcher, bare: bool) -> None:
     if bare:
-        launcher.processes("idle")
+        launcher.processes("idle", ForgeActor)
         await launcher.start("idle")
     else:
         await started(launcher, "idle")
