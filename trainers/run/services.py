@@ -18,13 +18,15 @@ from forge_env.runtime.calls import unless_gone, within
 from forge_env.runtime.client import ServiceClient
 from forge_env.runtime.gpus import names_of
 from forge_env.runtime.launcher import Launcher, Spawned
-from forge_env.runtime.ranks import LOOPBACK
+from forge_env.runtime.ranks import LOOPBACK, AllRanks
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.config import ServiceConfig
+from trainers.metrics.timeline import Timeline
 from trainers.run.reference import ReferenceActor
-from trainers.run.startup import Span
-from trainers.run.trainer_actor import spawn_trainer
+from trainers.run.startup import Span, Startup
+from trainers.run.trainer_actor import TrainerActor, spawn_trainer
+from trainers.run.weight_sync import WeightSync
 from trainers.setup.placement import ReplicaPlace
 from trainers.setup.run_plan import RunPlan
 
@@ -33,20 +35,17 @@ from trainers.setup.run_plan import RunPlan
 class Services:
     """Handles of a run's actors."""
 
-    trainer: Any
-    policy: Service
-    envs: Service
+    trainer: AllRanks[TrainerActor]
+    policy: Service[PolicyActor]
+    envs: Service[EnvActor]
+    weights: WeightSync
     engine_ready: asyncio.Task[None]
     """Done when the engines are up; the warm-up needs none, and they are by far the slowest to start."""
     guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
     """Runs work until it ends or a process dies that nothing replaces."""
-    reference: Service | None = None
+    reference: Service[ReferenceActor] | None = None
     """The reference model; None where nothing needs one."""
-    pull_seconds: float
-    """Deadline of an engine's taking new weights over."""
-    published: int = -1
-    """The newest version of the weights in the store; a new engine is given it before it is put to use."""
-    settle_reference: Callable[[Any], Awaitable[None]] | None = None
+    settle_reference: Callable[[Spawned], Awaitable[None]] | None = None
     """Gives a reference model that has been replaced its weights."""
 
     async def stop_waiting(self) -> None:
@@ -61,15 +60,15 @@ class Services:
 
     async def started(self) -> dict[str, list[Mapping[str, Span]]]:
         """What the actors of each service that is up say of their starts, by the names that people know them by."""
-        services = {"environments": self.envs, "reference model": self.reference}
+        services: dict[str, Service[Any] | None] = {"environments": self.envs, "reference model": self.reference}
         if self.engine_ready.done():
             services["engine"] = self.policy
-        found = {}
+        starts: dict[str, list[Mapping[str, Span]]] = {}
         with suppress(ServiceError):  # who dies meanwhile is noticed elsewhere
-            found["trainer"] = [await within(10.0, self.trainer.started.call_one(), "the trainer")]
+            starts["trainer"] = [await within(10.0, self.trainer.call_one(TrainerActor.started), "the trainer")]
             for name, service in services.items():
-                found[name] = await service.deadline(10.0).started.fanout() if service else []
-        return found
+                starts[name] = [*await service.deadline(10.0).fanout(ForgeActor.started)] if service else []
+        return starts
 
     async def progress(self) -> object:
         """How far engines and environments have come: it differs from the last time where anything has moved.
@@ -79,29 +78,19 @@ class Services:
         if self.policy.is_starting or self.envs.is_starting:
             return object()
         with suppress(ServiceError):  # who does not answer is noticed by its ping, and does not move
-            uses = await self.policy.deadline(10.0).use.fanout()
-            ended = await self.envs.deadline(10.0).ended.fanout()
+            uses = await self.policy.deadline(10.0).fanout(PolicyActor.use)
+            ended = await self.envs.deadline(10.0).fanout(EnvActor.ended)
             return self.replaced, [use.steps for use in uses], ended
         return None
 
-    async def _catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `published`."""
-        version = -1
-        while version != self.published:
-            version = self.published
-            try:
-                pull = engine.handle.pull.call_one(version, self.pull_seconds)
-                await unless_gone(within(self.pull_seconds, pull, "the new engine"), engine.dead)
-            except ServiceError:
-                if version == self.published:  # otherwise there is a newer one, and this one may be forgotten
-                    raise
-
     async def _settle(self, reference: Spawned) -> None:
         if self.settle_reference is not None:
-            await unless_gone(self.settle_reference(reference.handle), reference.dead)
+            await unless_gone(self.settle_reference(reference), reference.dead)
 
 
-async def start_services(plan: RunPlan, launcher: Launcher, model: str, store: WeightStore) -> Services:
+async def start_services(
+    plan: RunPlan, launcher: Launcher, model: str, store: WeightStore, startup: Startup, timeline: Timeline
+) -> Services:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
     Args:
@@ -109,20 +98,22 @@ async def start_services(plan: RunPlan, launcher: Launcher, model: str, store: W
         launcher: that ends everything.
         model: a Hugging Face folder.
         store: of the plan; prepared and opened here, and closed by the caller after the launcher.
+        startup: told how long the first update of the weights takes.
+        timeline: told of each update.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
     if plan.environment is None:
-        return await _start_trainer(plan, launcher, model)
+        return await _start_trainer(plan, launcher, model, startup, timeline)
     start_seconds = plan.deadlines.weights
     config, replicas = plan.config, plan.placement.replicas
     wanted = config.services
     store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
     async def catch_up(engine: Spawned) -> None:
-        await services._catch_up(engine)
+        await services.weights.catch_up(engine)
 
     async def settle(reference: Spawned) -> None:
         await services._settle(reference)
@@ -169,14 +160,15 @@ async def start_services(plan: RunPlan, launcher: Launcher, model: str, store: W
             launcher=launcher,
         )
     processes = launcher.processes("store", ForgeActor) if store.needs_process else None
+    engine_ready = asyncio.create_task(policy.start())
     services = Services(
         trainer=titan,
         policy=policy,
         envs=envs,
-        engine_ready=asyncio.create_task(policy.start()),
+        weights=_weight_sync(plan, titan, policy, engine_ready, startup, timeline),
+        engine_ready=engine_ready,
         guard=launcher.guard,
         reference=reference,
-        pull_seconds=plan.deadlines.weights,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -206,25 +198,47 @@ def _options(service: ServiceConfig, places: Sequence[ReplicaPlace], start_secon
     )
 
 
-async def _start_trainer(plan: RunPlan, launcher: Launcher, model: str) -> Services:
+async def _start_trainer(
+    plan: RunPlan, launcher: Launcher, model: str, startup: Startup, timeline: Timeline
+) -> Services:
     trainer = plan.config.services.trainer
     (place,) = plan.placement.replicas["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
     titan = spawn_trainer(launcher, model, plan.trainer, procs=trainer.procs, **where)
     await launcher.start("trainer", seconds=plan.deadlines.weights)
     no_engine = asyncio.create_task(asyncio.sleep(0))
-    nobody = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # never started
+    policy = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # never started
+    envs = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # nor is this one
     return Services(
         trainer=titan,
-        policy=nobody,
-        envs=nobody,
+        policy=policy,
+        envs=envs,
+        weights=_weight_sync(plan, titan, policy, no_engine, startup, timeline),
         engine_ready=no_engine,
         guard=launcher.guard,
-        pull_seconds=plan.deadlines.weights,
     )
 
 
-def _agents(plan: RunPlan, model: str, policy: ServiceClient) -> dict[str, AgentSpec]:
+def _weight_sync(
+    plan: RunPlan,
+    trainer: AllRanks[TrainerActor],
+    policy: Service[PolicyActor],
+    engine_ready: asyncio.Task[None],
+    startup: Startup,
+    timeline: Timeline,
+) -> WeightSync:
+    return WeightSync(
+        trainer=trainer,
+        policy=policy,
+        engine_ready=engine_ready,
+        seconds=plan.deadlines.weights,
+        staleness=plan.config.staleness,
+        startup=startup,
+        timeline=timeline,
+    )
+
+
+def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
     config, environment = plan.config, plan.environment.env_class
     asked: Policy = ActorPolicy(policy)

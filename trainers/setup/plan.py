@@ -17,7 +17,7 @@ from trainers.setup import checks
 from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.engine import engine_settings, episodes_at_once
 from trainers.setup.estimates import estimate_memory
-from trainers.setup.figures import check_sets
+from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.page_objective import needs_reference, page_objective

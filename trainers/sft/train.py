@@ -21,7 +21,7 @@ from trainers.sft.config import Config
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
-    from trainers.run.run import Run
+    from trainers.run.training_run import TrainingRun
     from trainers.setup.run_plan import RunPlan
     from trainers.sft.data import SFTData
 
@@ -39,10 +39,10 @@ async def train(plan: RunPlan) -> None:
 
 
 async def _train_on_demonstrations(plan: RunPlan) -> None:
-    from trainers.run.run import open_run
+    from trainers.run.open_run import open_run
     from trainers.run.warmup import warm_up
 
-    async def phases(run: Run) -> None:
+    async def phases(run: TrainingRun) -> None:
         started = time.perf_counter()
         await warm_up(run, plan.steps, around=run.first_step)
         values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
@@ -55,12 +55,12 @@ async def _train_on_demonstrations(plan: RunPlan) -> None:
 
 
 async def _train_on_data(plan: RunPlan, config: Config) -> None:
-    from trainers.run.run import open_run
+    from trainers.run.open_run import open_run
     from trainers.sft.data import SFTData
 
     data = SFTData(config)
 
-    async def phases(run: Run) -> None:
+    async def phases(run: TrainingRun) -> None:
         run.report.say(f"{config.sft.data}: {data.found}")
         place = await _steps(run, data)
         before = place["held_out_loss"]
@@ -87,74 +87,69 @@ async def _train_on_data(plan: RunPlan, config: Config) -> None:
         await run.services.guard(phases(run))
 
 
-async def _steps(run: Run, data: SFTData) -> dict[str, Any]:
+async def _steps(run: TrainingRun, data: SFTData) -> dict[str, Any]:
     """Every optimizer step, or those after the checkpoint.
 
     Returns:
         What a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
     """
-    from forge_env.runtime.launcher import within
+    from forge_env.runtime.calls import within
     from trainers.objective.plain_losses import SFTLoss
+    from trainers.run.checkpointing import is_due, restore, save_checkpoint
 
-    training, loss = run.config.training, SFTLoss()
-    begin = run.services.trainer.begin.call_one(
-        learning_rate=training.learning_rate,
-        warmup_steps=training.warmup_steps,
-        lr_schedule=training.lr_schedule,
-        total_steps=training.steps,
-    )
-    await within(run.plan.deadlines.base, begin, "the trainer")
+    loss = SFTLoss()
+    await run.begin_training()
     place: dict[str, Any]
     if run.checkpoint is None:
         with run.startup.phase("held-out loss"):
             done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
     else:
         with run.startup.phase("checkpoint"):
-            done, place = run.checkpoint.step, dict(await run.restore(run.checkpoint))
+            done, place = run.checkpoint.step, dict(await restore(run, run.checkpoint))
         await _evaluate(run, done)  # where it was the last step of a shorter run
     started = time.perf_counter() - place["seconds"]
-    run.report.follow("train", title="sft", total=training.steps, names=("loss", "tokens"), since=started)
+    run.report.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
-    for step in range(done + 1, training.steps + 1):
+    for step in range(done + 1, run.plan.steps + 1):
         # In a thread: of a stream the next rows may have to come over the network.
         with run.startup.phase("first batch"):
-            batch = await within(training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
+            batch = await within(run.config.training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
         async with run.first_step():
             metrics = await run.train_step(batch, loss)
         run.report.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
         place["seconds"] = time.perf_counter() - started
         await _evaluate(run, step)
-        if run.is_due(step):
-            version = run.version + (not run.is_evaluated(step))  # that which the weights have, or will have
-            await run.save_checkpoint(step, place, version=version, asynchronous=run.config.checkpoint.asynchronous)
+        if is_due(run.plan, step):
+            await save_checkpoint(run, step, place, asynchronous=run.config.checkpoint.asynchronous)
     return place
 
 
-async def _evaluate(run: Run, step: int) -> None:
+async def _evaluate(run: TrainingRun, step: int) -> None:
     """Measure the weights of a step in the environment, if that is wanted and was not done yet."""
-    if run.is_evaluated(step) and step not in run.evaluations:
-        await run.sync_weights()
-        await run.evaluate_step(step)
+    if run.evaluations.is_due(step) and step not in run.evaluations.by_step:
+        await run.weights.sync(steps=step)
+        await run.evaluations.evaluate_step(step)
 
 
-async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
+async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | None:
     """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
-    from forge_env.runtime.launcher import within
+    from forge_env.runtime.calls import within
+    from trainers.run.trainer_actor import TrainerActor
 
     if not samples:
         return None
-    call = run.services.trainer.logprobs.call_one(samples, 1.0)
-    found = await within(run.config.training.step_seconds, call, "the trainer")
-    values = list(itertools.chain.from_iterable(found))
+    call = run.services.trainer.call_one(TrainerActor.logprobs, samples, 1.0)
+    logprobs = await within(run.config.training.step_seconds, call, "the trainer")
+    values = list(itertools.chain.from_iterable(logprobs))
     return -sum(values) / len(values)
 
 
-async def _measure(run: Run) -> dict[str, object]:
+async def _measure(run: TrainingRun) -> dict[str, object]:
     """Put the weights into the engine, and measure on held-out tasks; returns what the summary says of it."""
-    from trainers.run.run import SAMPLES_SHOWN
+    from trainers.run.training_run import SAMPLES_SHOWN
 
-    await run.sync_weights()
-    after = await run.evaluate("after", step=run.plan.steps)
+    await run.weights.sync(steps=run.plan.steps)
+    after = await run.evaluations.evaluate("after", step=run.plan.steps)
     run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.report.say(f"held-out success after sft: {after}")
     return {
@@ -166,9 +161,10 @@ async def _measure(run: Run) -> dict[str, object]:
     }
 
 
-async def _finish(run: Run, place: Mapping[str, Any]) -> None:
-    # With an environment the weights have been measured, and so have a version.
-    await run.save_checkpoint(run.plan.steps, place, version=max(0, run.version))
+async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
+    from trainers.run.checkpointing import save_checkpoint
+
+    await save_checkpoint(run, run.plan.steps, place)
     await run.export()
     run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.trainers.controller.test_ready import make_group
+from tests.trainers.controller.test_ready_groups import make_group
 from trainers.batching.lengths import Lengths
 
 
