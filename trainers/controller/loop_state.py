@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainers.batching.lengths import Lengths
 from trainers.controller.ledger import Ledger
+from trainers.controller.length_bias import LengthBias
 from trainers.controller.ready_groups import ReadyGroup
 
 
@@ -43,7 +43,7 @@ class LoopState:
     """What has become of every prompt."""
     ready: Sequence[ReadyGroup] = ()
     """Groups that are ready, and that no step has taken."""
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: LengthBias = field(default_factory=LengthBias)
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
     without signal" one reward for all of them; "idle groups" had that too and were trained on all the same, for the

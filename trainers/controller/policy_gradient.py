@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
-from trainers.batching.lengths import Lengths
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import make_alarm
 from trainers.controller.ledger import Ledger
+from trainers.controller.length_bias import LengthBias
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.policy_gradient_summary import summarise
@@ -143,7 +143,7 @@ async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
     with run.startup.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
-    ledger, lengths = Ledger(), Lengths()
+    ledger, lengths = Ledger(), LengthBias()
     ledger.load_state_dict(place["ledger"])
     lengths.load_state_dict(place.get("lengths", lengths.state_dict()))
     guess = estimate(checkpoint.step, run.weights.published, run.config.training.sync_interval)

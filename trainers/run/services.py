@@ -251,8 +251,8 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
         "greedy": {"temperature": 0.0},
     }
     agents: dict[str, AgentSpec] = {
-        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **own})
-        for name, own in sampling.items()
+        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **settings})
+        for name, settings in sampling.items()
     }
     if hasattr(environment, "expert"):
         agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})

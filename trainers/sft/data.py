@@ -68,7 +68,7 @@ class SFTData:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._source: Source = open_source(config.sft)
-        self.found = self._source.found
+        self.about = self._source.about
         self.held_out: list[Sample] = []
         self.left_out = Tally()
         self._foreign = 0  # episodes whose tokens are of another model

@@ -61,7 +61,7 @@ async def _train_on_data(plan: RunPlan, config: Config) -> None:
     data = SFTData(config)
 
     async def phases(run: TrainingRun) -> None:
-        run.report.say(f"{config.sft.data}: {data.found}")
+        run.report.say(f"{config.sft.data}: {data.about}")
         place = await _steps(run, data)
         before = place["held_out_loss"]
         after = await held_out_loss(run, data.held_out)
