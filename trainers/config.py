@@ -376,6 +376,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
+    def settle(self) -> None:
+        """Set what follows from other settings, and check what the page alone can; a page has its own.
+
+        Raises:
+            UserError: for settings that contradict each other.
+        """
+
     @property
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
@@ -401,7 +408,7 @@ class RunConfig:
     @property
     def algorithm_name(self) -> str:
         """The name of that section, such as "grpo"; "" for supervised training."""
-        names = (each.name for each in fields(self))
+        names = (setting.name for setting in fields(self))
         return next((name for name in names if isinstance(getattr(self, name), AlgorithmConfig)), "")
 
     @property

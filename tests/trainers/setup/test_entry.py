@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import InvariantError, ServiceError, UserError
-from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.setup.entry import main
+from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]
 
 
-async def never(config: RunConfig) -> None:
+async def never(plan: RunPlan) -> None:
     raise AssertionError("nothing may start")
 
 
