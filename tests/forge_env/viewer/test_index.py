@@ -1,4 +1,4 @@
-"""The index: whatever happens to the files, it says what a fresh one says."""
+"""The index: whatever happens to the files, it equals a new index of them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.forge_env.viewer.runs import make_episode, training_run, write
 
 
 def contents(index: EpisodeIndex) -> list[tuple[Any, ...]]:
-    """All that an index says, without the numbers that it gives to files."""
+    """Everything in an index but the numbers of the files."""
     with index.reading() as db:
         columns = ", ".join(row[1] for row in db.execute("PRAGMA table_info(episodes)") if row[1] not in ("n", "file"))
-        found = [tuple(row) for row in db.execute(f"SELECT phase, {columns} FROM episodes JOIN files USING (file)")]
-        found += [tuple(row) for row in db.execute("SELECT * FROM trained")]
-        found += [tuple(row) for row in db.execute("SELECT phase, offset, reason FROM bad JOIN files USING (file)")]
-    return sorted(found, key=repr)
+        rows = [tuple(row) for row in db.execute(f"SELECT phase, {columns} FROM episodes JOIN files USING (file)")]
+        rows += [tuple(row) for row in db.execute("SELECT * FROM trained")]
+        rows += [tuple(row) for row in db.execute("SELECT phase, offset, reason FROM bad JOIN files USING (file)")]
+    return sorted(rows, key=repr)
 
 
 def open_index(run: Path, place: Path) -> EpisodeIndex:
-    (found,) = find_runs(run)
-    return EpisodeIndex(found, place)
+    (stored,) = find_runs(run)
+    return EpisodeIndex(stored, place)
 
 
 LINES = st.one_of(
