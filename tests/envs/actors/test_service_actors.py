@@ -15,7 +15,7 @@ from forge_env.rollout.factory import make
 
 pytest.importorskip("monarch")
 
-from trainers.run.run.replay_buffer import ReplayBuffer
+from trainers.run.replay_buffer import ReplayBuffer
 
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
