@@ -67,7 +67,7 @@ def form_of(text: str) -> object:
     return (
         forms.stated_values(f"{text}=x", "x"),
         forms.separate_cases(text, "x+X"),
-        forms.names_more_computations(text, "x"),
+        forms.computes_more(text, "x"),
     )
 
 

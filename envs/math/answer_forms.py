@@ -34,7 +34,7 @@ def exact_decimals(text: str) -> str:
     return _DECIMAL.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
 
 
-def names_more_computations(answer: str, target: str) -> bool:
+def computes_more(answer: str, target: str) -> bool:
     """Whether an answer names a computation, such as gcd or max, that the target does not name.
 
     math-verify would evaluate it while it parses the answer.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.math.answer_forms import exact_decimals, names_more_computations, separate_cases, stated_values
+from envs.math.answer_forms import computes_more, exact_decimals, separate_cases, stated_values
 from envs.math.numerals import Number, last_number, parse_number, plain
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest
@@ -116,7 +116,7 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
 
 
 def _same_expression(answer: str, target: str, tolerance: float) -> bool:
-    if {_shape(answer), _shape(target)} == {"set", "bracket"} or names_more_computations(answer, target):
+    if {_shape(answer), _shape(target)} == {"set", "bracket"} or computes_more(answer, target):
         return False
     if not _CHOICE.fullmatch(target):
         answer, target = separate_cases(answer, target)

@@ -15,11 +15,10 @@ from forge_env.rollout.factory import make
 
 pytest.importorskip("monarch")
 
-from trainers.run.replay_buffer import ReplayBuffer
-
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env.runtime.launcher import Launcher
+from trainers.run.replay_buffer import ReplayBuffer
 
 
 @pytest_asyncio.fixture
