@@ -30,6 +30,9 @@ hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
 
 os.environ["HOME"] = str(HOME)
+# The tensors of the tests are small, and there is one worker for each CPU: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The caches of the Makefile, also where pytest is started without it.
 if (ROOT / "Makefile").is_file():
     for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):

@@ -28,6 +28,7 @@ from runtime_actors import Worker
 
 from forge_env.runtime.compiled import VARIABLE
 from forge_env.runtime.launcher import Launcher, within
+from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -45,20 +46,6 @@ async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> An
     actor = launcher.spawn(name, Worker, **kwargs)
     await launcher.start(name)
     return actor
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 # ---- calls ----

@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,6 +20,7 @@ from runtime_actors import Caller, Counting
 
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
 
@@ -29,12 +29,6 @@ DEADLINE_S = 60.0
 async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
     async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
         yield opened
-
-
-async def until(condition: Any, what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def pids(service: Service) -> list[int]:
