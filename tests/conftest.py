@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
+FIRST = ("system", "trainers/titan", "trainers/run", "forge_env/runtime", "test_docs.py", "browser", "forge_env/check")
+"""Folders and files below tests/ with the longest tests. They come first, so that none is left for the end."""
 LEFT = pytest.StashKey[list[str]]()
 WRITTEN = "written to the home folder"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
@@ -37,6 +39,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if (ROOT / "Makefile").is_file():
     for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
         os.environ.setdefault(variable, str(ROOT / place))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; otherwise in the order that they have."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT / "tests")))
+
+
+def _rank(path: Path) -> int:
+    return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
 
 
 def pytest_collection_finish() -> None:
