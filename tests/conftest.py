@@ -1,4 +1,4 @@
-"""What several tests share: the settings of Hypothesis, a home of their own, and a tiny model folder, made once."""
+"""What several tests share: the settings of Hypothesis, a home of their own, a tiny model folder, and a launcher."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import hypothesis.configuration
 import pytest
+import pytest_asyncio
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
@@ -95,3 +97,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     asyncio.run(make_model(folder, make("math"), seed=0, limits=EpisodeLimits()))
     return folder
+
+
+@pytest_asyncio.fixture
+async def launcher(tmp_path: Path) -> AsyncIterator[Any]:
+    """An open Launcher, whose logs lie in the test's own folder; it tells nobody of deaths."""
+    from forge_env.runtime.launcher import Launcher
+
+    async with Launcher(tmp_path / "logs", say=lambda text: None) as opened:
+        yield opened

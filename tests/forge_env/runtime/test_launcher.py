@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ForgeError, PolicyError, ServiceError, UserError
 
@@ -34,12 +33,6 @@ ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 NOTICED_S = 5.0  # a death must be known by then; Monarch itself takes up to ten seconds
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
 
 
 async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> Any:

@@ -6,11 +6,9 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import PolicyError, ReplicaDied, ServiceError, UserError
 
@@ -23,12 +21,6 @@ from forge_env.runtime.service import Service
 from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
-        yield opened
 
 
 async def pids(service: Service) -> list[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.entry import never
 from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
@@ -16,10 +17,6 @@ from trainers.setup.plan import Plan, make_plan
 from trainers.setup.read_config import read_config
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
-
-
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
 
 
 def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> Plan:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.config import RunConfig
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
 from trainers.setup.placement import gpus_available, gpus_needed, gpus_wanted
@@ -15,10 +15,6 @@ from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
-
-
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
 
 
 def test_the_recipes_are_there() -> None:
