@@ -6,12 +6,9 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ForgeError, PolicyError, ReplicaDied, ServiceError, UserError
 
@@ -23,20 +20,9 @@ from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
-        yield opened
-
-
-async def until(condition: Any, what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def pids(service: Service[Counting]) -> list[int]:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,10 +30,23 @@ def run(tmp_path: Path) -> Path:
     return training_run(tmp_path / "run")
 
 
-@pytest.fixture
-def server(run: Path) -> Iterator[ViewServer]:
+@contextmanager
+def serving(run: Path) -> Iterator[ViewServer]:
     with Library(run) as library, ViewServer(library) as server:
         library.runs[0].update_index()
+        yield server
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[ViewServer]:
+    with serving(run) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def any_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
+    """One for all tests that only ask, and change nothing of the run."""
+    with serving(training_run(tmp_path_factory.mktemp("served") / "run")) as server:
         yield server
 
 
@@ -68,22 +82,22 @@ def test_the_printed_address_opens_the_page_and_leaves_a_cookie(server: ViewServ
 
 @pytest.mark.parametrize("path", ["/", "/?token=guess", "/api/runs", "/api/0/episodes", "/index.html", "/?token="])
 @pytest.mark.parametrize("cookie", ["", "{name}=guess", "other={token}", "{name}=", '{name}="', "{name}=\u00e9"])
-def test_nothing_is_told_to_who_does_not_have_the_key(server: ViewServer, path: str, cookie: str) -> None:
-    cookie = cookie.format(name=server.cookie, token=server.token)
-    status, _, body = get(server, path, Cookie=cookie)
-    assert status == 403 and "<" not in body and server.token not in body
+def test_nothing_is_told_to_who_does_not_have_the_key(any_server: ViewServer, path: str, cookie: str) -> None:
+    cookie = cookie.format(name=any_server.cookie, token=any_server.token)
+    status, _, body = get(any_server, path, Cookie=cookie)
+    assert status == 403 and "<" not in body and any_server.token not in body
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost.evil.example", "", "10.0.0.1:{port}"]
 )
-def test_a_name_that_is_not_this_servers_is_refused(server: ViewServer, host: str) -> None:
-    assert get(server, "/api/runs", Host=host.format(port=server.port))[0] == 403
+def test_a_name_that_is_not_this_servers_is_refused(any_server: ViewServer, host: str) -> None:
+    assert get(any_server, "/api/runs", Host=host.format(port=any_server.port))[0] == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_its_own_names_are_known(server: ViewServer, host: str) -> None:
-    assert get(server, "/api/runs", Host=host.format(port=server.port))[0] == 200
+def test_its_own_names_are_known(any_server: ViewServer, host: str) -> None:
+    assert get(any_server, "/api/runs", Host=host.format(port=any_server.port))[0] == 200
 
 
 def test_another_site_may_not_ask(server: ViewServer) -> None:
@@ -110,14 +124,14 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_no_path_leads_out(server: ViewServer, path: str) -> None:
-    status, _, body = get(server, path)
+def test_no_path_leads_out(any_server: ViewServer, path: str) -> None:
+    status, _, body = get(any_server, path)
     assert status == 404 and "root:" not in body
 
 
 @pytest.mark.parametrize("query", ["order=up", "offset=-1", "limit=many", "reward_from=x", "has=luck"])
-def test_a_parameter_without_sense_is_one_sentence(server: ViewServer, query: str) -> None:
-    status, _, body = get(server, f"/api/0/episodes?{query}")
+def test_a_parameter_without_sense_is_one_sentence(any_server: ViewServer, query: str) -> None:
+    status, _, body = get(any_server, f"/api/0/episodes?{query}")
     assert status == 400 and json.loads(body)["error"]
 
 
@@ -129,8 +143,8 @@ def test_sql_in_a_filter_is_only_text(server: ViewServer) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_nothing_can_be_changed(server: ViewServer, method: str) -> None:
-    assert get(server, "/api/runs", method=method)[0] == 501
+def test_nothing_can_be_changed(any_server: ViewServer, method: str) -> None:
+    assert get(any_server, "/api/runs", method=method)[0] == 501
 
 
 def test_every_answer_says_that_nothing_in_it_may_run(server: ViewServer) -> None:

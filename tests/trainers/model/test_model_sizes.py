@@ -11,6 +11,7 @@ import torch
 from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
+from tests.helpers.entry import never
 from trainers.config import ModelConfig
 from trainers.grpo import Config
 from trainers.model.shape import find_shape, made_shape, read_shape
@@ -20,11 +21,6 @@ from trainers.setup.entry import main
 from trainers.setup.meaning import meaning
 from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
-from trainers.setup.run_plan import RunPlan
-
-
-async def never(plan: RunPlan) -> None:
-    raise AssertionError("nothing may start")
 
 
 @pytest.fixture(scope="module")

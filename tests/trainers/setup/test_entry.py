@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import InvariantError, ServiceError, UserError
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
-from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]
-
-
-async def never(plan: RunPlan) -> None:
-    raise AssertionError("nothing may start")
 
 
 def start(*options: str, algorithm: str = "grpo") -> int:

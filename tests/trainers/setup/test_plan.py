@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.entry import never
 from trainers import gspo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
@@ -20,10 +21,6 @@ from trainers.setup.read_config import read_config
 from trainers.setup.run_plan import RunPlan
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
-
-
-async def never(plan: RunPlan) -> None:
-    raise AssertionError("nothing may start")
 
 
 def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> RunPlan:

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
-from trainers.setup.run_plan import RunPlan
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
-
-
-async def never(plan: RunPlan) -> None:
-    raise AssertionError("nothing may start")
 
 
 def test_the_recipes_are_there() -> None:
