@@ -37,6 +37,8 @@ AIM = 0.95
 LIMIT_S = 180.0
 """Of one mutant's tests; more is a time-out, which counts as killed."""
 CONTROL_LIMIT_S = 1800.0
+_AT_ONCE = 8
+"""Test files of one process of the control: few enough that all copies are busy to the end."""
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -91,6 +93,7 @@ class Copy:
             "TMPDIR": str(self._temporary),
             "COLUMNS": "400",
         }
+        self._server: asyncio.subprocess.Process | None = None
         self._check_imports()
 
     def write(self, path: Path, text: str) -> None:
@@ -115,33 +118,46 @@ class Copy:
 
     async def pytest(self, files: Sequence[str], *options: str, limit: float) -> _Run:
         """Run test files; whatever way this ends, their processes are gone."""
-        command = (sys.executable, "-m", "pytest", "-q", "-m", "not gpu and not slow", "-rfE")
-        cache = f"cache_dir={self._temporary / 'pytest'}"  # without its plugin --strict-config would refuse the setting
+        output = self._temporary / "output"
+        output.unlink(missing_ok=True)
+        # Not by `-p no:cacheprovider`: without its plugin --strict-config would refuse the setting.
+        cache = ("-o", f"cache_dir={self._temporary / 'pytest'}")
+        arguments = ["-q", "-m", "not gpu and not slow", "-rfE", *cache, *options, *files]
         started = time.monotonic()
-        with tempfile.TemporaryFile(dir=self._temporary) as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                "-o",
-                cache,
-                *options,
-                *files,
+        code = await self._forked({"arguments": arguments, "output": str(output)}, limit)
+        return _Run(code, output.read_text(errors="replace"), time.monotonic() - started)
+
+    async def _forked(self, request: Mapping[str, Any], limit: float) -> int | None:
+        """Have the server run pytest; returns its exit code, or None where the limit ended it."""
+        if self._server is None:
+            self._server = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "benchmarks.mutants_server"),
                 cwd=self.root,
                 env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            code: int | None = None
-            try:
-                code = await asyncio.wait_for(process.wait(), limit)
-            except TimeoutError:
-                pass
-            finally:
-                await _end(process)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-        return _Run(code, text, time.monotonic() - started)
+        stdin, stdout = self._server.stdin, self._server.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        process = int(await stdout.readline())
+        end = asyncio.create_task(stdout.readline())
+        try:
+            done, _ = await asyncio.wait([end], timeout=limit)
+            return int(end.result()) if done else None
+        finally:
+            if not end.done():
+                _signal(process, signal.SIGINT)  # pytest tears down what its tests have started
+                await asyncio.wait([end], timeout=_GRACE_S)
+            _signal(process, signal.SIGKILL)
+            await end
+
+    async def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            _signal(self._server.pid, signal.SIGKILL)
+            await self._server.wait()
 
     def _check_imports(self) -> None:
         """Check that Python here imports the packages of the copy, and not those of the tree."""
@@ -152,18 +168,6 @@ class Copy:
         paths = result.stdout.split("\n")[: len(PACKAGES)]
         if result.returncode or not all(Path(path).is_relative_to(self.root) for path in paths):
             raise Refused(f"the copy in {self.root} is not what Python imports there: {paths} {result.stderr[-300:]}")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process and its group: pytest may tear down first what its tests have started."""
-    if process.returncode is None:
-        _signal(process.pid, signal.SIGINT)
-        try:
-            await asyncio.wait_for(process.wait(), _GRACE_S)
-        except TimeoutError:
-            pass
-    _signal(process.pid, signal.SIGKILL)
-    await process.wait()
 
 
 def _signal(group: int, number: int) -> None:
@@ -223,18 +227,23 @@ async def check_control(mutants: Sequence[Mutant], copies: Sequence[Copy]) -> fl
             files += copies[0].tests(mutant.tests)
         except Lost:
             pass  # its mutant is lost, which is said later
-    shares = [list(dict.fromkeys(files))[number :: len(copies)] for number in range(len(copies))]
+    waiting = list(dict.fromkeys(files))
     started = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        runs = [
-            group.create_task(copy.pytest(share, limit=CONTROL_LIMIT_S))
-            for copy, share in zip(copies, shares, strict=True)
-            if share
-        ]
-    for run in (task.result() for task in runs):
-        if run.code != 0:
-            failed = ", ".join(_FAILED.findall(run.output)) or run.output[-500:]
-            raise Refused(f"the tests fail without any mutant, so they say nothing about one: {failed}")
+
+    async def work(copy: Copy) -> None:
+        while waiting:
+            share, waiting[:] = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            run = await copy.pytest(share, limit=CONTROL_LIMIT_S)
+            if run.code != 0:
+                failed = ", ".join(_FAILED.findall(run.output)) or f"{', '.join(share)}: {run.output[-500:]}"
+                raise Refused(f"the tests fail without any mutant, so they say nothing about one: {failed}")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for copy in copies:
+                group.create_task(work(copy))
+    except* Refused as errors:
+        raise errors.exceptions[0] from None
     return time.monotonic() - started
 
 
@@ -246,7 +255,6 @@ async def measure(mutants: Sequence[Mutant], *, jobs: int, limit: float) -> dict
         files = tracked_files()
         copies = [Copy(Path(folder) / str(number), files) for number in range(min(jobs, len(mutants)))]
         print(f"{len(mutants)} mutants, {len(copies)} at a time; first their tests without any", flush=True)
-        print(f"the tests pass, in {await check_control(mutants, copies):.0f} s", flush=True)
         waiting = iter(mutants)
 
         async def work(copy: Copy) -> None:
@@ -257,9 +265,14 @@ async def measure(mutants: Sequence[Mutant], *, jobs: int, limit: float) -> dict
                 if verdict.detail:
                     print(f"{'':28}{verdict.detail}", flush=True)
 
-        async with asyncio.TaskGroup() as group:
+        try:
+            print(f"the tests pass, in {await check_control(mutants, copies):.0f} s", flush=True)
+            async with asyncio.TaskGroup() as group:
+                for copy in copies:
+                    group.create_task(work(copy))
+        finally:
             for copy in copies:
-                group.create_task(work(copy))
+                await copy.close()
     return {mutant.name: verdicts[mutant.name] for mutant in mutants}
 
 

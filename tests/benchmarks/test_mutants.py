@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from benchmarks.mutants import ROOT, Copy, Verdict, _Run, judge, no_longer_killed, result_of, tracked_files, try_mutant
 from benchmarks.mutants_source import PACKAGES, Lost, Mutant, Sources
@@ -104,8 +107,6 @@ def test_the_end_of_pytest_is_the_verdict() -> None:
 
 
 def test_what_was_killed_before_and_is_not_now_is_named(tmp_path: Path) -> None:
-    import json
-
     names = ("still", "not any more", "gone", "never")
     statuses = ("killed", "timeout", "killed", "survived")
     mutants = [Mutant(name=name, function="f", old="a", new="b", tests=()) for name in names]
@@ -123,8 +124,14 @@ def test_what_was_killed_before_and_is_not_now_is_named(tmp_path: Path) -> None:
     assert no_longer_killed(tmp_path / "before.json", now) == ["not any more", "gone"]
 
 
-async def test_a_mutant_is_killed_in_a_copy_and_the_copy_is_as_before(sources: Sources, tmp_path: Path) -> None:
-    copy = Copy(tmp_path, tracked_files())
+@pytest_asyncio.fixture
+async def copy(tmp_path: Path) -> AsyncIterator[Copy]:
+    made = Copy(tmp_path, tracked_files())
+    yield made
+    await made.close()
+
+
+async def test_a_mutant_is_killed_in_a_copy_and_the_copy_is_as_before(sources: Sources, copy: Copy) -> None:
     given = mutant("Ledger.train", "self.trained += 1", "self.trained += 2", ("test_ledger.py",))
     path = sources.locate(given).path
     verdict = await try_mutant(given, sources, copy)
