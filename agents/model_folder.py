@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 
 def find_model(name: str, *, option: str = "--model") -> Path:

@@ -1,4 +1,4 @@
-"""Agents that `forge_env.agent_spec` names and that need no engine: scripts and outside endpoints."""
+"""Agents that `forge_env.registry.agent_spec` names and that need no engine: scripts and outside endpoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agents.scripted import scripted_agent
-from forge_env.errors import UserError
-from forge_env.protocols import ANSWER_SECONDS, Agent
-from forge_env.registry import env_class
+from forge_env.core.errors import UserError
+from forge_env.core.protocols import ANSWER_SECONDS, Agent
+from forge_env.registry.registry import env_class
 
 if TYPE_CHECKING:
-    from forge_env.agent_spec import AgentSettings
+    from forge_env.registry.agent_spec import AgentSettings
 
 
 @asynccontextmanager
@@ -43,7 +43,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
     Raises:
         UserError: for a malformed address, a missing key, or a setting that endpoints do not have.
     """
-    from agents.chat_agent import OPENAI, TIMEOUT, ChatAgent
+    from agents.chat.agent import OPENAI, TIMEOUT, ChatAgent
 
     if settings.deterministic:
         raise UserError("an outside endpoint promises no repetition: leave --deterministic out, set --temperature 0")

@@ -6,16 +6,16 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agents.dialects import from_openai
-from forge_env.episode import Turn
-from forge_env.errors import PolicyError, UserError
-from forge_env.protocols import ANSWER_SECONDS, Conversation
-from forge_env.registry import env_class, load
-from forge_env.threads import invoke
-from forge_env.types import Action, Completion, Message, Sampling, ToolSpec
+from agents.renderer.dialects import from_openai
+from forge_env.core.episode import Turn
+from forge_env.core.errors import PolicyError, UserError
+from forge_env.core.protocols import ANSWER_SECONDS, Conversation
+from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
+from forge_env.registry.registry import env_class, load
+from forge_env.utils.threads import invoke
 
 if TYPE_CHECKING:
-    from agents.rendering import Renderer
+    from agents.renderer.rendering import Renderer
 
 Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
 """Reads a whole conversation and returns the next assistant message, as a plain function or as a coroutine."""
@@ -153,7 +153,7 @@ def _wrong_with_call(call: Any) -> str:
 
 
 def _renderer(model: str) -> Renderer:
-    from agents.rendering import Renderer  # needs the tokenizer packages, which text agents do without
+    from agents.renderer.rendering import Renderer  # needs the tokenizer packages, which text agents do without
 
     return Renderer(model)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from forge_env.types import Completion
+from forge_env.core.types import Completion
 
 
 def cut_at(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:

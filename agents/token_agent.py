@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agents.rendering import Renderer
+from agents.renderer.rendering import Renderer
 from agents.stopping import cut_at
-from forge_env.episode import Turn, digest
-from forge_env.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
-from forge_env.types import Action, Message, Sampling, ToolSpec
+from forge_env.core.episode import Turn, digest
+from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
+from forge_env.core.types import Action, Message, Sampling, ToolSpec
 
 _NOTHING_ASKED = NextTurn()
 

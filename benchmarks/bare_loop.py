@@ -24,13 +24,13 @@ from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from agents.rendering import Renderer
+from agents.renderer.rendering import Renderer
 from envs.code_exec import CodeExec
 from envs.math import calculate
-from forge_env.protocols import Conversation
-from forge_env.registry import env_class
-from forge_env.types import Message, Task
-from trainers.advantages import group_relative
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Message, Task
+from forge_env.registry.registry import env_class
+from trainers.objective.advantages import group_relative
 
 PROMPTS, GROUP, STEPS = 8, 8, 12
 FIRST_TURN_TOKENS = 32

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from benchmarks.machine import describe
-from forge_env.episode import Episode, Group
-from forge_env.types import Outcome, Task
-from trainers.advantages import group_relative
-from trainers.ledger import Ledger
-from trainers.loop import Loop
-from trainers.objective import Objective
+from forge_env.core.episode import Episode, Group
+from forge_env.core.types import Outcome, Task
+from trainers.controller.ledger import Ledger
+from trainers.controller.loop import Loop
+from trainers.objective.advantages import group_relative
+from trainers.objective.objective import Objective
 
 BATCH, STALENESS, STEPS, REPEATS = 1024, 3, 30, 3
 AIM = 2000.0

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainers.head import head_logprobs
+from trainers.titan.head import head_logprobs
 
 VOCABULARY, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 151_936, 1024, 28, 16, 8, 128, 3072
 HeadCall = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]

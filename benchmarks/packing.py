@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe
-from trainers.packing import Layout, plan_packed, row_cost
+from trainers.batching.packing import Layout, plan_packed, row_cost
 
 LENGTH, REPEATS = 8192, 5
 Episodes = list[list[int]]

@@ -26,9 +26,9 @@ from typing import Any
 from envs.reasoning.env import dataset_names, resolve, score_all
 from envs.reasoning.process import worker
 from envs.reasoning.worker import _same
-from forge_env.errors import ForgeError, UserError
-from forge_env.factory import EnvFactory
-from forge_env.types import Task
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.types import Task
+from forge_env.rollout.factory import EnvFactory
 
 COUNT = 50
 PAID = 0.1

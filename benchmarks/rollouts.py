@@ -31,15 +31,15 @@ from typing import Any
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
-from forge_env.env import Env
-from forge_env.factory import EnvFactory, make
-from forge_env.garbage import relax_collector
-from forge_env.protocols import Agent
-from forge_env.rollout import run_episode
-from forge_env.tool_env import ToolEnv
-from forge_env.tools import reward, tool
-from forge_env.types import Completion, EpisodeLimits, Message, Sampling, Task
-from trainers.models import make_model
+from forge_env.core.env import Env
+from forge_env.core.protocols import Agent
+from forge_env.core.tools import reward, tool
+from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode
+from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.garbage import relax_collector
+from trainers.model.make import make_model
 
 TURNS, TASKS, MODEL_SECONDS = 5, 512, 0.5
 LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=4096)

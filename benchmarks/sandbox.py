@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from forge_env.errors import SandboxUnavailable
-from forge_env.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 
 BATCH, CLIENTS, SESSIONS = 10, 4, 512
@@ -152,8 +152,8 @@ async def methods(stack: AsyncExitStack, python: str, missing: list[str]) -> dic
 
 
 async def _docker_methods(stack: AsyncExitStack) -> dict[str, Method]:
-    from sandboxes.docker_engine import Engine
-    from sandboxes.docker_image import ensure_image
+    from sandboxes.docker.engine import Engine
+    from sandboxes.docker.image import ensure_image
 
     engine = await Engine.connect()
     try:

@@ -4,8 +4,8 @@
     python -m benchmarks.simulate --run outputs/RUN --gpus 30      # with the turns of a run of yours
     python -m benchmarks.simulate --save                           # everything that benchmarks/results/simulate.* has
 
-`trainers.loop.Loop`, its schedule and its ledger run as they are, on an event loop whose clock jumps. docs/scaling.md
-says what is modelled, and what the plots show.
+`trainers.controller.loop.Loop`, its schedule and its ledger run as they are, on an event loop whose clock jumps.
+docs/scaling.md says what is modelled, and what the plots show.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.machine import describe
 from benchmarks.simulated_cluster import Cluster, Speeds
 from benchmarks.simulated_time import World, run
 from benchmarks.simulated_workload import Workload, of_run, recorded
-from forge_env.episode import Group
-from forge_env.errors import UserError
-from forge_env.types import Task
-from trainers.advantages import group_relative
-from trainers.loop import Loop
-from trainers.objective import Objective
+from forge_env.core.episode import Group
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from trainers.controller.loop import Loop
+from trainers.objective.advantages import group_relative
+from trainers.objective.objective import Objective
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = (10, 30, 100, 300, 1000)

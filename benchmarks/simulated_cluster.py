@@ -16,8 +16,8 @@ from functools import partial
 
 from benchmarks.simulated_time import World
 from benchmarks.simulated_workload import EpisodePlan, GroupPlan, Workload
-from forge_env.episode import Episode, Group
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode, Group
+from forge_env.core.types import Outcome, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

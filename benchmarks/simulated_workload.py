@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from forge_env.episode import Episode, read_jsonl
-from forge_env.errors import UserError
+from forge_env.core.episode import Episode, read_jsonl
+from forge_env.core.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded_turns.json"
 POOL = 512  # groups of a workload that is drawn

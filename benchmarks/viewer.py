@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from forge_env.episode import Episode, Turn, digest, write_jsonl
-from forge_env.types import Message, Outcome, Task, ToolCall, ToolUse
+from forge_env.core.episode import Episode, Turn, digest, write_jsonl
+from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
 
 GROUP = 8
 WORDS = (

@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, n
 from dataclasses import replace
 from typing import Any
 
-from forge_env.episode import Group
-from forge_env.errors import first_error
-from forge_env.factory import make
-from forge_env.faults import FaultPolicy
-from forge_env.garbage import relax_collector
-from forge_env.lockstep import Wave
-from forge_env.protocols import Agent
-from forge_env.registry import load
-from forge_env.rollout import run_group
+from forge_env.core.episode import Group
+from forge_env.core.errors import first_error
+from forge_env.core.faults import FaultPolicy
+from forge_env.core.protocols import Agent
+from forge_env.core.types import EpisodeLimits, Task
+from forge_env.registry.registry import load
+from forge_env.rollout.factory import make
+from forge_env.rollout.lockstep import Wave
+from forge_env.rollout.rollout import run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.types import EpisodeLimits, Task
+from forge_env.utils.garbage import relax_collector
 
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", arguments): environments import nothing of agents."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 ParseAction = Callable[[str, Space[Any]], Any]
 """Reads an action out of the model's text. Raises ValueError, with what is wrong, for text that holds none."""

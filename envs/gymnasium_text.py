@@ -23,10 +23,10 @@ import gymnasium
 from gymnasium import error as gymnasium_error
 
 from envs.gymnasium_actions import ParseAction, check_action_space, describe_actions, parse_action, write_observation
-from forge_env.env import Env, StepResult
-from forge_env.errors import EnvError, UserError, nearest
-from forge_env.reward_value import reward_value
-from forge_env.types import Action, Message, Task
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Action, Message, Task
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 C = TypeVar("C", bound=Hashable)
 

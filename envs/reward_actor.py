@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from forge_env.errors import UserError
-from forge_env.registry import load
-from forge_env.reward_value import reward_value
+from forge_env.core.errors import UserError
+from forge_env.core.reward_value import reward_value
+from forge_env.core.user_code import guard
+from forge_env.registry.registry import load
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.threads import invoke
-from forge_env.user_code import guard
+from forge_env.utils.threads import invoke
 
 
 class RewardActor(ForgeActor):

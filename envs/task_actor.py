@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.factory import make
+from forge_env.core.types import Task
+from forge_env.rollout.factory import make
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.types import Task
 
 
 class TaskSource(ForgeActor):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.procedural import bucket
-from forge_env.errors import UserError, nearest
-from forge_env.types import Task
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.types import Task
 
 _SPLITS = ("train", "test", "all")
 

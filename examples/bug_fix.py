@@ -24,9 +24,9 @@ import forge_env
 from agents.scripted import ScriptedAgent
 from envs.code_exec.values import decode, same
 from forge_env import Message, Task, ToolEnv, reward, tool
-from forge_env.deadlines import queued
-from forge_env.errors import SandboxError, UserError
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
+from forge_env.core.errors import SandboxError, UserError
+from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
+from forge_env.utils.deadlines import queued
 from sandboxes import open_sandbox
 
 LIMITS = Limits(wall_s=10.0, cpu_s=5.0, processes=8, file_bytes=2**18, tmp_bytes=4 * 2**20)

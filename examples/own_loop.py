@@ -8,16 +8,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agents.vllm_policy import PolicyActor
-from agents.vllm_start import EngineSettings
+from agents.generator.policy import PolicyActor
+from agents.generator.start import EngineSettings
 from envs.reward_actor import RewardActor
 from envs.task_actor import TaskSource
 from forge_env import make
-from forge_env.episode import Episode
+from forge_env.core.episode import Episode
+from forge_env.core.types import EpisodeLimits, Sampling
 from forge_env.runtime.launcher import Launcher
-from forge_env.types import EpisodeLimits, Sampling
-from trainers.models import make_model
-from trainers.replay_buffer import ReplayBuffer
+from trainers.model.make import make_model
+from trainers.run.replay_buffer import ReplayBuffer
 
 BATCH = 8
 

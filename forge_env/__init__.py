@@ -8,20 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forge_env.gymnasium_ids import register_with_gymnasium
+from forge_env.former_paths import accept_former_paths
+from forge_env.gymnasium.registration import register_with_gymnasium
 
 if TYPE_CHECKING:
-    from forge_env.env import Env
-    from forge_env.episode import Episode, Group, Row, Turn
-    from forge_env.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
-    from forge_env.factory import EnvFactory, make
-    from forge_env.faults import FaultPolicy
-    from forge_env.protocols import Agent, Conversation, NextTurn, Policy
-    from forge_env.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
-    from forge_env.rollout import run_episode, run_group
-    from forge_env.tool_env import ToolEnv
-    from forge_env.tools import Tool, ToolOptions, reward, tool
-    from forge_env.types import (
+    from forge_env.core.env import Env
+    from forge_env.core.episode import Episode, Group, Row, Turn
+    from forge_env.core.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
+    from forge_env.core.faults import FaultPolicy
+    from forge_env.core.protocols import Agent, Conversation, NextTurn, Policy
+    from forge_env.core.tools import Tool, ToolOptions, reward, tool
+    from forge_env.core.types import (
         Action,
         Completion,
         EpisodeLimits,
@@ -33,21 +30,25 @@ if TYPE_CHECKING:
         ToolSpec,
         ToolUse,
     )
+    from forge_env.registry.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
+    from forge_env.rollout.factory import EnvFactory, make
+    from forge_env.rollout.rollout import run_episode, run_group
+    from forge_env.tool_env.tool_env import ToolEnv
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "forge_env.env": "Env",
-    "forge_env.episode": "Episode Group Row Turn",
-    "forge_env.errors": "EnvError ForgeError InfraError InvariantError UserError",
-    "forge_env.factory": "EnvFactory make",
-    "forge_env.faults": "FaultPolicy",
-    "forge_env.protocols": "Agent Conversation NextTurn Policy",
-    "forge_env.registry": "Entry entries env_class env_names register tool_names tools_of",
-    "forge_env.rollout": "run_episode run_group",
-    "forge_env.tool_env": "ToolEnv",
-    "forge_env.tools": "Tool ToolOptions reward tool",
-    "forge_env.types": "Action Completion EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
+    "forge_env.core.env": "Env",
+    "forge_env.core.episode": "Episode Group Row Turn",
+    "forge_env.core.errors": "EnvError ForgeError InfraError InvariantError UserError",
+    "forge_env.rollout.factory": "EnvFactory make",
+    "forge_env.core.faults": "FaultPolicy",
+    "forge_env.core.protocols": "Agent Conversation NextTurn Policy",
+    "forge_env.registry.registry": "Entry entries env_class env_names register tool_names tools_of",
+    "forge_env.rollout.rollout": "run_episode run_group",
+    "forge_env.tool_env.tool_env": "ToolEnv",
+    "forge_env.core.tools": "Tool ToolOptions reward tool",
+    "forge_env.core.types": "Action Completion EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -96,6 +97,7 @@ __all__ = [
 ]
 
 
+accept_former_paths()
 register_with_gymnasium()
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes: places where untrusted code runs. The contract is `forge_env.sandbox`; each backend is one module.
+"""Sandboxes: places where untrusted code runs. The contract is `forge_env.core.sandbox`; each backend is one module.
 
     async with open_sandbox() as sandbox:
         result = await sandbox.run("print(1 + 1)")  # in a fresh state
@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from forge_env.errors import SandboxUnavailable
-from forge_env.sandbox import Sandbox
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import Sandbox
 from sandboxes.settings import AUTO, chosen, load_backend, with_environment
 
 

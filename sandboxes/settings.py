@@ -9,15 +9,15 @@ import typing
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from forge_env.errors import SandboxUnavailable, UserError, nearest
-from forge_env.sandbox import Sandbox
+from forge_env.core.errors import SandboxUnavailable, UserError, nearest
+from forge_env.core.sandbox import Sandbox
 
 Opener = Callable[..., Awaitable[Sandbox]]
 
 BACKENDS = {
-    "namespace": "sandboxes.namespace:open_namespace_sandbox",
-    "docker": "sandboxes.docker:open_docker_sandbox",
-    "subprocess": "sandboxes.insecure:open_insecure",
+    "namespace": "sandboxes.host.namespace:open_namespace_sandbox",
+    "docker": "sandboxes.docker.backend:open_docker_sandbox",
+    "subprocess": "sandboxes.host.insecure:open_insecure",
 }
 AUTO = ("namespace", "docker")
 """What "auto" tries, in this order. Never the one that isolates nothing."""

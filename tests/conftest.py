@@ -63,9 +63,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3 whose tokenizer knows the text of the math environment."""
-    from forge_env.factory import make
-    from forge_env.types import EpisodeLimits
-    from trainers.models import make_model
+    from forge_env.core.types import EpisodeLimits
+    from forge_env.rollout.factory import make
+    from trainers.model.make import make_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     asyncio.run(make_model(folder, make("math"), seed=0, limits=EpisodeLimits()))

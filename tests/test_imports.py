@@ -1,8 +1,9 @@
-"""Imports go one way, and heavy packages are imported only by the files that own them."""
+"""Imports go one way, between packages and between the rooms of a package; heavy packages have owners."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import forge_env
+from forge_env.former_paths import FORMER_PATHS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -25,16 +27,27 @@ OURS = {
     "trainers": {"forge_env", "sandboxes", "envs", "agents", "trainers"},
 }
 
+# package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
+ROOMS = {
+    "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
+        former_paths cli __main__""",
+    "agents": "model_folder stopping renderer token_agent chat scripted openers generator",
+    "sandboxes": "guest host docker settings",
+    "trainers": """config batching objective checkpoints model metrics setup titan run controller
+        grpo dapo gspo sapo cispo reinforce sft""",
+}
+APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
+
 # heavy package -> the only files that may import it
 OWNERS = {
     "monarch": ["forge_env/runtime/*"],
     "torchstore": ["forge_env/runtime/*"],
     "torch": ["forge_env/runtime/*", "agents/*", "trainers/*"],
     "transformers": ["agents/*", "trainers/*"],
-    "vllm": ["agents/vllm_*"],
+    "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/vllm_*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/generator/*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
@@ -56,6 +69,17 @@ def against_direction(package: str, source: str) -> list[str]:
     return sorted((tops & OURS.keys()) - OURS[package])
 
 
+def upwards(file: Path, source: str) -> list[str]:
+    """Rooms of its own package that `file` (its path in the repository) must not import."""
+    package, room = file.parts[0], file.with_suffix("").parts[1]
+    if package not in ROOMS or room == "__init__":
+        return []
+    rooms = ROOMS[package].split()
+    used = {name.split(".")[1] for name in imports(source) if name.startswith(f"{package}.")} - {room}
+    below = set(rooms[: rooms.index(room)]) - (APART if room in APART else set())
+    return sorted((used & set(rooms)) - below)
+
+
 def out_of_place(file: str, source: str) -> list[str]:
     """Heavy packages that `file` (its path in the repository) must not import."""
     return sorted(
@@ -71,6 +95,7 @@ def test_a_file_imports_only_what_it_may(path: Path) -> None:
     file, source = path.relative_to(REPOSITORY), path.read_text(encoding="utf-8")
     assert against_direction(file.parts[0], source) == []
     assert out_of_place(file.as_posix(), source) == []
+    assert upwards(file, source) == []
     relative = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.level]
     assert relative == [], "a relative import would slip past this test"
 
@@ -79,14 +104,22 @@ def test_every_package_has_files() -> None:
     assert {path.relative_to(REPOSITORY).parts[0] for path in FILES} == OURS.keys()
 
 
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_its_place(package: str) -> None:
+    files = {file.relative_to(REPOSITORY / package).with_suffix("").parts[0] for file in FILES if package in file.parts}
+    assert files - {"__init__"} == set(ROOMS[package].split())
+
+
 def test_the_rules_find_what_breaks_them() -> None:
-    assert against_direction("envs", "def f():\n    from trainers.loop import Loop\n") == ["trainers"]
+    assert against_direction("envs", "def f():\n    from trainers.controller.loop import Loop\n") == ["trainers"]
     assert against_direction("agents", "import envs.math") == ["envs"]
     assert against_direction("trainers", "import agents, envs, sandboxes, forge_env") == []
-    assert out_of_place("forge_env/rollout.py", "import torch.nn") == ["torch"]
-    assert out_of_place("forge_env/env.py", "from forge_env import runtime") == ["forge_env.runtime"]
-    assert out_of_place("agents/vllm_engine.py", "if True:\n    from vllm import LLM") == []
+    assert out_of_place("forge_env/rollout/rollout.py", "import torch.nn") == ["torch"]
+    assert out_of_place("forge_env/core/env.py", "from forge_env import runtime") == ["forge_env.runtime"]
+    assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
+    assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
+    assert upwards(Path("trainers/gspo.py"), "import trainers.grpo, trainers.setup.entry") == ["grpo"]
 
 
 @pytest.mark.parametrize("package", OURS)
@@ -115,7 +148,11 @@ def test_every_public_name_is_there_for_readers_and_for_python() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("forge_env.")
         for alias in node.names
     }
-    assert shown - {("register_with_gymnasium", "forge_env.gymnasium_ids")} == set(forge_env._MODULE_OF.items())
+    called = {
+        ("accept_former_paths", "forge_env.former_paths"),
+        ("register_with_gymnasium", "forge_env.gymnasium.registration"),
+    }
+    assert shown - called == set(forge_env._MODULE_OF.items())
     assert sorted(forge_env.__all__) == sorted(forge_env._MODULE_OF)
     for name in forge_env.__all__:
         assert getattr(forge_env, name) is not None
@@ -126,4 +163,17 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
     heavy = ("forge_env.", "pydantic", "gymnasium", "numpy")
     code = f"import sys, forge_env; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, "['forge_env.gymnasium_ids']"), done.stderr
+    light = ["forge_env.former_paths", "forge_env.gymnasium", "forge_env.gymnasium.registration"]
+    assert (done.returncode, done.stdout.strip()) == (0, str(light)), done.stderr
+
+
+@pytest.mark.parametrize(("former", "present"), FORMER_PATHS.items())
+def test_a_former_path_gives_the_module_itself(former: str, present: str) -> None:
+    assert importlib.import_module(former) is importlib.import_module(present)
+    assert importlib.import_module(present).__name__ == present
+
+
+def test_what_is_below_a_former_package_is_loaded_once() -> None:
+    assert importlib.import_module("trainers.start.plan") is importlib.import_module("trainers.setup.plan")
+    with pytest.raises(ModuleNotFoundError, match=r"trainers\.setup\.missing"):
+        importlib.import_module("trainers.start.missing")

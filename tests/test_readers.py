@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
-from agents import dialects, judge, model_json
-from agents.rendering import Renderer
+from agents.chat import judge
+from agents.renderer import dialects, model_json
+from agents.renderer.rendering import Renderer
 from envs import gymnasium_actions, gymnasium_text
 from envs.apis.arguments import SchemaArguments
 from envs.code_exec import env as code_exec
@@ -30,9 +31,9 @@ from envs.math.env import calculate
 from envs.reasoning import env as reasoning
 from envs.reasoning import worker
 from envs.tool_api import answers as tool_answers
-from forge_env.types import Action
-from tests.agents.test_qwen25 import make_qwen25
-from tests.agents.test_rendering_families import make_llama
+from forge_env.core.types import Action
+from tests.agents.renderer.test_qwen25 import make_qwen25
+from tests.agents.renderer.test_rendering_families import make_llama
 
 TIMES = 8
 MOST = 24

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 
 MANIFEST = "forge_env.json"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from forge_env.faults import FaultPolicy
-from forge_env.types import EpisodeLimits
+from forge_env.core.faults import FaultPolicy
+from forge_env.core.types import EpisodeLimits
 
 SHORT_OPTIONS = {
     "env": "env.name",
@@ -143,7 +143,7 @@ class TrainingConfig:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss: str = ""
-    """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/own_parts.py."""
+    """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
     advantages: str = ""
     """A function of your own from the rewards of a group to its advantages, "module:function"."""
     reward: str = ""

@@ -14,11 +14,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.losses import DAPOLoss
-from trainers.objective import Objective, loss_options, make_objective
-from trainers.overlong import OverlongPunishment, is_truncated
+from trainers.objective.losses import DAPOLoss
+from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.objective.overlong import OverlongPunishment, is_truncated
 
 
 @dataclass(kw_only=True)
@@ -84,13 +84,13 @@ def _punishment(config: Config) -> OverlongPunishment:
 
 async def train(config: Config) -> None:
     """Warm up, measure, train, measure again."""
-    from trainers.policy_gradient import run_policy_gradient
+    from trainers.controller.policy_gradient import run_policy_gradient
 
     await run_policy_gradient("dapo", config, objective(config))
 
 
 def main() -> int:
-    from trainers.start.entry import main as enter
+    from trainers.setup.entry import main as enter
 
     return enter(Config, train)
 

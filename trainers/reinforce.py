@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.losses import ReinforceLoss
-from trainers.objective import Objective, loss_options, make_objective
+from trainers.objective.losses import ReinforceLoss
+from trainers.objective.objective import Objective, loss_options, make_objective
 
 
 @dataclass(kw_only=True)
@@ -45,13 +45,13 @@ def objective(config: Config) -> Objective:
 
 async def train(config: Config) -> None:
     """Warm up, measure, train, measure again."""
-    from trainers.policy_gradient import run_policy_gradient
+    from trainers.controller.policy_gradient import run_policy_gradient
 
     await run_policy_gradient("reinforce", config, objective(config))
 
 
 def main() -> int:
-    from trainers.start.entry import main as enter
+    from trainers.setup.entry import main as enter
 
     return enter(Config, train)
 

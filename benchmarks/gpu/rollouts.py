@@ -23,18 +23,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.vllm_engine import EngineUse
-from agents.vllm_policy import ActorPolicy, PolicyActor
-from agents.vllm_start import EngineSettings, load_engine
+from agents.generator.engine import EngineUse
+from agents.generator.policy import ActorPolicy, PolicyActor
+from agents.generator.start import EngineSettings, load_engine
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
 from envs.actor import EnvActor
-from forge_env.env import Env
-from forge_env.faults import SHRINK
-from forge_env.protocols import NextTurn
+from forge_env.core.env import Env
+from forge_env.core.faults import SHRINK
+from forge_env.core.protocols import NextTurn
+from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.runtime.launcher import Launcher
-from forge_env.types import Action, EpisodeLimits, Task
 
 TURNS, LEAST, MOST, CONTEXT = 4, 32, 224, 2048
 LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)

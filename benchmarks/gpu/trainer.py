@@ -29,9 +29,9 @@ from torch import Tensor
 
 from benchmarks.gpu.models import make_random_model
 from benchmarks.machine import describe
-from forge_env.episode import Row
-from trainers.batch import Sample
-from trainers.losses import GRPOLoss
+from forge_env.core.episode import Row
+from trainers.batching.batch import Sample
+from trainers.objective.losses import GRPOLoss
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
@@ -192,9 +192,9 @@ def main() -> None:
 
 def make_tokenizer(folder: Path) -> Path:
     """A tiny model's folder, for its tokenizer."""
-    from forge_env.factory import make
-    from trainers.model_sizes import ModelSize
-    from trainers.tiny_model import make_tiny_model
+    from forge_env.rollout.factory import make
+    from trainers.model.sizes import ModelSize
+    from trainers.model.tiny_model import make_tiny_model
 
     env = make("math").make()
     make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=ModelSize())

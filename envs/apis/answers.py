@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from envs.apis.http import ApiResponse
-from forge_env.types import ToolFailure
+from forge_env.core.types import ToolFailure
 
 _DETAIL_KEYS = ("detail", "message", "error_description", "error", "errors", "title", "msg")
 _MAX_DETAIL = 1000

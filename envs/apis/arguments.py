@@ -16,7 +16,7 @@ from typing import Any
 
 import pydantic_core
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ROUNDS = 5  # what is mended may show what else is wrong, once for each level of nesting in text
@@ -24,7 +24,7 @@ _MAX_PROBLEMS, _MAX_TEXT = 3, 200
 
 
 class SchemaArguments:
-    """Callable as `forge_env.tools.Tool.arguments`; made from a schema of type object.
+    """Callable as `forge_env.core.tools.Tool.arguments`; made from a schema of type object.
 
     Raises:
         UserError: when the schema is none, or refers to another document; `where` names it.

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from envs.apis.credentials import EXTENSION, Credentials
-from forge_env.errors import ServiceError, UserError, nearest
+from forge_env.core.errors import ServiceError, UserError, nearest
 
 MODES = ("off", "record", "replay", "auto")
 CURSOR = "forge_env.cursor"

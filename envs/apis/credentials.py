@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 
 import httpx
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 REDACTED = "[redacted]"
 EXTENSION = "forge_env.credentials"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.apis.http import ApiClient
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 MAX_NODES, MAX_DEPTH = 1_000_000, 150
 _MAX_BYTES = 32 * 1024 * 1024

@@ -24,8 +24,8 @@ from envs.apis import credentials as secrets
 from envs.apis.cassette import CURSOR
 from envs.apis.credentials import EXTENSION, Credentials
 from envs.apis.pool import ApiSettings, Pool
-from forge_env.deadlines import queued
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.deadlines import queued
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 TRANSIENT = frozenset({429, 500, 502, 503, 504})

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forge_env.deadlines import queued
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
+from forge_env.utils.deadlines import queued
 
 QUEUE_SECONDS = 600.0  # no deadline of an episode runs while it waits for a place, so the waiting has its own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from forge_env.types import ToolFailure
+from forge_env.core.types import ToolFailure
 
 MCP_ERROR = "mcp_error"
 """Kind of the failure of a call that the server answered with an error."""

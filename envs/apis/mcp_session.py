@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from envs.apis.mcp_transport import Stderr, Transport
-from forge_env.errors import ServiceError, first_error
+from forge_env.core.errors import ServiceError, first_error
 
 _CLOSE_SECONDS = 10.0  # the library gives a process two seconds, then two more, before it kills it
 

@@ -20,10 +20,10 @@ from envs.apis.credentials import Credentials, headers_from_env
 from envs.apis.mcp_results import MCP_ERROR, result_text
 from envs.apis.mcp_session import Session
 from envs.apis.mcp_transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
-from forge_env.deadlines import queued
-from forge_env.errors import ServiceError, UserError
-from forge_env.tools import Tool, ToolOptions
-from forge_env.types import ToolFailure
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.tools import Tool, ToolOptions
+from forge_env.core.types import ToolFailure
+from forge_env.utils.deadlines import queued
 
 _MAX_PAGES, _MAX_WORDS = 100, 500
 _TOOL_ERRORS = (-32602, -32601)  # invalid parameters, no such method: what a caller can get wrong

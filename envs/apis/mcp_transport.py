@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.apis.credentials import Credentials, secret_from_env
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 _GUARD = Path(__file__).parents[1] / "guard.py"
 _TAIL_BYTES = 4000

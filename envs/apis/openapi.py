@@ -35,9 +35,9 @@ from envs.apis.encoding import encode
 from envs.apis.http import ApiClient
 from envs.apis.operations import Entry, Operation, entries, read_operation
 from envs.apis.schemas import References
-from forge_env.errors import UserError, nearest
-from forge_env.tools import Tool, ToolOptions
-from forge_env.types import ToolFailure
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.tools import Tool, ToolOptions
+from forge_env.core.types import ToolFailure
 
 _GIVE = "give base_url=https://..."
 

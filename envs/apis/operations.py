@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.apis.schemas import Converter, References, Schema, resolved, used
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 JSON, FORM, TEXT = "application/json", "application/x-www-form-urlencoded", "text/plain"

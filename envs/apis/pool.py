@@ -10,7 +10,7 @@ import httpx
 from envs.apis.cassette import Cassette, CassetteTransport
 from envs.apis.credentials import AuthTransport
 from envs.apis.limits import HostLimits
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 Schema = dict[str, Any]
 

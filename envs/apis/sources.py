@@ -28,9 +28,9 @@ from envs.apis.mcp_transport import is_url
 from envs.apis.names import ToolNames
 from envs.apis.openapi import OpenApi, service_url
 from envs.apis.pool import ApiSettings
-from forge_env.errors import UserError
-from forge_env.registry import tools_of
-from forge_env.tools import Tool
+from forge_env.core.errors import UserError
+from forge_env.core.tools import Tool
+from forge_env.registry.registry import tools_of
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from envs.code_exec.grading import tests_of
 from envs.code_exec.suites import read_suite
-from forge_env.types import Task
+from forge_env.core.types import Task
 
 
 def cheats(task: Task) -> list[str]:

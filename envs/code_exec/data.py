@@ -17,8 +17,8 @@ from typing import Any
 from envs.code_exec.rows import Row, task_of
 from envs.code_exec.suites import CannotRunApart
 from envs.procedural import bucket
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from envs.code_exec.files import next_step, tasks_with_files
 from envs.code_exec.grading import Verdict, grade
 from envs.code_exec.levels import Step, solve_story, tasks_of_level
 from envs.procedural import SYMBOLS, draw_tasks
-from forge_env.deadlines import queued
-from forge_env.env import StepResult
-from forge_env.errors import SandboxError, UserError
-from forge_env.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session
-from forge_env.tool_env import ToolEnv
-from forge_env.tools import Tool, reward, tool
-from forge_env.types import Action, Message, Task
+from forge_env.core.env import StepResult
+from forge_env.core.errors import SandboxError, UserError
+from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session
+from forge_env.core.tools import Tool, reward, tool
+from forge_env.core.types import Action, Message, Task
+from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.deadlines import queued
 
 _FENCE = "```"
 _OPENING = re.compile(r"```(?:python|py)?\s*\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from envs.code_exec.levels import Step
 from envs.procedural import SYMBOLS, draw_tasks
-from forge_env.types import Task
+from forge_env.core.types import Task
 
 Content = tuple[str, str, str, int, int]  # measure, place, operation, constant, number of the file
 

@@ -38,8 +38,8 @@ from envs.code_exec.suites import (
     read_suite,
 )
 from envs.code_exec.values import ENCODER, accepts, decode, same
-from forge_env.errors import EnvError, ForgeError, SandboxError, first_error
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
+from forge_env.core.errors import EnvError, ForgeError, SandboxError, first_error
+from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 
 Test = Mapping[str, Any]
 

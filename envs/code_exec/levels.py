@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.procedural import draw_tasks
-from forge_env.types import Task
+from forge_env.core.types import Task
 
 Content = tuple[str, tuple[int, ...]]  # name of the story, its numbers in the order of its text
 Inputs = Callable[[random.Random, Sequence[int], Sequence[str]], list[Any]]

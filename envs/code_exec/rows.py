@@ -11,8 +11,8 @@ from typing import Any
 
 from envs.code_exec.asserts import called_function, read_asserts, read_check
 from envs.code_exec.suites import read_suite
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 Row = Mapping[str, Any]
 Tests = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from envs.code_exec.values import DECODER, ENCODER, is_encoded
-from forge_env.sandbox import Call, ExecRequest, Limits
+from forge_env.core.sandbox import Call, ExecRequest, Limits
 
 MAX_RESULT_CHARACTERS = 2**20
 """Of JSON, of all results that a suite is given."""

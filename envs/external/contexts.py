@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.external.questions import Question
 from envs.external.replies import own_call_id
-from forge_env.types import Message, ToolSpec
+from forge_env.core.types import Message, ToolSpec
 
 Said = tuple[str, str, tuple[tuple[str, str], ...]]
 """Role, text and calls of a message: what a model reads of it."""

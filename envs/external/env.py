@@ -30,11 +30,11 @@ from envs.external.scoring import Result, read_result
 from envs.external.session import Asked, Session
 from envs.external.setup import Setup
 from envs.external.tasks import make_tasks
-from forge_env.deadlines import Deadline, queued
-from forge_env.env import Env, StepResult
-from forge_env.errors import EnvError
-from forge_env.protocols import NextTurn
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError
+from forge_env.core.protocols import NextTurn
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.utils.deadlines import Deadline, queued
 
 SHOWN = 4000
 """Characters of a program's output that are kept with the episode."""

@@ -17,7 +17,7 @@ from typing import Any
 from envs.external.questions import Question, Refused, read_chat, read_completion
 from envs.external.replies import Reply
 from envs.external.session import Asked, Session
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 MODEL = "policy"
 """The name of the one model; a program may call it as it likes."""

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from forge_env.errors import EnvError, SandboxUnavailable, UserError
-from sandboxes.program import check_shown, confined, installation, listener_of
+from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
+from sandboxes.host.program import check_shown, confined, installation, listener_of
 
 TAIL_BYTES = 64 * 2**10
 STOP_SECONDS = 10.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.external.questions import Question
-from forge_env.types import Action, Message
+from forge_env.core.types import Action, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

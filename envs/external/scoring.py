@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import EnvError
-from forge_env.factory import EnvFactory
-from forge_env.reward_value import reward_value
-from forge_env.rubric import RewardPart, score
-from forge_env.threads import invoke
-from forge_env.types import Action, EpisodeLimits, Message, Task
+from forge_env.core.errors import EnvError
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Action, EpisodeLimits, Message, Task
+from forge_env.rollout.factory import EnvFactory
+from forge_env.tool_env.rubric import RewardPart, score
+from forge_env.utils.threads import invoke
 
 MAX_RESULT = 2**20
 

@@ -11,11 +11,11 @@ from typing import Any
 from envs.external.gateway import Gateway, open_gateway
 from envs.external.program import command_of, shown_to
 from envs.external.scoring import Scorer
-from forge_env.errors import UserError, nearest
-from forge_env.factory import make
-from forge_env.rescore import load_reward
-from forge_env.reward_value import MAX_REWARD
-from sandboxes.program import check_programs
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.reward_value import MAX_REWARD
+from forge_env.records.rescore import load_reward
+from forge_env.rollout.factory import make
+from sandboxes.host.program import check_programs
 
 FAILURES = ("fault", "score")
 SANDBOXES = ("namespaces",)
@@ -56,7 +56,7 @@ async def open_setup(
     Args:
         command: the program and its arguments, split as a shell does; {prompt} in it is the text of the task's prompt.
         tasks: the environment that the tasks come from, which then scores the program's answer.
-        reward: a function that scores it, as `forge_env.rubric` says; "module:function" or "file.py:function".
+        reward: a function that scores it, as `forge_env.tool_env.rubric` says; "module:function" or "file.py:function".
         host: the address of this machine where the gateway listens. Any other than 127.0.0.1 opens it to the network
             behind that address, without encryption: a token alone then keeps others out.
         cwd: the folder that the program starts in; this process's own by default.

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.task_file import file_tasks
-from forge_env.errors import UserError
-from forge_env.factory import make
-from forge_env.types import Message, Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Message, Task
+from forge_env.rollout.factory import make
 
 _PROMPTS, _TARGETS = ("prompt", "question", "messages"), ("target", "answer")
 

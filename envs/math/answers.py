@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from envs.math.forms import computes_more, exact_decimals, stated_values, tell_cases_apart
 from envs.math.numerals import Number, last_number, parse_number, plain
 from envs.math.verifier import equal_expressions
-from forge_env.errors import UserError, nearest
+from forge_env.core.errors import UserError, nearest
 
 FORMATS = ("answer", "boxed", "gsm8k", "number", "text")
 """How an answer may be marked, in the order in which the marks are looked for."""

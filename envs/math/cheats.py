@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.math.numerals import last_number, parse_number
-from forge_env.types import Task
+from forge_env.core.types import Task
 
 
 def cheats(task: Task) -> list[str]:

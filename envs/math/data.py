@@ -10,8 +10,8 @@ from typing import Any
 
 from envs.math.answers import last_boxed
 from envs.procedural import bucket
-from forge_env.errors import UserError, nearest
-from forge_env.types import Message, Task
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.types import Message, Task
 
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 QUESTIONS = ("question", "problem", "prompt", "input", "query")

@@ -16,10 +16,10 @@ from envs.math.rewards import MathReward
 from envs.math.stories import Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
 from envs.procedural import SYMBOLS, draw_tasks
-from forge_env.errors import UserError
-from forge_env.tool_env import ToolEnv
-from forge_env.tools import Tool, reward, tool
-from forge_env.types import Message, Task
+from forge_env.core.errors import UserError
+from forge_env.core.tools import Tool, reward, tool
+from forge_env.core.types import Message, Task
+from forge_env.tool_env.tool_env import ToolEnv
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,

@@ -15,7 +15,7 @@ from numbers import Real
 
 from envs.math.answers import FORMATS, extract_answer, same_answer
 from envs.math.numerals import parse_number
-from forge_env.errors import UserError, nearest
+from forge_env.core.errors import UserError, nearest
 
 
 class MathReward:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.math.worker import WALL_SECONDS
-from forge_env.errors import EnvError, ServiceError, UserError
-from forge_env.threads import invoke
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.utils.threads import invoke
 
 logger = logging.getLogger(__name__)
 

@@ -77,7 +77,7 @@ def _warm_up() -> None:
 
 def _confine() -> dict[str, Any]:
     """Take from this process and its forks what algebra has no use for; returns what is enforced."""
-    folder = str(Path(__file__).parents[2] / "sandboxes")
+    folder = str(Path(__file__).parents[2] / "sandboxes" / "guest")
     sys.path.insert(0, folder)
     try:
         guest = importlib.import_module("guest_worker")

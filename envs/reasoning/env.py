@@ -17,11 +17,11 @@ from pydantic_core import to_jsonable_python
 
 from envs.procedural import bucket
 from envs.reasoning.process import require_reasoning_gym, worker
-from forge_env.deadlines import queued
-from forge_env.env import Env, StepResult
-from forge_env.errors import EnvError, UserError, nearest
-from forge_env.threads import invoke
-from forge_env.types import Action, Message, Task
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.types import Action, Message, Task
+from forge_env.utils.deadlines import queued
+from forge_env.utils.threads import invoke
 
 SYSTEM_PROMPT = (
     "Think step by step, then give the answer alone between <answer> and </answer>. "

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import EnvError, ServiceError, UserError
+from forge_env.core.errors import EnvError, ServiceError, UserError
 
 logger = logging.getLogger(__name__)
 

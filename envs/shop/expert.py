@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.shop.catalogue import CATALOGUE, PRODUCTS
 from envs.shop.kinds import DELIVERY, KINDS, RESERVE
-from forge_env.types import Message
+from forge_env.core.types import Message
 
 Plan = Generator[tuple[str, dict[str, Any]], Any, None]
 Words = Mapping[str, Any]

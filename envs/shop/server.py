@@ -19,7 +19,7 @@ from contextlib import closing
 from envs.shop.data import Shop
 from envs.shop.database import State, open_database, read_state, session_path, write_database
 from envs.shop.folder import SessionFolder
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 

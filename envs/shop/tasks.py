@@ -16,8 +16,8 @@ from envs.shop.data import Focus, Shop, make_shop
 from envs.shop.database import State, memory_database, read_state
 from envs.shop.kinds import KINDS, Content, facts, words
 from envs.shop.operations import perform
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 LEVELS = (1, 2, 3)
 

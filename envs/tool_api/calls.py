@@ -17,11 +17,11 @@ from typing import Any
 from envs.procedural import bucket
 from envs.tool_api.answers import same_answer
 from envs.tool_api.arguments import LARGEST, draw_arguments
-from forge_env.errors import ForgeError, UserError
-from forge_env.loop_thread import LoopThread
-from forge_env.toolbox import Toolbox
-from forge_env.tools import Tool
-from forge_env.types import Message, Task, ToolCall
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.tools import Tool
+from forge_env.core.types import Message, Task, ToolCall
+from forge_env.gymnasium.loop_thread import LoopThread
+from forge_env.tool_env.toolbox import Toolbox
 
 SECONDS = 300.0  # to make all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."

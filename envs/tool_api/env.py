@@ -21,12 +21,12 @@ from envs.tool_api.answers import same_answer
 from envs.tool_api.calls import asked_call, call_expert
 from envs.tool_api.services import Services
 from envs.tool_api.tasks import SHOP, make_tasks, source_target
-from forge_env.env import StepResult
-from forge_env.errors import EnvError, UserError
-from forge_env.rubric import score
-from forge_env.tool_env import ToolEnv
-from forge_env.tools import Tool, reward
-from forge_env.types import Action, Message, Task
+from forge_env.core.env import StepResult
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.tools import Tool, reward
+from forge_env.core.types import Action, Message, Task
+from forge_env.tool_env.rubric import score
+from forge_env.tool_env.tool_env import ToolEnv
 
 
 class ToolApi(ToolEnv):

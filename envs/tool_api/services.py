@@ -17,11 +17,11 @@ from envs.shop.operations import OPERATIONS
 from envs.shop.server import ShopServer
 from envs.shop.tasks import shop_of
 from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
-from forge_env.errors import EnvError, ServiceError, UserError
-from forge_env.registry import load
-from forge_env.rubric import RewardPart
-from forge_env.tools import Tool
-from forge_env.types import Task
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.core.tools import Tool
+from forge_env.core.types import Task
+from forge_env.registry.registry import load
+from forge_env.tool_env.rubric import RewardPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,8 @@ async def open_services(
         level: of the shop's tasks, which says which operations are tools.
         operations: these instead; names may hold * for any text.
         data: a file of tasks; see `envs.task_file.file_tasks`.
-        reward: "module:function" or "file.py:function" that scores the tasks of `data`; see `forge_env.rubric`.
+        reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
+        `forge_env.tool_env.rubric`.
         auth: credentials of the sources; see `envs.apis.sources`.
         mcp_env: names of environment variables that MCP servers are started with.
         cassette: file of recorded answers of openapi: sources.

@@ -13,11 +13,11 @@ from envs.shop.operations import OPERATIONS
 from envs.shop.tasks import LEVELS, shop_tasks
 from envs.task_file import file_tasks
 from envs.tool_api.calls import call_tasks
-from forge_env.errors import UserError, nearest
-from forge_env.registry import find, tool_names, tools_of
-from forge_env.targets import is_source
-from forge_env.tools import Tool
-from forge_env.types import Message, Task
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.tools import Tool
+from forge_env.core.types import Message, Task
+from forge_env.registry.registry import find, tool_names, tools_of
+from forge_env.utils.targets import is_source
 
 SHOP = "shop"
 _QUESTIONS, _ANSWERS = ("prompt", "question"), ("answer", "target")

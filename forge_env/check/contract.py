@@ -9,12 +9,12 @@ from forge_env.check.moves import Move, probe, says
 from forge_env.check.shapes import wrong_with_reset, wrong_with_step, wrong_with_tools
 from forge_env.check.subject import LIMITS, Failed, Overdue, Skipped, Subject, bounded, called, instance, reset, step
 from forge_env.check.threads import advice
-from forge_env.env import Env
-from forge_env.episode import Turn
-from forge_env.errors import ForgeError, PolicyError
-from forge_env.protocols import Conversation
-from forge_env.types import Action, Task
-from forge_env.user_code import told
+from forge_env.core.env import Env
+from forge_env.core.episode import Turn
+from forge_env.core.errors import ForgeError, PolicyError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Task
+from forge_env.core.user_code import told
 
 
 async def contract(subject: Subject) -> str:

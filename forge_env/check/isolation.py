@@ -7,7 +7,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from forge_env.check.subject import Failed, Subject
-from forge_env.threads import invoke
+from forge_env.utils.threads import invoke
 
 _QUIET = ("missing", "backend")
 

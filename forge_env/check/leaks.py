@@ -10,11 +10,11 @@ from pathlib import Path
 from forge_env.check.moves import Move, Player, calls, plays, probe
 from forge_env.check.resources import Resources, own_temp_folder
 from forge_env.check.subject import LIMITS, Failed, Subject, cancelled
-from forge_env.episode import Turn
-from forge_env.errors import PolicyError
-from forge_env.protocols import Agent, Conversation
-from forge_env.rollout import run_episode
-from forge_env.types import Action, ToolSpec
+from forge_env.core.episode import Turn
+from forge_env.core.errors import PolicyError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.types import Action, ToolSpec
+from forge_env.rollout.rollout import run_episode
 
 SETTLE_SECONDS = 1.0  # for what has been told to end
 POLL_SECONDS = 0.1

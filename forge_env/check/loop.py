@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from forge_env.check.moves import Move
 from forge_env.check.subject import Failed, Subject, by_hand, instance
-from forge_env.errors import ForgeError
-from forge_env.types import Task
+from forge_env.core.errors import ForgeError
+from forge_env.core.types import Task
 
 STALL_SECONDS = 0.25
 BEAT_SECONDS = 0.005

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from forge_env.check.samples import sample_arguments
-from forge_env.episode import Turn
-from forge_env.errors import PolicyError
-from forge_env.protocols import Conversation
-from forge_env.threads import invoke
-from forge_env.types import Action, Message, ToolCall, ToolSpec
-from forge_env.user_code import NOT_CAUGHT, describe
+from forge_env.core.episode import Turn
+from forge_env.core.errors import PolicyError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+from forge_env.core.user_code import NOT_CAUGHT, describe
+from forge_env.utils.threads import invoke
 
 Move = Callable[[Conversation, Sequence[ToolSpec]], Awaitable[Action]]
 """Reads a conversation and the tools, and says what to do next."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forge_env.check.subject import Failed, Subject, instance, reset
-from forge_env.env import Env
-from forge_env.members import NameTaken
-from forge_env.tool_env import ToolEnv
+from forge_env.core.env import Env
+from forge_env.core.members import NameTaken
+from forge_env.tool_env.tool_env import ToolEnv
 
 
 async def names(subject: Subject) -> str:

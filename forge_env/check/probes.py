@@ -7,8 +7,8 @@ from typing import Any
 
 from forge_env.check.moves import plays, says
 from forge_env.check.subject import Failed, Subject
-from forge_env.evaluate import is_success
-from forge_env.types import Task
+from forge_env.core.types import Task
+from forge_env.evaluation.evaluate import is_success
 
 CONSTANTS = ("0", "1", "-1", "nan", "inf", "true", "false", "yes", "no", "None", "A", "[]", "{}", "()", "E/E", "?")
 PAYS = 0.5

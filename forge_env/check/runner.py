@@ -21,9 +21,9 @@ from forge_env.check.seeds import same_seed, two_seeds
 from forge_env.check.subject import Failed, Overdue, Skipped, Subject, bounded
 from forge_env.check.tasks import tasks
 from forge_env.check.threads import advice, threads
-from forge_env.errors import ForgeError, UserError, nearest
-from forge_env.factory import EnvFactory
-from forge_env.user_code import fault, told
+from forge_env.core.errors import ForgeError, UserError, nearest
+from forge_env.core.user_code import fault, told
+from forge_env.rollout.factory import EnvFactory
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.types import ToolSpec
+from forge_env.core.types import ToolSpec
 
 _BY_TYPE: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 _DEPTH = 8  # a schema may refer to itself

@@ -9,10 +9,10 @@ from forge_env.check.moves import by_expert, calls, endless, plays, says, tool_n
 from forge_env.check.probes import answers, is_same
 from forge_env.check.samples import same_for_all, sample_arguments
 from forge_env.check.subject import LIMITS, Failed, Skipped, Subject, instance, reset
-from forge_env.episode import Episode
-from forge_env.evaluate import is_success
-from forge_env.tool_env import ToolEnv
-from forge_env.types import Action, Outcome, Task, ToolSpec
+from forge_env.core.episode import Episode
+from forge_env.core.types import Action, Outcome, Task, ToolSpec
+from forge_env.evaluation.evaluate import is_success
+from forge_env.tool_env.tool_env import ToolEnv
 
 GARBAGE = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
 NASTY = "\ud800\x00\u202e\U0001f600\ufffe\x1b[2J"  # a lone surrogate, NUL, a text direction, an escape sequence

@@ -12,11 +12,11 @@ from forge_env.check.moves import Gate, Move
 from forge_env.check.subject import Failed, Skipped, Subject, by_hand, instance
 from forge_env.check.tasks import content
 from forge_env.check.threads import advice
-from forge_env.env import Env
-from forge_env.episode import Episode
-from forge_env.errors import ForgeError
-from forge_env.types import Task
-from forge_env.user_code import told
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ForgeError
+from forge_env.core.types import Task
+from forge_env.core.user_code import told
 
 CONCURRENT, FEWEST = 64, 4
 Part = tuple[Task, Move, int]

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.errors import EnvError
-from forge_env.message_shape import wrong_with_json, wrong_with_messages
-from forge_env.reward_value import reward_value
-from forge_env.types import Outcome
+from forge_env.core.errors import EnvError
+from forge_env.core.message_shape import wrong_with_json, wrong_with_messages
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Outcome
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

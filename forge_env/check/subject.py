@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from forge_env.check.moves import Gate, Move, Player, by_expert, probe
-from forge_env.env import Env
-from forge_env.episode import Episode, Turn
-from forge_env.errors import EnvError
-from forge_env.factory import EnvFactory
-from forge_env.protocols import Conversation
-from forge_env.rollout import run_episode
-from forge_env.threads import invoke
-from forge_env.types import Action, EpisodeLimits, Task
-from forge_env.user_code import guard
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.errors import EnvError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, EpisodeLimits, Task
+from forge_env.core.user_code import guard
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
+from forge_env.utils.threads import invoke
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from forge_env.check.subject import Failed, Subject
-from forge_env.errors import UserError
-from forge_env.task_list import TASKS_SECONDS, BadTasks
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from forge_env.rollout.task_list import TASKS_SECONDS, BadTasks
 
 
 async def tasks(subject: Subject) -> str:

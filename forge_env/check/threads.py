@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from forge_env.check.moves import Move
 from forge_env.check.subject import Failed, Subject
-from forge_env.episode import Episode
-from forge_env.threads import own_thread_each
-from forge_env.types import Task
+from forge_env.core.episode import Episode
+from forge_env.core.types import Task
+from forge_env.utils.threads import own_thread_each
 
 _OF_ONE_THREAD = ("same thread", "created in a thread", "main thread", "wrong thread", "different thread")
 """What libraries say of a call from a thread that is not theirs: sqlite3, signal, asyncio, playwright."""

@@ -19,9 +19,9 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Check every rule and token of the episodes on disk, and decode them again; exits with 1 when one is broken."""
-    from forge_env.audit import DECODER, model_of
-    from forge_env.audit import audit as audit_run
-    from forge_env.registry import load
+    from forge_env.records.audit import DECODER, model_of
+    from forge_env.records.audit import audit as audit_run
+    from forge_env.registry.registry import load
 
     run = run.expanduser()
     folder = Path(model).expanduser() if model else model_of(run)

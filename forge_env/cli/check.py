@@ -33,7 +33,7 @@ def check(
 ) -> int:
     """Play an environment, well and badly, and say whether it can be trusted; exits with 1 when a check fails."""
     from forge_env.check import run_checks
-    from forge_env.factory import make
+    from forge_env.rollout.factory import make
 
     view = _Progress()
     with stdout_to_stderr(as_json):

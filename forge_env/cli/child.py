@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from forge_env.errors import UserError
-from forge_env.registry_file import Entry
-from forge_env.targets import split_target
+from forge_env.core.errors import UserError
+from forge_env.registry.registry_file import Entry
+from forge_env.utils.targets import split_target
 
 IMPORT_SECONDS = 60.0
 GRACE_SECONDS = 30.0

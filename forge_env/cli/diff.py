@@ -18,7 +18,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two runs on the attempts that both have: the second minus the first, with paired statistics."""
-    from forge_env.compare import compare
+    from forge_env.evaluation.compare import compare
 
     found = compare(first, second)
     if as_json:

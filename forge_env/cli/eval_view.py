@@ -7,10 +7,10 @@ import time
 from typing import Any, Self
 
 from forge_env.cli.output import note, say, show_table
-from forge_env.episode import Episode
-from forge_env.eval_summary import Prices, tokens_of
-from forge_env.evaluate import is_success
-from forge_env.types import Outcome
+from forge_env.core.episode import Episode
+from forge_env.core.types import Outcome
+from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.summary import Prices, tokens_of
 
 _LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
 

@@ -13,7 +13,7 @@ from forge_env.cli.output import Json, emit, note, stdout_to_stderr
 from forge_env.cli.running import run
 
 if TYPE_CHECKING:
-    from forge_env.types import EpisodeLimits
+    from forge_env.core.types import EpisodeLimits
 
 _OF = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
 Limit = Annotated[int | None, typer.Option(help=_OF)]
@@ -66,9 +66,9 @@ def evaluate(
     Ends with 1 when no episode came to an end without a fault of the machinery.
     """
     from forge_env.cli.eval_view import LiveView, show_result
-    from forge_env.eval_plan import EvalPlan
-    from forge_env.eval_run import run_evaluation
-    from forge_env.eval_summary import Prices
+    from forge_env.evaluation.plan import EvalPlan
+    from forge_env.evaluation.run import run_evaluation
+    from forge_env.evaluation.summary import Prices
 
     options = parse_options(option, tools, command)
     plan = EvalPlan(
@@ -121,8 +121,8 @@ def evaluate(
 
 def _limits(agent: str, env: str, options: dict[str, Any], **given: float | None) -> EpisodeLimits:
     """The limits of an agent in an environment, and in their place those that were given."""
-    from forge_env.eval_plan import limits_of
-    from forge_env.factory import make
+    from forge_env.evaluation.plan import limits_of
+    from forge_env.rollout.factory import make
 
     own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return replace(limits_of(agent, make(env, **options)), **own)

@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_env.env import Env
-from forge_env.errors import ForgeError, UserError
-from forge_env.factory import NOT_OPTIONS
-from forge_env.registry import load_target
-from forge_env.targets import add_to_path, is_source, load, split_target
-from forge_env.tool_env import ToolEnv
-from forge_env.tool_sets import derive_tools, untyped
-from forge_env.tools import Tool
+from forge_env.core.env import Env
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.tools import Tool
+from forge_env.registry.registry import load_target
+from forge_env.registry.tool_sets import derive_tools, untyped
+from forge_env.rollout.factory import NOT_OPTIONS
+from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.targets import add_to_path, is_source, load, split_target
 
 _PR_SET_PDEATHSIG = 1
 

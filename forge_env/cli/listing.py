@@ -14,7 +14,7 @@ def list_names(
     as_json: Json = False,
 ) -> None:
     """List every name, and where it comes from."""
-    from forge_env.registry import entries
+    from forge_env.registry.registry import entries
 
     found = [entry for entry in entries() if kind in ("all", entry.kind)]
     if as_json:
@@ -33,7 +33,7 @@ def info(
 ) -> None:
     """Show what a name stands for: its schema, its options, where it is defined."""
     from forge_env.cli.child import examine_in_child
-    from forge_env.registry import find, resolve
+    from forge_env.registry.registry import find, resolve
 
     entry = resolve(name)
     kind = entry.kind if find(name) is not None else ""

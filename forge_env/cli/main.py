@@ -29,7 +29,7 @@ from forge_env.cli import (
     score,
     view,
 )
-from forge_env.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 
 app = typer.Typer(
     name="forge-env",

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from forge_env.cli.output import Json, emit, say
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -27,7 +27,7 @@ def new(
 ) -> None:
     """Write a small package with a working environment, and register its name in this project."""
     from forge_env.cli.register import add_to_registry
-    from forge_env.registry import find
+    from forge_env.registry.registry import find
 
     _check_name(name)
     if find(name) is not None:

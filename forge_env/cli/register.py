@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from forge_env.cli.output import Json, emit, note, say
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 KindOption = Annotated[Literal["auto", "env", "tools"], typer.Option(help="What it is; auto finds out.")]
 UserOption = Annotated[bool, typer.Option("--user", help="In the user's file, for every project.")]
@@ -81,9 +81,9 @@ def add_to_registry(
         UserError: when the name is taken, or the target cannot be registered.
     """
     from forge_env.cli.child import examine_in_child
-    from forge_env.registry import find, make_entry
-    from forge_env.registry_file import Entry
-    from forge_env.targets import is_source
+    from forge_env.registry.registry import find, make_entry
+    from forge_env.registry.registry_file import Entry
+    from forge_env.utils.targets import is_source
 
     if not seconds > 0:
         raise UserError(f"--import-timeout is {seconds:g}; it is a number of seconds above 0")
@@ -120,7 +120,7 @@ def unregister(
     as_json: Json = False,
 ) -> None:
     """Take a name out of the project's file, or the user's."""
-    from forge_env.registry import find
+    from forge_env.registry.registry import find
 
     file = registry_file(user=user)
     found = find(name)
@@ -140,7 +140,7 @@ def registry_file(*, user: bool) -> Any:
     Raises:
         UserError: when there is no place for it, or others than this user can write there.
     """
-    from forge_env.registry import project_file, user_file
+    from forge_env.registry.registry import project_file, user_file
 
     file = user_file() if user else project_file()
     if file is None:
@@ -154,7 +154,7 @@ def registry_file(*, user: bool) -> Any:
 
 
 def _check_free(name: str, replace: bool) -> None:
-    from forge_env.registry import find
+    from forge_env.registry.registry import find
 
     taken = None if replace else find(name)
     if taken is not None:
@@ -166,7 +166,7 @@ def _check_free(name: str, replace: bool) -> None:
 
 def _absolute(target: str) -> str:
     """A target that means the same in every working directory."""
-    from forge_env.targets import is_file, is_source, split_target
+    from forge_env.utils.targets import is_file, is_source, split_target
 
     if is_source(target):
         return _absolute_source(target)

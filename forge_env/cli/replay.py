@@ -14,9 +14,9 @@ from forge_env.cli.output import Json, emit, note, say, show_table, stdout_to_st
 from forge_env.cli.running import run as run_async
 
 if TYPE_CHECKING:
-    from forge_env.find_episode import Found
-    from forge_env.replay import Difference, Replay
-    from forge_env.run_files import RunSettings
+    from forge_env.records.find_episode import Found
+    from forge_env.records.replay import Difference, Replay
+    from forge_env.records.run_files import RunSettings
 
 
 def replay(
@@ -36,9 +36,9 @@ def replay(
 
     Ends with 0 when it is the same, and with 1 when it is not.
     """
-    from forge_env.find_episode import find_episode
-    from forge_env.replay import replay as run_again
-    from forge_env.run_files import RunSettings, run_settings
+    from forge_env.records.find_episode import find_episode
+    from forge_env.records.replay import replay as run_again
+    from forge_env.records.run_files import RunSettings, run_settings
 
     found = find_episode(run, episode)
     settings = run_settings(run)
@@ -56,7 +56,7 @@ def replay(
 
 
 def _warn(settings: RunSettings, found: Found) -> None:
-    from forge_env.factory import make
+    from forge_env.rollout.factory import make
 
     name = settings.env or found.episode.env
     effects = make(name, **settings.options).effects() if name else ""
@@ -66,8 +66,8 @@ def _warn(settings: RunSettings, found: Found) -> None:
 
 def _note_changes(run: Path, settings: RunSettings) -> None:
     """Say where the environment is not the one any more that an evaluation has measured."""
-    from forge_env.eval_digests import changed, environment_digests
-    from forge_env.factory import make
+    from forge_env.evaluation.digests import changed, environment_digests
+    from forge_env.rollout.factory import make
 
     if settings.environment and settings.env:
         now = environment_digests(make(settings.env, **settings.options))
@@ -122,7 +122,7 @@ def _as_json(run: Path, found: Found, settings: RunSettings, result: Replay) -> 
 
 
 def _lines(found: Difference) -> list[str]:
-    from forge_env.replay_text import difference
+    from forge_env.records.replay_text import difference
 
     return difference(found.recorded, found.replayed)
 

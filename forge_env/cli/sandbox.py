@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from forge_env.cli.output import Json, emit, say, show_table
-from forge_env.errors import SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxUnavailable, UserError
 
 app = typer.Typer(help="Run untrusted code, and see what keeps it in.", rich_markup_mode=None)
 
@@ -67,8 +67,8 @@ def info(as_json: Json = False) -> None:
 
 
 async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str, Any], repeat: int) -> int:
-    from forge_env.sandbox import ExecRequest, Limits, RequestFileError
-    from forge_env.targets import load
+    from forge_env.core.sandbox import ExecRequest, Limits, RequestFileError
+    from forge_env.utils.targets import load
 
     open_sandbox = load("sandboxes:open_sandbox")
     all_ok = True
@@ -93,7 +93,7 @@ def _as_data(result: Any) -> dict[str, Any]:
 
 
 async def _look() -> dict[str, dict[str, Any]]:
-    from forge_env.targets import load
+    from forge_env.utils.targets import load
 
     open_sandbox = load("sandboxes:open_sandbox")
     found: dict[str, dict[str, Any]] = {}

@@ -12,7 +12,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.cli.running import run as run_async
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 SHOWN = 5
 """Reasons why a reward failed, the most frequent first."""
@@ -28,8 +28,8 @@ def score(
 
     Ends with 1 when the reward function failed on every answer.
     """
-    from forge_env.rescore import load_reward
-    from forge_env.run_files import episode_files
+    from forge_env.records.rescore import load_reward
+    from forge_env.records.run_files import episode_files
 
     files = episode_files(run)
     with stdout_to_stderr(as_json):
@@ -53,9 +53,9 @@ def score(
 
 async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dict[str, Any]:
     """Score one file, and write its episodes to another one; the figures are those of the final answers."""
-    from forge_env.episode import read_jsonl
-    from forge_env.evaluate import Evaluation
-    from forge_env.rescore import rescore
+    from forge_env.core.episode import read_jsonl
+    from forge_env.evaluation.evaluate import Evaluation
+    from forge_env.records.rescore import rescore
 
     answers = []
     async for each in rescore(read_jsonl(path), part):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forge_env.cli.output import note, say
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 if TYPE_CHECKING:
     from forge_env.viewer.library import Library

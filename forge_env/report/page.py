@@ -12,11 +12,11 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from forge_env.atomic import replace_file
 from forge_env.report import tables
 from forge_env.report.curves import sections
 from forge_env.report.record import RunRecord, read_run
 from forge_env.report.samples import samples
+from forge_env.utils.atomic import replace_file
 
 NAME = "report.html"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_env.episode import Episode
-from forge_env.errors import ForgeError, UserError
-from forge_env.evaluate import Evaluation
-from forge_env.metrics import ToolFigures, tool_figures
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.metrics import ToolFigures, tool_figures
 
 MOST_BYTES = 32 * 2**20
 """Of a file of episodes; of a longer one the end is read, so that the page of a long run takes seconds too."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from html import escape
 
-from forge_env.episode import Episode
-from forge_env.evaluate import is_success
+from forge_env.core.episode import Episode
+from forge_env.core.types import Message
+from forge_env.evaluation.evaluate import is_success
 from forge_env.report.numbers import short
 from forge_env.report.record import RunRecord
 from forge_env.report.tables import cut
-from forge_env.types import Message
 
 MOST_SAMPLES = 4
 MOST_MESSAGES = 24

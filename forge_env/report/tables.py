@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from html import escape
 
-from forge_env.evaluate import Evaluation, is_success
+from forge_env.evaluation.evaluate import Evaluation, is_success
 from forge_env.report.numbers import duration, short
 from forge_env.report.record import RunRecord, Values
-from forge_env.statistics import paired
+from forge_env.utils.statistics import paired
 
 MOST_TOOLS = 12
 MOST_WARNINGS = 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.client import Members, update_client
 from forge_env.runtime.clock import process_began
 from forge_env.runtime.compiled import keep_compiled

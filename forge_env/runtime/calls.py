@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from forge_env.errors import ForgeError, MissedDeadline, ServiceError, first_error
+from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
 
 T = TypeVar("T")
 GRACE_S = 1.0  # a death is noticed as a broken call or as a dead process, and either may be the first

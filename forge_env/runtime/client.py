@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forge_env.deadlines import queued
-from forge_env.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
+from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
 from forge_env.runtime.calls import quietly, unless_gone, within
+from forge_env.utils.deadlines import queued
 
 MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
 CALLER = "FORGE_ENV_CALLER"

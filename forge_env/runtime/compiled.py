@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forge_env.owners import problem_with
+from forge_env.utils.owners import problem_with
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 

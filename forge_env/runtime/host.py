@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.runtime import remove_monarch_log
 
 PORT = 22222

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from forge_env.errors import ServiceError
-from forge_env.owners import is_mine
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.machine import HostInfo, interface_of, own_address
+from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long the watch waits for news before it says that there is none
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 from forge_env.runtime.calls import within
 from forge_env.runtime.host import PORT
 from forge_env.runtime.machine import HostInfo, own_address

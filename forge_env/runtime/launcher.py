@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_env.errors import ForgeError, ServiceError, UserError
+from forge_env.core.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
 from forge_env.runtime.client import CALLER
 from forge_env.runtime.hosts import Hosts

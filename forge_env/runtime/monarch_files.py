@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forge_env.errors import ServiceError
-from forge_env.owners import is_mine
+from forge_env.core.errors import ServiceError
 from forge_env.runtime import remove_monarch_log
+from forge_env.utils.owners import is_mine
 
 _LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
 _EXIT_SECONDS = 10.0

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import ForgeError
+from forge_env.core.errors import ForgeError
 
 LOOPBACK = "127.0.0.1"
 

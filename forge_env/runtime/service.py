@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
+from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
 from forge_env.runtime.calls import quietly, unless_gone, within
 from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client, long_endpoints
 from forge_env.runtime.gpus import names_of

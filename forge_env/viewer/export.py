@@ -8,8 +8,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from forge_env.atomic import replace_file
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
+from forge_env.utils.atomic import replace_file
 from forge_env.viewer import query
 from forge_env.viewer.library import Library, Opened
 from forge_env.viewer.page import page, to_json

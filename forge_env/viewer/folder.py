@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 Kind = Literal["training", "evaluation", "file"]
 FileKind = Literal["episodes", "faults", "trained"]

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from forge_env.transaction import transaction
 from forge_env.viewer.folder import Run, RunFile
 from forge_env.viewer.row import COLUMNS
 from forge_env.viewer.scan import Scanned, scan
+from forge_env.viewer.transaction import transaction
 
 VERSION = 2
 FIRST = 256 << 10

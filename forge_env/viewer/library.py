@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_env.audit import model_of
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
+from forge_env.records.audit import model_of
 from forge_env.viewer import query
 from forge_env.viewer.folder import Run, find_runs
 from forge_env.viewer.index import Index

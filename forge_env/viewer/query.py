@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge_env.errors import UserError
-from forge_env.statistics import Estimate, clustered_share
+from forge_env.core.errors import UserError
+from forge_env.utils.statistics import Estimate, clustered_share
 
 PAGE = 200
 """Rows of an answer at most."""

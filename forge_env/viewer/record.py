@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer import query
 from forge_env.viewer.folder import Run
 from forge_env.viewer.row import episode_of, parse, plain

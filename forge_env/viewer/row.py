@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from forge_env.episode import Episode
-from forge_env.errors import ForgeError
-from forge_env.evaluate import is_success
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ForgeError
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import is_success
 
 COLUMNS = (
     "offset", "length", "id", "group_id", "task", "env", "seed", "outcome", "reward", "success", "turns", "sampled",

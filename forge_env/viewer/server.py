@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer.library import Library, NotThere
 from forge_env.viewer.page import page, policy, to_json
 

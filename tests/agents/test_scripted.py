@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from agents.rendering import Renderer
+from agents.renderer.rendering import Renderer
+from agents.renderer.tokenizer import FastTokenizer
 from agents.scripted import ScriptedAgent, ScriptedPolicy
-from agents.tokenizer import FastTokenizer
 from envs.math import Math
-from forge_env.episode import Episode
-from forge_env.factory import EnvFactory
-from forge_env.rollout import run_episode, run_group
-from forge_env.types import EpisodeLimits, Message, Outcome, Sampling
+from forge_env.core.episode import Episode
+from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode, run_group
 
 TASK = Math.tasks(count=1)[0]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.stopping import cut_at
-from forge_env.types import Completion
+from forge_env.core.types import Completion
 
 PIECES = ["a", "b", "ab", "ba", "c ", "\n"]
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.rendering import Renderer
+from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
-from forge_env.episode import Episode, digest
-from forge_env.errors import InvariantError, PolicyError
-from forge_env.factory import EnvFactory
-from forge_env.protocols import ContextFull, Conversation
-from forge_env.rollout import run_episode
-from forge_env.types import Completion, EpisodeLimits, Message, Outcome, Sampling
+from forge_env.core.episode import Episode, digest
+from forge_env.core.errors import InvariantError, PolicyError
+from forge_env.core.protocols import ContextFull, Conversation
+from forge_env.core.types import Completion, EpisodeLimits, Message, Outcome, Sampling
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
 
 TASK = Math.tasks(count=1)[0]
 CALL: Message = {

@@ -19,13 +19,13 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import load_file
 
-from agents.vllm_engine import VLLMEngine
-from agents.vllm_policy import PolicyActor
-from agents.vllm_start import EngineSettings
-from forge_env.errors import PolicyError
+from agents.generator.engine import VLLMEngine
+from agents.generator.policy import PolicyActor
+from agents.generator.start import EngineSettings
+from forge_env.core.errors import PolicyError
+from forge_env.core.types import Completion, Sampling
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.weights import SharedMemoryStore
-from forge_env.types import Completion, Sampling
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each engine starts in half a minute and more
 SETTINGS = EngineSettings(max_model_len=256, max_requests=16, tensor_parallel=2)
@@ -127,8 +127,8 @@ async def test_a_process_of_the_engine_that_dies_breaks_it_and_nothing_waits(tin
 def test_an_engine_that_is_killed_leaves_no_process(tiny_model: Path) -> None:
     code = f"""
 import asyncio
-from agents.vllm_engine import VLLMEngine
-from agents.vllm_start import EngineSettings
+from agents.generator.engine import VLLMEngine
+from agents.generator.start import EngineSettings
 
 async def main():
     engine = VLLMEngine({str(tiny_model)!r}, EngineSettings(max_model_len=256, tensor_parallel=2))

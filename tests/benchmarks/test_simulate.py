@@ -15,10 +15,10 @@ from benchmarks.simulate import Setup, balanced, draw, needs, shown, simulate
 from benchmarks.simulated_cluster import Engine, Router, Speeds
 from benchmarks.simulated_time import World
 from benchmarks.simulated_workload import Turn, Workload, constant, lognormal, of_run, record, recorded
-from forge_env.episode import Episode, write_jsonl
-from forge_env.episode import Turn as RealTurn
-from forge_env.errors import UserError
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode, write_jsonl
+from forge_env.core.episode import Turn as RealTurn
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome, Task
 
 SPEEDS = Speeds(slots=16)
 

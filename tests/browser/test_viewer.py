@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.types import Outcome
+from forge_env.core.types import Outcome
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 from tests.browser.conftest import Open, Watched, drawn, until

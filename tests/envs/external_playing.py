@@ -14,14 +14,14 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from agents.rendering import Renderer
+from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
-from forge_env.episode import Episode
-from forge_env.factory import EnvFactory, make
-from forge_env.protocols import Agent
-from forge_env.rollout import run_episode
-from forge_env.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.core.episode import Episode
+from forge_env.core.protocols import Agent
+from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
 LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)

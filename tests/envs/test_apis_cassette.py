@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from envs.apis.cassette import Cassette, NotRecorded
 from envs.apis.credentials import REDACTED
 from envs.apis.http import ApiClient, ApiResponse, ApiSettings
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 from tests.envs.serving import serve
 
 MANY_LINES = "one line\nanother\u2028and one more\n"

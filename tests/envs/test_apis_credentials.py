@@ -20,12 +20,12 @@ from envs.apis.openapi import OpenApi, openapi_tools
 from envs.apis.sources import open_sources
 from envs.tool_api import ToolApi
 from forge_env.cli.main import main
-from forge_env.errors import ServiceError, UserError
-from forge_env.factory import make
-from forge_env.registry import tools_of
-from forge_env.toolbox import Toolbox
-from forge_env.tools import Tool
-from forge_env.types import ToolCall
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.tools import Tool
+from forge_env.core.types import ToolCall
+from forge_env.registry.registry import tools_of
+from forge_env.rollout.factory import make
+from forge_env.tool_env.toolbox import Toolbox
 from tests.envs.serving import serve
 
 SECRET = "the-secret-of-the-user"

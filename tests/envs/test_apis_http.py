@@ -19,8 +19,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse,
 
 from envs.apis.credentials import REDACTED, Credentials, headers_from_env
 from envs.apis.http import ApiClient, ApiSettings
-from forge_env.deadlines import Deadline
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.deadlines import Deadline
 from tests.envs.serving import serve
 
 SECRET = "tok/en+with=odd 'signs'"

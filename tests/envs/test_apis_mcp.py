@@ -18,10 +18,10 @@ from mcp_types import ToolAnnotations
 
 from envs.apis.mcp_tools import McpServer, open_mcp
 from envs.apis.sources import open_sources
-from forge_env.deadlines import Deadline
-from forge_env.errors import ServiceError, UserError
-from forge_env.toolbox import Toolbox
-from forge_env.types import ToolCall
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.types import ToolCall
+from forge_env.tool_env.toolbox import Toolbox
+from forge_env.utils.deadlines import Deadline
 from tests.envs.serving import serve
 
 SERVER = '''

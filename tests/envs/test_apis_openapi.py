@@ -22,10 +22,10 @@ from envs.apis.documents import parse
 from envs.apis.http import ApiClient, ApiSettings
 from envs.apis.openapi import OpenApi, openapi_tools
 from envs.apis.sources import open_sources, parse_auth
-from forge_env.errors import ServiceError, UserError
-from forge_env.toolbox import Toolbox
-from forge_env.tools import Tool
-from forge_env.types import ToolCall
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.tools import Tool
+from forge_env.core.types import ToolCall
+from forge_env.tool_env.toolbox import Toolbox
 from tests.envs.serving import serve
 
 TEXT, INTEGER = {"type": "string"}, {"type": "integer"}

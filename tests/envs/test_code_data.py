@@ -19,10 +19,10 @@ from envs.code_exec.asserts import read_asserts, read_check, translate
 from envs.code_exec.data import load_tasks
 from envs.code_exec.grading import grade
 from envs.code_exec.rows import task_of
-from forge_env.errors import UserError
-from forge_env.factory import EnvFactory
-from forge_env.sandbox import Limits
-from forge_env.types import Action, Task
+from forge_env.core.errors import UserError
+from forge_env.core.sandbox import Limits
+from forge_env.core.types import Action, Task
+from forge_env.rollout.factory import EnvFactory
 from sandboxes import open_sandbox
 
 Rows = Sequence[Mapping[str, Any]]

@@ -11,11 +11,11 @@ import pytest
 
 from agents.scripted import ScriptedAgent
 from envs.code_exec import CodeExec, extract_code
-from forge_env.errors import SandboxError, UserError
-from forge_env.factory import EnvFactory, make
-from forge_env.rollout import run_episode, run_group
-from forge_env.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
+from forge_env.core.errors import SandboxError, UserError
+from forge_env.core.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode, run_group
 
 TASK = CodeExec.tasks(count=1)[0]
 LIMITS = EpisodeLimits()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from envs.code_exec import grading
 from envs.code_exec.grading import Verdict, grade, same_output
 from envs.code_exec.values import DECODER, ENCODER, accepts, decode, same
-from forge_env.errors import EnvError, SandboxError
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
+from forge_env.core.errors import EnvError, SandboxError
+from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 
 LIMITS = Limits(wall_s=5.0, cpu_s=4.0)

@@ -27,12 +27,12 @@ from envs.external.replies import call_id, own_call_id
 from envs.external.scoring import read_result
 from envs.guard import _descendants
 from envs.math import Math
-from forge_env.episode import Episode, Turn
-from forge_env.errors import EnvError, UserError
-from forge_env.factory import make
-from forge_env.protocols import Agent, Conversation
-from forge_env.rollout import run_episode
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import run_episode
 
 PROGRAM = Path(__file__).with_name("external_program.py")
 TASK = Task(prompt=({"role": "user", "content": "What is it?"},), target="echo", metadata={"level": 2})

@@ -15,17 +15,17 @@ import openai
 import pytest
 
 from agents.scripted import ScriptedAgent
-from forge_env.audit import audit
 from forge_env.cli.main import main
-from forge_env.episode import Episode, Turn, write_jsonl
-from forge_env.errors import PolicyError
-from forge_env.evaluate import Evaluation
-from forge_env.factory import make
-from forge_env.protocols import Agent, Conversation
-from forge_env.replay import replay
-from forge_env.rollout import run_episode
-from forge_env.run_files import RunSettings
-from forge_env.types import Action, EpisodeLimits, Outcome, ToolSpec
+from forge_env.core.episode import Episode, Turn, write_jsonl
+from forge_env.core.errors import PolicyError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.types import Action, EpisodeLimits, Outcome, ToolSpec
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.audit import audit
+from forge_env.records.replay import replay
+from forge_env.records.run_files import RunSettings
+from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import run_episode
 from tests.envs.external_playing import calls, opened, playing, says
 from tests.envs.test_external import TASK, command, echo, play
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.decoding import open_decoder
-from agents.vllm_local import LocalAgent
-from forge_env.agent_spec import AgentSettings, open_agent
-from forge_env.audit import audit
-from forge_env.episode import write_jsonl
-from forge_env.types import EpisodeLimits, Outcome
+from agents.generator.local import LocalAgent
+from agents.renderer.decoding import open_decoder
+from forge_env.core.episode import write_jsonl
+from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.records.audit import audit
+from forge_env.registry.agent_spec import AgentSettings, open_agent
 from tests.envs.external_playing import opened, playing
 
 LIMITS = EpisodeLimits(max_turns=20, max_tokens=512, max_turn_tokens=40)

@@ -13,13 +13,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from agents.decoding import open_decoder
-from agents.rendering import Renderer
+from agents.renderer.decoding import open_decoder
+from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
-from forge_env.audit import audit
-from forge_env.episode import Episode, write_jsonl
-from forge_env.factory import EnvFactory
-from forge_env.types import EpisodeLimits, Outcome
+from forge_env.core.episode import Episode, write_jsonl
+from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.records.audit import audit
+from forge_env.rollout.factory import EnvFactory
 from tests.envs.external_playing import calls, opened, playing, says
 
 TOOL = {

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.decoding import open_decoder
-from forge_env.audit import audit
-from forge_env.episode import write_jsonl
-from forge_env.factory import make
-from forge_env.rollout import run_episode
-from forge_env.types import EpisodeLimits, Outcome, Task
+from agents.renderer.decoding import open_decoder
+from forge_env.core.episode import write_jsonl
+from forge_env.core.types import EpisodeLimits, Outcome, Task
+from forge_env.records.audit import audit
+from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import run_episode
 from tests.envs.external_playing import calls, says
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
-from forge_env.episode import Episode
-from forge_env.errors import SandboxUnavailable, UserError
-from forge_env.factory import make
-from forge_env.protocols import Agent
-from forge_env.rollout import run_episode
-from forge_env.types import EpisodeLimits, Outcome, Task
-from sandboxes.program import check_programs
+from forge_env.core.episode import Episode
+from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.protocols import Agent
+from forge_env.core.types import EpisodeLimits, Outcome, Task
+from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import run_episode
+from sandboxes.host.program import check_programs
 from tests.envs.external_playing import calls, says
 from tests.envs.test_external import until
 
@@ -212,7 +212,7 @@ def test_a_kernel_that_refuses_is_said_before_anything_starts() -> None:
     """Root without CAP_SYS_ADMIN, as in a default container."""
     code = """
 import asyncio
-from forge_env.factory import make
+from forge_env.rollout.factory import make
 async def main():
     async with make("external", command="true", sandbox="namespaces"):
         print("opened")

@@ -27,8 +27,8 @@ from forge_env import (
     env_class,
     run_episode,
 )
-from forge_env.env import Env
-from forge_env.gymnasium_env import SyncEnv
+from forge_env.core.env import Env
+from forge_env.gymnasium.env import SyncEnv
 
 LAKE = ["left", "down", "right", "up"]
 FrozenLake = from_gymnasium("FrozenLake-v1", action_names=LAKE, name="FrozenLake")

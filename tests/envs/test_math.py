@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from agents.scripted import ScriptedAgent
 from envs.math import Math, calculate
 from envs.math.answers import same_answer
-from forge_env.errors import UserError
-from forge_env.evaluate import Evaluation
-from forge_env.factory import EnvFactory
-from forge_env.rollout import run_episode
-from forge_env.types import Action, EpisodeLimits, Task, ToolCall
+from forge_env.core.errors import UserError
+from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
 
 
 async def run(agent: ScriptedAgent, tasks: list[Task], **options: Any) -> Evaluation:

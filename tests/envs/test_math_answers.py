@@ -22,8 +22,8 @@ from envs.math.answers import FORMATS, after_thinking, extract_answer, needs_ver
 from envs.math.numerals import last_number, parse_number
 from envs.math.rewards import MathReward, ThinkingReward
 from envs.math.verifier import Verifier, equal_expressions
-from forge_env.errors import EnvError, ServiceError, UserError
-from forge_env.threads import invoke
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.utils.threads import invoke
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ import pytest
 from envs.math import Math
 from envs.math.data import final_answer, load_tasks
 from envs.math.rewards import MathReward
-from forge_env.errors import UserError
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 
 pytest.importorskip("datasets")
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from forge_env.episode import Episode
-from forge_env.errors import EnvError, UserError
-from forge_env.factory import make
+from forge_env.core.episode import Episode
+from forge_env.core.errors import EnvError, UserError
+from forge_env.rollout.factory import make
 
 pytest.importorskip("monarch")
 
 from envs.reward_actor import RewardActor
 from envs.task_actor import TaskSource
 from forge_env.runtime.launcher import Launcher
-from trainers.replay_buffer import ReplayBuffer
+from trainers.run.replay_buffer import ReplayBuffer
 
 
 @pytest_asyncio.fixture

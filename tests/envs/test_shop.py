@@ -21,8 +21,8 @@ from envs.shop.kinds import KINDS
 from envs.shop.operations import OPERATIONS, perform
 from envs.shop.server import ShopServer
 from envs.shop.tasks import LEVELS, differences, expected_state, score, shop_of, shop_tasks
-from forge_env.errors import ServiceError, UserError
-from forge_env.types import Message, Task
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.types import Message, Task
 
 DELIVERED = make_shop("tests", Focus(status="delivered", days=30, quantity=3))
 PLACED = make_shop("tests", Focus(status="placed", quantity=3, stock=12))

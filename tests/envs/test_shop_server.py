@@ -21,7 +21,7 @@ from envs.shop.catalogue import CATALOGUE, PEOPLE, PRODUCTS, address, email
 from envs.shop.data import Focus, make_shop
 from envs.shop.database import memory_database, read_state
 from envs.shop.server import ShopServer
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
 
 SHOP = make_shop("tests")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from envs.procedural import draw_tasks
-from forge_env.errors import UserError
-from forge_env.registry import env_class
-from forge_env.types import Task
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from forge_env.registry.registry import env_class
 
 ENVS = ["math", "code_exec"]
 

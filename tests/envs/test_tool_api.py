@@ -23,12 +23,12 @@ from envs.shop.operations import OPERATIONS, perform
 from envs.shop.tasks import shop_of
 from envs.tool_api import ToolApi
 from envs.tool_api.tasks import _NEEDED, shop_operations
-from forge_env import registry
-from forge_env.episode import Episode
-from forge_env.errors import EnvError, UserError
-from forge_env.factory import EnvFactory
-from forge_env.rollout import run_episode
-from forge_env.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.core.episode import Episode
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.registry.registry import registry
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
 
 LIMITS = EpisodeLimits()

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import AnyUrl, BaseModel, Field
 
 from envs.tool_api.arguments import LARGEST, draw_arguments
-from forge_env.tools import make_tool
+from forge_env.core.tools import make_tool
 
 
 class Colour(Enum):

@@ -15,13 +15,13 @@ import pytest
 
 from envs.math.verifier import Verifier
 from envs.reasoning.process import Worker
-from sandboxes.seccomp import seccomp_filter, supported_machines
+from sandboxes.host.seccomp import seccomp_filter, supported_machines
 
 if sys.platform != "linux" or platform.machine() not in supported_machines():
     pytest.skip("there is a filter for Linux only", allow_module_level=True)
 
 NOT_ENFORCED = "it may read what its user may read, as its libraries do, and sees the processes of the machine"
-GUEST = Path(__file__).parents[2] / "sandboxes"
+GUEST = Path(__file__).parents[2] / "sandboxes" / "guest"
 FACTS = ("seccomp", "capabilities_dropped", "host_watch_denied", "writing_denied", "network_denied", "programs_denied")
 
 # What a scorer could be made to do by text that it evaluates. Names what got through; `f` is told where it may write.

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 import forge_env
 from agents.scripted import ScriptedAgent
-from forge_env.errors import SandboxUnavailable, UserError
-from forge_env.targets import load
-from forge_env.types import Message, Outcome, Task
+from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.types import Message, Outcome, Task
+from forge_env.utils.targets import load
 
 TARGET = str(Path(__file__).parents[2] / "examples/bug_fix.py")
 BugFix = load(f"{TARGET}:BugFix")

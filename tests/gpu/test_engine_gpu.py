@@ -13,10 +13,10 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
-from agents.vllm_engine import VLLMEngine
-from agents.vllm_start import EngineSettings
-from forge_env.episode import Episode, Row
-from forge_env.types import Completion, Sampling
+from agents.generator.engine import VLLMEngine
+from agents.generator.start import EngineSettings
+from forge_env.core.episode import Episode, Row
+from forge_env.core.types import Completion, Sampling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,7 +84,7 @@ async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, 
 
 def _gaps(model: Path, completions: list[Completion]) -> list[torch.Tensor]:
     """The trainer's logprobs minus the engine's, of each sampled token."""
-    from trainers.batch import Sample
+    from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     trainer = TitanTrainer(str(model), TitanSettings())

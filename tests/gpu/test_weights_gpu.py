@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "forge_env" / "runtime"))
 
 from state_dicts import fingerprints
 from weights_process import WeightsProcess, make_weights
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, WeightStore
 from forge_env.runtime.weights.puller import Link
 

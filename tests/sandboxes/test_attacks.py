@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.errors import SandboxUnavailable
-from forge_env.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
 from sandboxes import open_sandbox
-from sandboxes.seccomp import denied_calls
+from sandboxes.host.seccomp import denied_calls
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses

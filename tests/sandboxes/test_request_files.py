@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forge_env.errors import SandboxUnavailable
-from forge_env.sandbox import MAX_FILES, Call, ExecRequest, ExecStatus, Limits, RequestFileError, Sandbox
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import MAX_FILES, Call, ExecRequest, ExecStatus, Limits, RequestFileError, Sandbox
 from sandboxes import open_sandbox
 
 if sys.platform != "linux":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.errors import SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxUnavailable, UserError
 from sandboxes import open_sandbox, settings
 from sandboxes.settings import chosen, load_backend, with_environment
 

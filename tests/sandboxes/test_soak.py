@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.errors import SandboxUnavailable
-from forge_env.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 
 ROOT = Path(__file__).parents[2]

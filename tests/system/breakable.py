@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.vllm_policy import PolicyActor
+from agents.generator.policy import PolicyActor
 from forge_env.runtime.actor import concurrent_endpoint
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.vllm_policy import ActorPolicy, PolicyActor
-from agents.vllm_start import EngineSettings
-from forge_env.lockstep import Request
+from agents.generator.policy import ActorPolicy, PolicyActor
+from agents.generator.start import EngineSettings
+from forge_env.core.types import Sampling
+from forge_env.rollout.lockstep import Request
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
-from forge_env.types import Sampling
 
 SECONDS = 120.0
 LONG = Sampling(max_tokens=900, seed=1)

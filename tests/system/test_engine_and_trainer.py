@@ -18,12 +18,12 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from agents.vllm_engine import VLLMEngine
-from agents.vllm_start import EngineSettings, _know
-from forge_env.episode import Episode, Row
-from forge_env.errors import PolicyError
-from forge_env.lockstep import Request
-from forge_env.types import Completion, Sampling
+from agents.generator.engine import VLLMEngine
+from agents.generator.start import EngineSettings, _know
+from forge_env.core.episode import Episode, Row
+from forge_env.core.errors import PolicyError
+from forge_env.core.types import Completion, Sampling
+from forge_env.rollout.lockstep import Request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS = EngineSettings(max_model_len=256, max_requests=64)
@@ -47,7 +47,7 @@ async def engine(model: Path) -> AsyncIterator[VLLMEngine]:
 
 async def test_logprobs_agree(engine: VLLMEngine, model: Path) -> None:
     """Over 2,000 sampled tokens, fp32: mean difference at most 1e-5, at two temperatures."""
-    from trainers.batch import Sample
+    from trainers.batching.batch import Sample
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     trainer = TitanTrainer(str(model), TitanSettings())

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
-from agents.vllm_start import EngineSettings
-from forge_env.episode import read_jsonl
-from forge_env.lockstep import Request
-from forge_env.types import Outcome, Sampling
+from agents.generator.start import EngineSettings
+from forge_env.core.episode import read_jsonl
+from forge_env.core.types import Outcome, Sampling
+from forge_env.rollout.lockstep import Request
 from tests.system.test_resume import _wait
 from tests.system.test_runs import DEADLINE, Started, start  # noqa: F401
 from trainers.checkpoints import read_manifest, steps_of
@@ -282,7 +282,7 @@ def _sandboxes(pid: int) -> set[int]:
     with suppress(OSError):  # one of them has just ended
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):
-                if b"sandboxes/guest.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"sandboxes/guest/guest.py" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.add(child)
     return found
 

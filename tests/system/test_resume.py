@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.episode import read_jsonl
+from forge_env.core.episode import read_jsonl
 from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start  # noqa: F401
 from trainers.checkpoints import steps_of
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.episode import read_jsonl
+from forge_env.core.episode import read_jsonl
 from forge_env.report.numbers import short
 from trainers.checkpoints import steps_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from forge_env.episode import Episode, Group, Turn
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.types import Outcome, Task
 
 TASK = Task(prompt=())
 

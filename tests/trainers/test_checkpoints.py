@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import Config
-from trainers.run_folder import checkpoint_of, claim_folder, locked
+from trainers.run.run_folder import checkpoint_of, claim_folder, locked
 
 
 def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) -> Path:

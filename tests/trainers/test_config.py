@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from forge_env.config import leaves, parse
-from forge_env.errors import UserError
-from forge_env.types import EpisodeLimits
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits
 from trainers.config import SHORT_OPTIONS, EnvConfig, RunConfig
 from trainers.grpo import Config, objective
+from trainers.setup.parser import leaves, parse
 
 
 def test_short_options_name_settings() -> None:

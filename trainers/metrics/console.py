@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from forge_env.episode import Episode
-from forge_env.types import Message
+from forge_env.core.episode import Episode
+from forge_env.core.types import Message
 
 PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_env.evaluate import Evaluation
+from forge_env.evaluation.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

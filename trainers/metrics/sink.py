@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from forge_env.errors import UserError
-from forge_env.targets import load
+from forge_env.core.errors import UserError
+from forge_env.utils.targets import load
 
 
 class Record(NamedTuple):

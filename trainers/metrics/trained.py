@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from forge_env.episode import Episode
-from trainers.credit import turn_values
+from forge_env.core.episode import Episode
+from trainers.objective.credit import turn_values
 
 
 class Trained:

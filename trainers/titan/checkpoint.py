@@ -31,8 +31,8 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
-from forge_env.disks import full_disk
-from forge_env.errors import ServiceError, UserError
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.disks import full_disk
 from trainers import checkpoints
 
 # TorchTitan's manager files a checkpoint under its step and restores only the weights of a step 0. The step is kept in

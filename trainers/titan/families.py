@@ -35,7 +35,7 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.titan.attention import CausalSDPA
 
 # Every weight is loaded after construction, so initial values would be wasted work.

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from trainers.head import head_logprobs
+from trainers.titan.head import head_logprobs
 
 
 class Head:

@@ -24,7 +24,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.titan.attention import document_mask
 from trainers.titan.families import FAMILIES, head_sizes, read_config, titan_config
 from trainers.titan.lm_head import Head

@@ -12,7 +12,7 @@ from torchtitan.config import CommConfig, ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 _GROUP_SECONDS = 86_400  # whoever calls the ranks has deadlines, by what they do; the first may write for an hour
 

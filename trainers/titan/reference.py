@@ -11,8 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainers.batch import Sample, pack
-from trainers.head import check_temperature
+from trainers.batching.batch import Sample, pack
+from trainers.titan.head import check_temperature
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")
 

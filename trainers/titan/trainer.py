@@ -40,13 +40,13 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.distributed import utils as titan_dist
 
-from forge_env.errors import InvariantError, UserError
-from trainers.batch import MicroBatch, Sample, empty_batch, pack
-from trainers.head import check_temperature
-from trainers.loss_call import Loss, LossCall
-from trainers.loss_metrics import LossMetrics
-from trainers.packing import flops_crossover
+from forge_env.core.errors import InvariantError, UserError
+from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.packing import flops_crossover
+from trainers.objective.loss_call import Loss, LossCall
+from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.head import check_temperature
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings

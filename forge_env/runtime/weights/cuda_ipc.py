@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.folder import OUTSIDE, SHARED_MEMORY
 from forge_env.runtime.weights.segments import SegmentStore
 

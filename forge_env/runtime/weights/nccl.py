@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import InvariantError
+from forge_env.core.errors import InvariantError
 from forge_env.runtime.ranks import LOOPBACK
 from forge_env.runtime.weights.pair import Meeting
 from forge_env.runtime.weights.publisher import Publisher, Snapshot

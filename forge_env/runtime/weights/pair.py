@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.machine import own_address
 from forge_env.runtime.weights.line import Line
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from forge_env.errors import InvariantError, ServiceError
+from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.runtime.machine import own_address
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.line import Line

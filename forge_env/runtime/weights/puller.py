@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.line import Line
 from forge_env.runtime.weights.pair import RECEIVER, Meeting, Pair, first_line

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forge_env.errors import InvariantError, ServiceError
+from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.runtime.weights.folder import StoreFolder, is_own, new_path, remove_left_behind
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.store import KEEP, WeightStore

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_env.errors import ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.folder import SHARED_MEMORY
 from forge_env.runtime.weights.segments import Held, SegmentStore, Taken
 

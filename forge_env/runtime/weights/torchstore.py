@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forge_env.errors import InvariantError, ServiceError
+from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.runtime.torchstore_compat import import_torchstore
 from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.store import KEEP, WeightStore

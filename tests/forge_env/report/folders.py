@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_env.episode import Episode, Turn, write_jsonl
-from forge_env.types import Message, Outcome, Task, ToolUse
+from forge_env.core.episode import Episode, Turn, write_jsonl
+from forge_env.core.types import Message, Outcome, Task, ToolUse
 
 
 def attempt(

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.episode import Episode
-from forge_env.errors import UserError
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome
 from forge_env.report.page import make_page, write_page
 from forge_env.report.record import read_run
-from forge_env.types import Outcome
 from tests.forge_env.report.folders import attempt, steps, write_run
 
 

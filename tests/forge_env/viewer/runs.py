@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from forge_env.episode import Episode, Turn, digest
-from forge_env.types import Message, Outcome, Task, ToolCall, ToolUse
+from forge_env.core.episode import Episode, Turn, digest
+from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
 
 
 def make_episode(

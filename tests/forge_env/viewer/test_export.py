@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.types import Outcome
+from forge_env.core.types import Outcome
 from forge_env.viewer.library import Library
 from forge_env.viewer.page import MODULES, page, policy
 from forge_env.viewer.series import MOST_POINTS, Series

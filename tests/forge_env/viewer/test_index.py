@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.episode import Episode
-from forge_env.errors import UserError
-from forge_env.evaluate import is_success
-from forge_env.types import Outcome
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome
+from forge_env.evaluation.evaluate import is_success
 from forge_env.viewer import query
 from forge_env.viewer.folder import Run, find_runs
 from forge_env.viewer.index import Index

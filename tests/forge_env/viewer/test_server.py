@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import pytest
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.sandbox import ExecStatus, Limits
+from forge_env.core.sandbox import ExecStatus, Limits
 
 SHORT = Limits(wall_s=1.0, cpu_s=4.0, processes=16, memory_bytes=128 * 2**20)
 """For attacks that have to run into the wall-clock limit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox import ExecStatus
+from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.attacks import SHORT, Attack
 
 OK, NONZERO, SIGNALED, TIMEOUT = ExecStatus.OK, ExecStatus.NONZERO, ExecStatus.SIGNALED, ExecStatus.TIMEOUT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox import ExecStatus
+from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.attacks import Attack
 
 OK, NONZERO, SIGNALED = ExecStatus.OK, ExecStatus.NONZERO, ExecStatus.SIGNALED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forge_env.sandbox import ExecStatus
+from forge_env.core.sandbox import ExecStatus
 from tests.sandboxes.attacks import LONG, SHORT, Attack
 
 OK, NONZERO, SIGNALED = ExecStatus.OK, ExecStatus.NONZERO, ExecStatus.SIGNALED

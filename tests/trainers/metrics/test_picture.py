@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.episode import Episode
-from forge_env.evaluate import Evaluation
-from forge_env.types import Outcome, Task
+from forge_env.core.episode import Episode
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import Evaluation
 from trainers.metrics.picture import draw_curve, figure_of
 
 

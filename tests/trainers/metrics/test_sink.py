@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.config import parse
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.config import SHORT_OPTIONS, MetricsConfig
 from trainers.grpo import Config
+from trainers.metrics.report import Report
 from trainers.metrics.sink import load_sink
-from trainers.report import Report
-from trainers.start.checks import check_config
+from trainers.setup.checks import check_config
+from trainers.setup.parser import parse
 
 GOOD = """
 import json

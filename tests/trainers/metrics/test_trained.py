@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.episodes import episode, group, turn
-from trainers.advantages import centred
-from trainers.losses import SFTLoss
 from trainers.metrics.trained import Trained
-from trainers.objective import Objective
+from trainers.objective.advantages import centred
+from trainers.objective.losses import SFTLoss
+from trainers.objective.objective import Objective
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_advantages_are_those_of_the_samples(tmp_path: Path, credit: str, expect
 
 def test_a_turn_without_a_target_has_the_advantage_zero(tmp_path: Path) -> None:
     """A single sampled token that nothing precedes cannot be trained on."""
-    from trainers.credit import per_target, turn_values
+    from trainers.objective.credit import per_target, turn_values
 
     one = episode(turn(5, prompt=0), turn(6, 7))
     assert turn_values(per_target([9.0, 2.0], one), one) == [0.0, 2.0]

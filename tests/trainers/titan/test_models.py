@@ -17,11 +17,11 @@ pytest.importorskip("torchtitan")
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from forge_env.episode import Row
-from forge_env.errors import UserError
+from forge_env.core.episode import Row
+from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
-from trainers.batch import Sample
-from trainers.losses import SFTLoss
+from trainers.batching.batch import Sample
+from trainers.objective.losses import SFTLoss
 from trainers.titan import model as titan_model
 from trainers.titan.families import read_config
 from trainers.titan.trainer import TitanSettings, TitanTrainer

@@ -9,7 +9,7 @@ pytest.importorskip("torchtitan")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_env.errors import UserError
+from forge_env.core.errors import UserError
 from trainers.titan.schedule import build_schedule, check_schedule
 from trainers.titan.trainer import TitanSettings
 

@@ -30,13 +30,13 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from forge_env.episode import Row
-from forge_env.errors import InvariantError, UserError
-from tests.trainers.four_arguments import MyLoss
+from forge_env.core.episode import Row
+from forge_env.core.errors import InvariantError, UserError
+from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
-from trainers.batch import Sample
+from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
-from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
+from trainers.objective.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 

@@ -1,0 +1,171 @@
+"""ChatAgent: any OpenAI-compatible endpoint as an agent. Its turns hold no tokens: for evaluation, not for training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from agents.chat.client import ChatClient, Reply, Usage
+from agents.renderer.dialects import from_openai, to_openai
+from agents.renderer.model_json import decode_all
+from forge_env.core.episode import Turn
+from forge_env.core.protocols import ContextFull, Conversation
+from forge_env.core.types import Action, Message, ToolSpec
+
+OPENAI = "https://api.openai.com/v1"
+TIMEOUT = 120.0
+"""Seconds for one answer that is not streamed."""
+
+
+class ChatAgent:
+    """Answers with what a model behind an endpoint says. Close it, or use it as `async with`.
+
+    What is sent is what the environment showed, without the model's reasoning of earlier turns; no seed is sent, since
+    many endpoints refuse it.
+
+    Args:
+        model: the model's name, as the endpoint knows it.
+        base_url: where "/chat/completions" is.
+        api_key_env: the environment variable that holds the API key; "" for an endpoint that takes none.
+        temperature: sampling temperature; None leaves it to the endpoint, as some models want.
+        max_concurrency: requests at once, per event loop.
+        requests_per_minute: at most; None for no limit.
+        timeout: seconds for one answer, retries included, waiting for a place not.
+        idle_timeout: streams the answers: each may take as long as it takes, and has failed when no byte came for so
+            many seconds. None asks for whole answers.
+        answer_seconds: for one answer, streamed or not, retries included, waiting for a place not; None sets no limit
+            beside `timeout` or `idle_timeout`.
+        retries: further attempts after a refusal that may pass (HTTP 408, 409, 429, 5xx), a failed connection, or an
+            answer that cannot be read.
+        extra_body: further fields of every request; None takes a field out.
+
+    Raises:
+        UserError: for a setting out of range, and when there is no API key for an endpoint elsewhere.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = OPENAI,
+        *,
+        api_key_env: str = "OPENAI_API_KEY",
+        temperature: float | None = 1.0,
+        max_concurrency: int = 16,
+        requests_per_minute: float | None = None,
+        timeout: float = TIMEOUT,
+        idle_timeout: float | None = None,
+        answer_seconds: float | None = None,
+        retries: int = 4,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.temperature = temperature
+        self.answer_seconds = answer_seconds
+        self.client = ChatClient(
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            max_concurrency=max_concurrency,
+            requests_per_minute=requests_per_minute,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            retries=retries,
+            extra_body=dict(extra_body or {}),
+        )
+
+    def __repr__(self) -> str:
+        return f"ChatAgent({self.client.model!r}, {self.client.base_url!r})"
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and requests so far."""
+        return self.client.usage
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        """Ask for one turn.
+
+        Raises:
+            UserError: when the endpoint refuses the key, or does not know the model.
+            ContextFull: when the endpoint says that the conversation is too long, or by its count the limit is used up.
+            PolicyError: when there was no answer.
+        """
+        reply = await self.client.complete(
+            [_sent(message) for message in conversation.messages],
+            tools=tools,
+            max_tokens=_room(conversation),
+            temperature=self.temperature,
+        )
+        action = _action(reply)
+        turn = Turn(
+            kind="text",
+            observation=conversation.observation,
+            message=action.message,
+            tool_calls=action.tool_calls,
+            finish_reason=action.finish_reason,
+            usage=reply.usage,
+        )
+        return turn, action
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self.client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _room(conversation: Conversation) -> int:
+    """Tokens that the next answer may have. What the conversation holds is known from the last answer's usage."""
+    held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
+    room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
+    if conversation.asked is not None and conversation.asked.max_tokens is not None:
+        room = min(room, conversation.asked.max_tokens)
+    if room < 1:
+        raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
+    return room
+
+
+def text_of(reply: Reply) -> str:
+    """Return the content of an answer; a refusal stands for it where there is none."""
+    content = reply.message.get("content")
+    if isinstance(content, list):  # in parts, as some endpoints write it
+        content = "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
+    if not content:
+        content = reply.message.get("refusal")
+    return content if isinstance(content, str) else ""
+
+
+def _action(reply: Reply) -> Action:
+    calls = from_openai(reply.message)
+    message: Message = {"role": "assistant", "content": text_of(reply)}
+    reasoning = reply.message.get("reasoning_content") or reply.message.get("reasoning")
+    if reasoning and isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = to_openai(calls)
+    return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason, usage=dict(reply.usage))
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """Return a message as endpoints take it: arguments as JSON text, no reasoning, no fields of ours."""
+    sent: dict[str, Any] = {"role": message["role"], "content": message["content"]}
+    if message["role"] == "tool":
+        return sent | {"tool_call_id": message.get("tool_call_id", "")}
+    if "name" in message:
+        sent["name"] = message["name"]
+    calls = to_openai(from_openai(message))
+    if calls:
+        for call in calls:
+            call["function"]["arguments"] = _as_object(call["function"]["arguments"])
+        # Several endpoints refuse an empty text beside calls.
+        sent |= {"content": message["content"] or None, "tool_calls": calls}
+    return sent
+
+
+def _as_object(arguments: str) -> str:
+    """Some servers read the arguments of earlier calls and fail on bad ones: what was unreadable is wrapped as text."""
+    value, _ = decode_all(arguments)
+    return arguments if isinstance(value, dict) else json.dumps({"unreadable": arguments})

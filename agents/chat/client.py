@@ -1,0 +1,289 @@
+"""One endpoint that speaks OpenAI's chat completions: pooled, retried, rate-limited, bounded in time.
+
+The API key is read from the environment for every request, and goes into that request's header and nowhere else: it is
+taken out of whatever the server sends back, errors included, before anything reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from agents.chat.reply import (
+    Reply,
+    message_of,
+    read_reply,
+    redacted,
+    retry_after,
+    says_context_full,
+    says_no_quota,
+)
+from agents.chat.stream import read_body
+from forge_env.core.errors import PolicyError, UserError
+from forge_env.core.protocols import ContextFull
+from forge_env.utils.deadlines import queued
+
+_CONNECT_SECONDS = 10.0
+_RETRIED = {408, 409, 429} | set(range(500, 600))
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an endpoint was asked for and said it used, added up over all requests."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    requests: int = 0
+    """Attempts that were sent, retries included."""
+    retries: int = 0
+
+    def cost(self, *, prompt: float, completion: float) -> float:
+        """Return the price of the tokens, from prices per million tokens."""
+        return (self.prompt_tokens * prompt + self.completion_tokens * completion) / 1e6
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why one attempt failed, and whether another one may help."""
+
+    reason: str
+    retry: bool = True
+    wait: float = 0.0
+    """Seconds that the server asks to wait."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    places: asyncio.Semaphore
+
+
+@dataclass(kw_only=True, eq=False)
+class ChatClient:
+    """Asks one model behind an OpenAI-compatible endpoint. Travels between processes; connections stay behind.
+
+    Raises:
+        UserError: for a setting out of range, and when there is no API key for an endpoint elsewhere.
+    """
+
+    model: str
+    base_url: str
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; "" for an endpoint that takes none, as those on localhost may."""
+    max_concurrency: int = 16
+    requests_per_minute: float | None = None
+    timeout: float = 120.0
+    """Seconds for one answer, with its retries and the pauses between them; waiting for a place does not count. Of a
+    streamed answer only the pauses and the attempts that failed."""
+    idle_timeout: float | None = None
+    """Streams the answer: it may take as long as it takes, and has failed when no byte came for so many seconds."""
+    retries: int = 4
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request; None takes one of ours out."""
+    usage: Usage = field(default_factory=Usage)
+    _next_start: float = field(default=0.0, init=False, repr=False)
+    _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        self.base_url = self.base_url.rstrip("/")
+        try:
+            url = urlsplit(self.base_url)
+            plain = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            raise UserError(f"base_url {self.base_url!r} is no address: write it as 'https://host/v1'") from None
+        if not plain or "@" in url.netloc or url.query:
+            shown = f"{url.scheme}://{url.hostname or ''}{url.path}"  # not as it is: a password may be in it
+            raise UserError(
+                f"base_url {shown!r} is no plain address: write it as 'https://host/v1', the key goes elsewhere"
+            )
+        if self.idle_timeout is not None and not self.idle_timeout > 0:
+            raise UserError(f"idle_timeout={self.idle_timeout} is not above 0; None asks for whole answers")
+        if self.max_concurrency < 1 or not self.timeout > 0 or self.retries < 0:
+            raise UserError(
+                f"max_concurrency={self.max_concurrency}, timeout={self.timeout}, retries={self.retries}: "
+                "they are at least 1, above 0 and at least 0"
+            )
+        if self.requests_per_minute is not None and not self.requests_per_minute > 0:
+            raise UserError(f"requests_per_minute={self.requests_per_minute} is not above 0; None sets no limit")
+        self._key()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_pools"} | {"_next_start": 0.0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pools=WeakKeyDictionary())
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop. A later request opens new ones."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.client.aclose()
+
+    async def complete(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int,
+        temperature: float | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Answer a conversation; `timeout` is that of the client by default.
+
+        Raises:
+            UserError: when the endpoint refuses the key, or does not know the model.
+            ContextFull: when the endpoint says that the conversation is too long.
+            PolicyError: when there was no answer that can be read, within the retries and the time.
+        """
+        # OpenAI's own models want the new name; most other servers know only the old one.
+        limit = "max_completion_tokens" if urlsplit(self.base_url).hostname == "api.openai.com" else "max_tokens"
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), limit: max_tokens}
+        if self.idle_timeout is not None:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"temperature": temperature, "tools": list(tools) or None, **self.extra_body}
+        text = json.dumps({k: v for k, v in body.items() if v is not None}, ensure_ascii=False)
+        # What a model wrote need not be text that UTF-8 can carry.
+        content = text.encode("utf-8", "replace")
+        async with self._place() as client:
+            return await self._retried(client, content, self.timeout if timeout is None else timeout)
+
+    async def _retried(self, client: httpx.AsyncClient, content: bytes, seconds: float) -> Reply:
+        left, attempt = seconds, 0
+        while True:
+            await self._turn()
+            started = time.monotonic()
+            result = await self._attempt(client, content, left, seconds)
+            if isinstance(result, Reply):
+                return result
+            left -= time.monotonic() - started
+            attempt += 1
+            if not result.retry or attempt > self.retries:
+                raise self._error(f"{result.reason}{f' ({attempt} attempts)' if attempt > 1 else ''}")
+            pause = max(result.wait, random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))))
+            if pause >= left:
+                raise self._error(
+                    f"{result.reason}; of {seconds:g} s no time is left to wait {pause:.1f} s and ask again"
+                )
+            self.usage.retries += 1
+            await asyncio.sleep(pause)
+            left -= pause
+
+    async def _attempt(
+        self, client: httpx.AsyncClient, content: bytes, left: float, seconds: float
+    ) -> Reply | _Failure:
+        key = self._key()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self.usage.requests += 1
+        idle = self.idle_timeout
+        limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
+        url = f"{self.base_url}/chat/completions"
+        try:
+            # Nothing is asked again after a time-out of ours: the server may still be at the first answer.
+            async with (
+                asyncio.timeout(left if idle is None else None),
+                client.stream("POST", url, content=content, headers=headers, timeout=limits) as response,
+            ):
+                body = await read_body(response)
+        except TimeoutError:
+            raise self._error(f"did not answer within {seconds:g} s") from None
+        except httpx.ReadTimeout:
+            raise self._error(f"sent nothing for {idle:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # from None below: the request in it holds the key
+            return _Failure(redacted(f"the connection failed: {type(error).__name__}: {error}".rstrip(": "), key))
+        if body is None:
+            return _Failure("its stream ended before the answer did")
+        data = redacted(body, key)
+        if response.status_code != 200:
+            return self._refusal(response, data)
+        reply = read_reply(data)
+        if reply is None:
+            return _Failure(f"its answer is no chat completion: {message_of(data)}")
+        self.usage.prompt_tokens += reply.usage["prompt_tokens"]
+        self.usage.completion_tokens += reply.usage["completion_tokens"]
+        return reply
+
+    def _refusal(self, response: httpx.Response, data: Any) -> _Failure:
+        status, message = response.status_code, message_of(data)
+        said = f"HTTP {status}: {message}"
+        if status in (401, 403):
+            where = f"in the environment variable {self.api_key_env}" if self.api_key_env else "(none was sent)"
+            raise UserError(
+                f"{self.base_url} refused the API key {where} ({said}): set a key that may use {self.model!r}"
+            )
+        if status == 404:
+            raise UserError(
+                f"{self.base_url} has no model {self.model!r} ({said}): check the model's name and base_url"
+            )
+        if status in (400, 413, 422) and says_context_full(data):
+            raise ContextFull(f"{self.base_url}: {said}")
+        return _Failure(said, retry=status in _RETRIED and not says_no_quota(data), wait=retry_after(response))
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[httpx.AsyncClient]:
+        """One of the places of this event loop; waiting for it stops the episode's clocks.
+
+        The wait ends because every place is given back after `timeout` seconds and a turn of the rate limit.
+        """
+        pool = self._pool()
+        async with queued():
+            await pool.places.acquire()
+        try:
+            yield pool.client
+        finally:
+            pool.places.release()
+
+    async def _turn(self) -> None:
+        """Wait until the rate limit allows one more request: starts are spread evenly over the minute."""
+        if self.requests_per_minute is None:
+            return
+        now = time.monotonic()
+        start = max(now, self._next_start)
+        self._next_start = start + 60 / self.requests_per_minute
+        if start > now:
+            async with queued():
+                await asyncio.sleep(start - now)
+
+    def _pool(self) -> _Pool:
+        loop = asyncio.get_running_loop()
+        if loop not in self._pools:
+            for closed in [other for other in self._pools if other.is_closed()]:
+                del self._pools[closed]
+            limits = httpx.Limits(max_connections=self.max_concurrency, max_keepalive_connections=self.max_concurrency)
+            # No redirects: the key would go where the user did not send it. Our own deadline is around every request.
+            client = httpx.AsyncClient(
+                limits=limits, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS), follow_redirects=False
+            )
+            self._pools[loop] = _Pool(client, asyncio.Semaphore(self.max_concurrency))
+        return self._pools[loop]
+
+    def _key(self) -> str:
+        key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
+        if not key and self.api_key_env and urlsplit(self.base_url).hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise UserError(
+                f"there is no API key for {self.base_url}: set the environment variable {self.api_key_env}, "
+                "or api_key_env to the name of the one that holds it ('' for an endpoint that takes none)"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(
+                f"the environment variable {self.api_key_env} holds characters that no API key has: set it anew"
+            )
+        return key
+
+    def _error(self, reason: str) -> PolicyError:
+        return PolicyError(f"{self.model} at {self.base_url}: {reason}")

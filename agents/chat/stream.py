@@ -1,0 +1,90 @@
+"""An answer that comes in pieces: server-sent events, put together to the body that a whole answer would have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from agents.chat.reply import body_of
+
+
+async def read_body(response: httpx.Response) -> Any:
+    """The body of an answer, streamed or not; None for a stream that ended before the answer did.
+
+    Raises:
+        httpx.HTTPError: the connection failed, or nothing came for the client's read time-out.
+    """
+    if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
+        await response.aread()
+        return body_of(response)
+    answer = _Answer()
+    async for data in _events(response):
+        if data == "[DONE]":
+            break
+        try:
+            piece = json.loads(data)
+        except (ValueError, RecursionError):
+            return data
+        if not isinstance(piece, dict) or "error" in piece:
+            return piece
+        answer.add(piece)
+    return answer.body()
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[str]:
+    """The data of each event; what else an event has (comments that keep a connection open, names) says nothing."""
+    async for line in response.aiter_lines():
+        if line.startswith("data:"):
+            yield line.removeprefix("data:").strip()
+
+
+class _Answer:
+    """The pieces of the first choice."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._finish: Any = None
+        self._usage: Any = None
+
+    def add(self, piece: dict[str, Any]) -> None:
+        self._usage = piece.get("usage") or self._usage
+        choices = piece.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            return
+        self._finish = choice.get("finish_reason") or self._finish
+        delta = choice.get("delta")
+        for name, value in delta.items() if isinstance(delta, dict) else ():
+            if name == "tool_calls" and isinstance(value, list):
+                for place, call in enumerate(value):
+                    self._add_call(place, call)
+            elif isinstance(value, str) and name != "role":
+                self._texts.setdefault(name, []).append(value)
+
+    def _add_call(self, place: int, call: Any) -> None:
+        if not isinstance(call, dict):
+            return
+        index = call.get("index")
+        known = self._calls.setdefault(
+            index if isinstance(index, int) else place, {"type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        if call.get("id"):
+            known["id"] = call["id"]
+        function = call.get("function")
+        for name in ("name", "arguments"):
+            part = function.get(name) if isinstance(function, dict) else None
+            known["function"][name] += part if isinstance(part, str) else ""
+
+    def body(self) -> Any:
+        """What a server that does not stream would have sent; None where no piece said how the answer ended."""
+        if self._finish is None:
+            return None
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        message |= {name: "".join(parts) for name, parts in self._texts.items()}
+        if self._calls:
+            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+        return {"choices": [{"message": message, "finish_reason": self._finish}], "usage": self._usage}

@@ -1,0 +1,173 @@
+"""LocalPolicy: a vLLM engine in this very process, for evaluation without any service around it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from agents.generator.engine import VLLMEngine
+from agents.generator.start import EngineSettings
+from agents.model_folder import context_length, find_model
+from agents.token_agent import TokenAgent
+from forge_env.core.episode import Turn
+from forge_env.core.errors import PolicyError, UserError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.types import Action, Completion, Sampling, ToolSpec
+from forge_env.utils.deadlines import queued
+
+if TYPE_CHECKING:
+    from forge_env.registry.agent_spec import AgentSettings
+
+START_SECONDS = 1800.0
+GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
+
+
+class _Engine(VLLMEngine):
+    """An engine that can forget the prompts that it has read."""
+
+    async def forget(self) -> None:
+        """Empty the prefix cache; only between two requests."""
+        await self._command(lambda: self._engine.reset_prefix_cache())
+
+
+class LocalPolicy:
+    """The Policy over an engine of its own. Use it as `async with`, on one event loop.
+
+    Args:
+        model: Hugging Face folder.
+        settings: of the engine.
+        deterministic: one request at a time, none of it from the cache of prefixes: what else is in a batch, and how
+            much of a prompt was read before, changes the last bits of a sum and now and then a token.
+        answer_seconds: for one answer; None for as long as it takes, since the engine ends every request, or says that
+            it is broken.
+
+    Raises:
+        PolicyError: on entering, when the engine does not start; from `generate`, when it refuses or breaks.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        settings: EngineSettings,
+        *,
+        deterministic: bool = False,
+        answer_seconds: float | None = None,
+    ) -> None:
+        self._model = str(model)
+        self._engine = _Engine(self._model, settings)
+        self._alone = asyncio.Lock() if deterministic else None
+        self.answer_seconds = answer_seconds
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._engine.start()
+                # The first requests are slow; let them be nobody's.
+                await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
+        except BaseException as error:
+            await self.aclose()
+            if not isinstance(error, Exception):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise PolicyError(
+                f"the engine did not start with {self._model}: {type(error).__name__}: {reason}"
+            ) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop the engine; what still runs ends with a PolicyError."""
+        await self._engine.close()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        if self._alone is None:
+            return await self._engine.generate(prompt_ids, sampling, request_id)
+        async with queued():
+            await self._alone.acquire()  # ends, for the engine answers who has it, or breaks
+        try:
+            await self._engine.forget()
+            return await self._engine.generate(prompt_ids, sampling, request_id)
+        finally:
+            self._alone.release()
+
+
+class LocalAgent(TokenAgent):
+    """A TokenAgent that knows how much its model can read.
+
+    Args:
+        context: tokens of a prompt and its answer at most.
+    """
+
+    def __init__(self, model: str, policy: LocalPolicy, *, temperature: float, top_p: float, context: int) -> None:
+        super().__init__(model, policy, temperature=temperature, top_p=top_p)
+        self._context = context
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        conversation.max_tokens = min(conversation.max_tokens, self._context)
+        return await super().act(conversation, tools)
+
+
+@asynccontextmanager
+async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open vllm:MODEL, a Hugging Face folder or hub id.
+
+    Raises:
+        UserError: when there is no such model or no vLLM, or the temperature contradicts a deterministic run.
+        PolicyError: when the engine does not start.
+    """
+    temperature = 1.0 if settings.temperature is None else settings.temperature
+    if settings.deterministic:
+        if settings.temperature:
+            raise UserError(f"--deterministic is greedy, and --temperature is {temperature:g}: leave one of them out")
+        temperature = 0.0
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError("vllm: needs the package vllm: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU")
+    folder = find_model(model, option="vllm:")
+    context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
+    policy = LocalPolicy(
+        folder,
+        _engine(settings, context),
+        deterministic=settings.deterministic,
+        answer_seconds=settings.answer_seconds,
+    )
+    top_p = 1.0 if settings.top_p is None else settings.top_p
+    agent = LocalAgent(str(folder), policy, temperature=temperature, top_p=top_p, context=context)
+    async with policy:
+        yield agent
+
+
+@asynccontextmanager
+async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open checkpoint:RUN, the model of a finished training run.
+
+    Raises:
+        UserError: when the run has left no model; else as `open_vllm`.
+    """
+    folder = Path(run).expanduser() / "model"
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{run} holds no model/ folder, which a training run writes when it ends: name a finished run")
+    async with open_vllm(str(folder), settings) as agent:
+        yield agent
+
+
+def _engine(settings: AgentSettings, context: int) -> EngineSettings:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    return EngineSettings(
+        max_model_len=context,
+        max_requests=1 if settings.deterministic else settings.concurrency,
+        dtype="bfloat16" if on_gpu else "float32",
+        kv_cache_gib=0.0 if on_gpu else EngineSettings().kv_cache_gib,
+        gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
+        stall_seconds=EngineSettings().stall_seconds if settings.idle_seconds is None else settings.idle_seconds,
+        seed=settings.seed,
+    )

@@ -1,0 +1,277 @@
+"""Messages to tokens and back, without ever re-tokenising what the model wrote.
+
+The `renderers` library knows each model family's template. A new turn is bridged onto the sampled ids; where a template
+would rewrite history the bridge is refused, and the next turn starts a new row.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from renderers.base import ParsedToolCall, ToolCallParseStatus
+
+from agents.renderer.dialects import parse, to_openai
+from agents.renderer.families import find_family
+from agents.renderer.model_json import flaw
+from agents.renderer.pieces import Pieces, find_pieces
+from agents.renderer.tokenizer import FastTokenizer, chat_template
+from forge_env.core.errors import TemplateError, UserError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+
+
+class Renderer:
+    """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, Qwen2.5, Llama from 3.1 on.
+
+    Raises:
+        UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
+    """
+
+    def __init__(self, model: str | Path) -> None:
+        self._family = find_family(Path(model))
+        self._tokenizer = FastTokenizer(model)
+        try:
+            self._renderer = self._family.create(self._tokenizer, chat_template(Path(model)))
+        except AssertionError as error:
+            raise UserError(f"the tokenizer in {model} is not of the model's family: {error}") from None
+        self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        special = sorted([*self._tokenizer.special_tokens, *self._family.marks], key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
+        self._firsts: dict[Any, Pieces | None] = {}
+        self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
+        self._bridges = {role: self._bridge_pieces(role) for role in ("tool", "user")}
+
+    def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
+        """Return the next prompt, how many of its tokens are old (0 for a new row), and whether a row starts."""
+        row = _last_row(conversation)
+        if row:
+            bridged = self._bridge(
+                row, conversation.turns[-1].token_ids, self._defused(conversation.observation), tools
+            )
+            if bridged is not None:
+                return bridged, len(row), False
+        if not conversation.turns:
+            return self._first_prompt(self._defused(conversation.observation), tools), 0, True
+        messages = self._defused(conversation.messages)
+        if self._family.one_call:
+            messages = _one_call_each(messages)
+        return self._render(messages, tools, add_generation_prompt=True), 0, True
+
+    def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
+        """As `next_prompt`, of a prompt that no template is put around.
+
+        One that begins with all of the last row goes on with the row's own tokens.
+
+        Raises:
+            TemplateError: when it is empty, or a token of it is not in the vocabulary.
+        """
+        row = _last_row(conversation)
+        if isinstance(prompt, str):
+            text = self.decode(row)
+            is_old = bool(row) and prompt.startswith(text) and len(prompt) > len(text)
+            new = self.encode(prompt[len(text) :] if is_old else prompt)
+        else:
+            is_old = bool(row) and list(prompt[: len(row)]) == row and len(prompt) > len(row)
+            new = list(prompt[len(row) :] if is_old else prompt)
+        if not new:
+            raise TemplateError("the prompt to complete is empty: write at least one token")
+        if wrong := [token for token in new if not 0 <= token < len(self._tokenizer)]:
+            raise TemplateError(
+                f"token {wrong[0]} of the prompt is not in the vocabulary, which is 0 to {len(self._tokenizer) - 1}"
+            )
+        return (row + new, len(row), False) if is_old else (new, 0, True)
+
+    def write(self, message: Message) -> list[int]:
+        """Return the tokens with which a model would have written `message`, up to and with its end-of-turn token."""
+        question: list[Any] = [{"role": "user", "content": "?"}]
+        prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
+        full = self._tokenizer.decode(self._render([*question, message]))
+        if not full.startswith(prompt):
+            raise UserError(
+                f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
+                f"leave reasoning_content out of {message!r}"
+            )
+        # Text, not ids: a merge across the end of the prompt is one that no model could have sampled.
+        answer = self._tokenizer.encode(full[len(prompt) :])
+        return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
+
+    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return sampled ids as the objects that this tokenizer's own ids are."""
+        return self._tokenizer.share(token_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of plain text; special tokens written out in it are recognised."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones spelt out."""
+        return self._tokenizer.decode(token_ids)
+
+    def plain_text(self, token_ids: Sequence[int]) -> str:
+        """Text of what was sampled, without the token that ended it."""
+        ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
+        return self.decode(token_ids[:-1] if ended else token_ids)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """Return a conversation as the text that the model reads, special tokens included."""
+        return self._tokenizer.decode(self._render(messages, tools))
+
+    def read(self, token_ids: Sequence[int], finish_reason: str) -> Action:
+        """Parse what the model wrote. Never raises for anything that it writes."""
+        try:
+            # Without the prompt: it could only say that reasoning was opened there, and thinking is off.
+            parsed = self._renderer.parse_response(list(token_ids))
+        except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
+            return self._unreadable(token_ids, finish_reason, error)
+        content = parsed.content or ""
+        calls = tuple(_tool_call(i, call) for i, call in enumerate(parsed.tool_calls))
+        if not calls:
+            content, calls = parse(content, self._family.dialect)
+        message: Message = {"role": "assistant", "content": content}
+        if parsed.reasoning_content:
+            message["reasoning_content"] = parsed.reasoning_content
+        if calls:
+            message["tool_calls"] = to_openai(calls)
+        return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+
+    def _unreadable(self, token_ids: Sequence[int], finish_reason: str, error: Exception) -> Action:
+        text = self._tokenizer.decode([t for t in token_ids if t not in self.stop_token_ids])
+        call = ToolCall(id="call_0", name="", arguments=None, raw=text, error=f"It could not be read: {error}.")
+        return Action(message={"role": "assistant", "content": text}, tool_calls=(call,), finish_reason=finish_reason)
+
+    def _render(
+        self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
+    ) -> list[int]:
+        try:
+            return list(
+                self._renderer.render_ids(
+                    list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except ValueError as error:
+            where = self._tokenizer.name_or_path
+            raise TemplateError(
+                f"the template of the model in {where} has no place for this conversation: {error}"
+            ) from None
+
+    def _defused(self, messages: Sequence[Message]) -> list[Message]:
+        """Keep what others wrote from forging turns: a special token spelt out in a message is text, not a token."""
+        return [{**m, "content": self._defuse(m["content"])} if m["role"] in ("user", "tool") else m for m in messages]
+
+    def _defuse(self, content: str) -> str:
+        text = content.encode("utf-8", "replace").decode()  # lone surrogates have no tokens
+        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+    def _bridge(
+        self, row: list[int], sampled: Sequence[int], new: list[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        """Continue a row with new messages, or None where the template would rewrite what the row holds."""
+        role = new[0]["role"] if new else ""
+        pieces = self._bridges.get(role)
+        # A turn that the model itself closed, without reasoning: what follows depends on the new messages alone.
+        is_plain = sampled[-1] == self.stop_token_ids[0] and self._reasoning not in sampled
+        if pieces is not None and is_plain and all(message["role"] == role for message in new):
+            return row + pieces.fill(self._tokenizer, [message["content"] for message in new])
+        bridged = self._renderer.bridge_to_next_turn(
+            row[: -len(sampled)], list(sampled), new, tools=list(tools) or None
+        )
+        if bridged is None or bridged.token_ids[: len(row)] != row:
+            return None
+        return list(bridged.token_ids)
+
+    def _bridge_pieces(self, role: str) -> Pieces | None:
+        """Learn what the template puts around the messages that follow a turn of the model."""
+        end = self.stop_token_ids[0]
+        question: list[Any] = [{"role": "user", "content": "?"}]
+        before = self._render(question, add_generation_prompt=True)
+        sampled = [*self._tokenizer.encode("a"), end]
+
+        def render(contents: Sequence[str]) -> list[int] | None:
+            new: list[Any] = [{"role": role, "content": content} for content in contents]
+            bridged = self._renderer.bridge_to_next_turn(before, sampled, new)
+            whole = [*before, *sampled]
+            if bridged is None or bridged.token_ids[: len(whole)] != whole:
+                return None
+            return list(bridged.token_ids[len(whole) :])
+
+        return find_pieces(self._tokenizer, render, most=3)
+
+    def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render a first prompt. Those of one environment differ in the last message only."""
+        *others, last = messages
+        if last["role"] != "user":
+            return self._render(messages, tools, add_generation_prompt=True)
+        key = (self._text_of(tools), *((m["role"], m["content"]) for m in others))
+        if any(m.keys() != {"role", "content"} for m in others):
+            return self._render(messages, tools, add_generation_prompt=True)
+        if key not in self._firsts:
+            if len(self._firsts) >= 64:
+                self._firsts.clear()
+            self._firsts[key] = self._first_pieces(others, tools)
+        pieces = self._firsts[key]
+        if pieces is None:
+            return self._render(messages, tools, add_generation_prompt=True)
+        return pieces.fill(self._tokenizer, [last["content"]])
+
+    def _text_of(self, tools: Sequence[ToolSpec]) -> str:
+        """The tools as text; an environment's instances share one list of them, which is written once."""
+        known = self._tools.get(id(tools))
+        if known is None or known[0] is not tools:
+            if len(self._tools) >= 64:
+                self._tools.clear()
+            known = self._tools[id(tools)] = (tools, json.dumps(list(tools)))
+        return known[1]
+
+    def _first_pieces(self, others: list[Message], tools: Sequence[ToolSpec]) -> Pieces | None:
+        def render(contents: Sequence[str]) -> list[int]:
+            last: Message = {"role": "user", "content": contents[0]}
+            return self._render([*others, last], tools, add_generation_prompt=True)
+
+        return find_pieces(self._tokenizer, render)
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Split assistant messages with several calls, for templates that take one call per message."""
+    split: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        split += [message] if len(calls) < 2 else [{**message, "tool_calls": [call]} for call in calls]
+    return split
+
+
+def _last_row(conversation: Conversation) -> list[int]:
+    row: list[int] = []
+    for turn in conversation.turns:
+        if turn.starts_row:
+            row = []
+        row += turn.prompt_ids
+        row += turn.token_ids
+    return row
+
+
+def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
+    name = parsed.name if isinstance(parsed.name, str) else ""
+    arguments = parsed.arguments if isinstance(parsed.arguments, dict) else None
+    why = ""
+    if parsed.status is not ToolCallParseStatus.OK:
+        why = f"The call could not be read: {parsed.status.value}."
+    elif not name or arguments is None:
+        why = 'A call is a JSON object with a "name" and an object of "arguments".'
+    elif problem := flaw(arguments):
+        why = f"The call could not be read: {problem}."
+    if why:
+        return ToolCall(id=_call_id(index), name=name, arguments=None, raw=parsed.raw, error=why)
+    # Interned: thousands of live episodes call the same few tools.
+    return ToolCall(id=parsed.id or _call_id(index), name=sys.intern(name), arguments=arguments)
+
+
+@functools.cache
+def _call_id(index: int) -> str:
+    return f"call_{index}"

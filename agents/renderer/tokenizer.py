@@ -1,0 +1,92 @@
+"""A thin tokenizer over Hugging Face `tokenizers`: what renderers need, without transformers' wrapper around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from forge_env.core.errors import UserError
+
+SHORT, REMEMBERED = 32, 4096  # characters, texts: templates ask for the same few words with every message
+
+
+class FastTokenizer:
+    """Reads `tokenizer.json` of a Hugging Face folder.
+
+    Raises:
+        UserError: when the folder holds no tokenizer.
+    """
+
+    unk_token_id = None
+
+    def __init__(self, folder: str | Path) -> None:
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(
+                f"the model folder {folder} holds no tokenizer.json: save its tokenizer there in Hugging Face format"
+            )
+        self.name_or_path = str(folder)
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._short: dict[str, list[int]] = {}
+        # One object for each id: an int of its own for every token of every episode would be most of their memory.
+        self._ids = list(range(1 + max(self._tokenizer.get_vocab().values(), default=-1)))
+        config = Path(folder) / "tokenizer_config.json"
+        eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        self.eos_token_id = self._tokenizer.token_to_id(eos) if eos else None
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        if len(text) > SHORT:
+            return self._encode(text)
+        ids = self._short.get(text)
+        if ids is None:
+            if len(self._short) >= REMEMBERED:
+                self._short.clear()
+            ids = self._short[text] = self._encode(text)
+        return ids.copy()
+
+    def _encode(self, text: str) -> list[int]:
+        shared = self._ids
+        return [shared[i] for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the same ids as objects that all sequences share; ids beyond the vocabulary stay as they are."""
+        shared, size = self._ids, len(self._ids)
+        return tuple([shared[i] if 0 <= i < size else i for i in token_ids])
+
+    def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        if isinstance(ids, int):
+            return self._tokenizer.id_to_token(ids)
+        return [self._tokenizer.id_to_token(i) for i in ids]
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Every token that stands for itself when it is spelt out in a text."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+
+def chat_template(folder: Path) -> str:
+    """Return the chat template of a Hugging Face folder; empty when it holds none."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    template = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
+    # Some folders hold several, each with a name.
+    return template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)

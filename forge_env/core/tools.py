@@ -1,0 +1,272 @@
+"""`@tool` and `@reward`: how functions and methods become tools and rewards.
+
+A tool's JSON schema (draft 2020-12) comes from its signature and its Google, NumPy or Sphinx docstring; arguments are
+validated and coerced by pydantic. Whatever the model gets wrong becomes a text that tells it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import docstring_parser
+import typing_extensions
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import ToolCall, ToolSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
+Arguments = Callable[[dict[str, Any]], dict[str, Any]]
+"""Coerces the arguments of a call. Raises ValueError with what is wrong with them."""
+
+_MARK = "__forge_tool__"
+
+
+class BadCall(Exception):
+    """A call that the model got wrong; the text is what the model is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOptions:
+    """How the calls of a tool are run.
+
+    Raises:
+        UserError: for a number out of range, and for retries of a tool that is not idempotent.
+    """
+
+    timeout: float = 30.0
+    """Seconds after which a call is given up and its work stopped; waiting for a place does not count."""
+    concurrency: int | None = None
+    """Calls at once in this process, over all episodes; None for any number."""
+    max_output: int = 8192
+    """Characters of a result that the model is shown."""
+    retries: int = 0
+    """Further attempts after a call that raised, with growing pauses; only for idempotent tools."""
+    idempotent: bool = False
+    """Whether doing a call twice does no more than doing it once."""
+    parallel: bool = False
+    """Whether it may run beside its neighbours in one turn; otherwise calls run one after another, in order."""
+    fatal: tuple[type[Exception], ...] = ()
+    """Exceptions of the tool that are a fault of the environment, and not an observation."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise UserError(f"a tool's timeout is {self.timeout!r}; it is a number of seconds above 0")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UserError(f"a tool's concurrency is {self.concurrency!r}; it is 1 or more, or None for any number")
+        if self.max_output < 1 or self.retries < 0:
+            raise UserError("a tool's max_output is 1 or more, and its retries are 0 or more")
+        if self.retries and not self.idempotent:
+            raise UserError(
+                f"a tool has retries={self.retries} and is not idempotent: add idempotent=True or leave both"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tool:
+    """One tool: what the model is shown, how its arguments are checked, and what runs."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments, an object."""
+    arguments: Arguments
+    function: Callable[..., Any]
+    """Called with the coerced arguments by keyword; of a method, with the instance first."""
+    options: ToolOptions = field(default_factory=ToolOptions)
+    _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def spec(self) -> ToolSpec:
+        parameters = dict(self.parameters)
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def validate(self, call: ToolCall) -> dict[str, Any]:
+        """Return the coerced arguments of a call.
+
+        Raises:
+            BadCall: saying what is wrong with them, with the schema.
+        """
+        if call.arguments is None:
+            raise BadCall(self._refusal(f"the arguments of {self.name} are not a JSON object. {call.error}".strip()))
+        try:
+            return self.arguments(call.arguments)
+        except (ValueError, RecursionError) as error:
+            raise BadCall(self._refusal(f"bad arguments for {self.name}: {error}")) from None
+
+    def places(self) -> asyncio.Semaphore | None:
+        """The places that all episodes of this process share, or None where there is no limit."""
+        if self.options.concurrency is None:
+            return None
+        loop = asyncio.get_running_loop()
+        if loop not in self._places:
+            self._places[loop] = asyncio.Semaphore(self.options.concurrency)
+        return self._places[loop]
+
+    def _refusal(self, problem: str) -> str:
+        return f"Error: {problem} Schema: {json.dumps(self.parameters, ensure_ascii=False)}"
+
+
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    timeout: float = 30.0,
+    concurrency: int | None = None,
+    max_output: int = 8192,
+    retries: int = 0,
+    idempotent: bool = False,
+    parallel: bool = False,
+    fatal: type[Exception] | tuple[type[Exception], ...] = (),
+) -> Any:
+    """Mark a function or method as a tool that the model may call; its docstring is what the model reads.
+
+    The settings are those of `ToolOptions`.
+
+    Raises:
+        UserError: for a setting that is out of range.
+    """
+    options = ToolOptions(
+        timeout=timeout,
+        concurrency=concurrency,
+        max_output=max_output,
+        retries=retries,
+        idempotent=idempotent,
+        parallel=parallel,
+        fatal=fatal if isinstance(fatal, tuple) else (fatal,),
+    )
+
+    def mark(marked: F) -> F:
+        setattr(marked, _MARK, options)
+        return marked
+
+    return mark(function) if function is not None else mark
+
+
+def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
+    """Mark a method as part of the reward, with a weight.
+
+    It is called with what its parameters name: see `forge_env.tool_env.rubric`.
+    """
+
+    def mark(method: F) -> F:
+        method.__forge_reward__ = weight  # type: ignore[attr-defined]
+        return method
+
+    return mark(function) if function is not None else mark
+
+
+def is_tool(function: object) -> bool:
+    """Whether a function is marked with `@tool`."""
+    return hasattr(function, _MARK)
+
+
+def make_tool(
+    function: Callable[..., Any], *, name: str = "", options: ToolOptions | None = None, is_method: bool = False
+) -> Tool:
+    """Derive the tool of a function from its signature and docstring.
+
+    Args:
+        function: any callable with named parameters; annotations may be builtins, Optional, Literal, Enum, list, dict,
+            dataclasses, TypedDicts and pydantic models. A parameter without one takes anything.
+        name: what the model calls it; the function's own name by default.
+        options: those of its `@tool` mark by default.
+        is_method: whether the first parameter is the instance, which the model does not see.
+
+    Raises:
+        UserError: when a parameter has no JSON schema, or cannot be passed by keyword.
+    """
+    name = name or getattr(function, "__name__", type(function).__name__)
+    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    fields: dict[str, Any] = {}
+    for i, parameter in enumerate(_parameters(name, function)[is_method:]):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
+        annotation = Any if parameter.annotation is parameter.empty else _readable(parameter.annotation)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # An alias, so that a parameter may have a name that pydantic's models keep for themselves, such as "schema".
+        about = described.get(parameter.name) or None
+        fields[f"argument_{i}"] = (annotation, Field(default, alias=parameter.name, description=about))
+    try:
+        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        schema = _without_titles(model.model_json_schema())
+    except PydanticUserError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the tool {name} takes something that has no JSON schema: {reason}") from None
+    schema.pop("additionalProperties", None)
+    description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
+    return Tool(
+        name=name,
+        description=description,
+        parameters=schema,
+        arguments=_Model(model),
+        function=function,
+        options=options or getattr(function, _MARK, None) or ToolOptions(),
+    )
+
+
+class _Model:
+    """Checks arguments with a pydantic model. A class, so that tools travel between processes."""
+
+    __slots__ = ("_model", "_names")
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._model = model
+        self._names = [(name, info.alias or name) for name, info in model.model_fields.items()]
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            values = self._model.model_validate(arguments).__dict__
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
+            raise ValueError(" ".join(problems)) from None
+        return {alias: values[name] for name, alias in self._names}
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+    except (NameError, TypeError, ValueError) as error:
+        raise UserError(f"the signature of the tool {name} cannot be read: {error}") from None
+
+
+def _readable(annotation: Any) -> Any:
+    """Replace the TypedDicts of `typing` in an annotation, which pydantic does not read before Python 3.12."""
+    if typing.is_typeddict(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        fields = {name: _readable(hint) for name, hint in hints.items()}
+        make: Any = typing_extensions.TypedDict
+        return make(annotation.__name__, fields, total=annotation.__total__)
+    arguments = typing.get_args(annotation)
+    replaced = tuple(_readable(argument) for argument in arguments)
+    if replaced == arguments:
+        return annotation
+    origin: Any = typing.get_origin(annotation)
+    union: Any = typing.Union
+    return union[replaced] if origin is types.UnionType else origin[replaced]
+
+
+def _without_titles(schema: Any) -> Any:
+    """Drop the titles that pydantic adds: they cost tokens and tell the model nothing."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    return schema

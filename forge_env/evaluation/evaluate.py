@@ -1,0 +1,187 @@
+"""Evaluation: the rollout loop with frozen weights, and what its episodes say.
+
+The same code measures a policy inside of training (`trainers`) and any agent from the command line (`forge-env eval`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forge_env.core.env import SUCCESS
+from forge_env.core.episode import Episode, Group
+from forge_env.core.errors import ForgeError, first_error
+from forge_env.core.types import Task
+from forge_env.utils.statistics import Estimate, clustered_mean, clustered_share, pass_at_k, pass_hat_k, wilson
+
+__all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Success over the attempts; a fault of ours is counted apart and never as a failure.
+
+    A TIMEOUT is an attempt that did not succeed: `without_timeouts` is the success of the others. Each task has the
+    same weight, however many of its attempts count, and intervals are clustered by task.
+    """
+
+    episodes: tuple[Episode, ...]
+
+    @cached_property
+    def attempts(self) -> tuple[Episode, ...]:
+        """The episodes that count: those with a reward, and TIMEOUTs."""
+        return tuple(e for e in self.episodes if e.outcome.is_attempt)
+
+    @cached_property
+    def valid(self) -> tuple[Episode, ...]:
+        """The episodes with a reward."""
+        return tuple(e for e in self.episodes if e.outcome.is_valid)
+
+    @cached_property
+    def by_task(self) -> dict[str, list[Episode]]:
+        """The attempts of each task that has any."""
+        return _by_task(self.attempts)
+
+    @property
+    def successes(self) -> int:
+        return sum(is_success(e) for e in self.attempts)
+
+    @property
+    def success(self) -> Estimate:
+        """Success rate of one attempt: avg@n, which is pass@1."""
+        return self.pass_at(1)
+
+    @property
+    def success_rate(self) -> float:
+        return self.success.value
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the success rate."""
+        return self.success.interval
+
+    @property
+    def without_timeouts(self) -> Estimate:
+        """Success rate of one attempt among those that ended with a reward."""
+        return Evaluation(episodes=self.valid).success
+
+    @property
+    def timeouts(self) -> int:
+        return len(self.attempts) - len(self.valid)
+
+    @property
+    def faults(self) -> int:
+        """Episodes that are no attempt: ended by a fault of ours."""
+        return len(self.episodes) - len(self.attempts)
+
+    @property
+    def ended_by(self) -> dict[str, int]:
+        """Valid episodes by the limit that ended them; those that their environment ended are left out."""
+        limits = Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment"))
+        return dict(sorted(limits.items()))
+
+    @property
+    def refused_requests(self) -> dict[str, int]:
+        """Requests that programs made and that were refused, by reason: what `Env.final_info` says, of all episodes."""
+        counts: Counter[str] = Counter()
+        for episode in self.episodes:
+            refused = episode.info.get("refused_requests")
+            if isinstance(refused, Mapping):  # a user's environment may write what it likes
+                counts.update({str(reason): n for reason, n in refused.items() if isinstance(n, int)})
+        return dict(sorted(counts.items()))
+
+    @property
+    def reward(self) -> Estimate:
+        """Mean reward of one attempt that has one; its interval stays within 0 and 1 where all rewards do."""
+        values = [sum(e.reward or 0.0 for e in each) / len(each) for each in _by_task(self.valid).values()]
+        if all(0 <= (e.reward or 0.0) <= 1 for e in self.valid):
+            return clustered_share(values, attempts=len(self.valid))
+        return clustered_mean(values)
+
+    def pass_at(self, k: int) -> Estimate:
+        """Probability that one of k attempts succeeds, over the tasks that have k attempts."""
+        return self._share(pass_at_k, k)
+
+    def pass_hat(self, k: int) -> Estimate:
+        """Probability that all of k attempts succeed, over the tasks that have k attempts."""
+        return self._share(pass_hat_k, k)
+
+    def metrics(self) -> dict[str, float]:
+        """The figures as flat metrics; what was not measured is left out."""
+        attempts = max(map(len, self.by_task.values()), default=0)
+        low, high = self.interval
+        figures = {"success": self.success_rate, "success_low": low, "success_high": high}
+        if self.valid:
+            figures |= {"reward": self.reward.value, "success_without_timeouts": self.without_timeouts.value}
+        if attempts > 1:
+            figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
+            figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
+        counts = {"episodes": len(self.attempts), "timeouts": self.timeouts, "faults": self.faults}
+        if refused := self.refused_requests:
+            counts["refused_requests"] = sum(refused.values())
+        return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
+
+    def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
+        tasks = [each for each in self.by_task.values() if len(each) >= k]
+        values = [estimate(len(each), sum(map(is_success, each)), k) for each in tasks]
+        return clustered_share(values, attempts=sum(map(len, tasks)))
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.attempts)} episodes"
+        ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
+        without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
+        faults = f", {self.faults} faults" if self.faults else ""
+        return f"{rate}{ended}{without if self.timeouts else ''}{faults}{_refused(self.refused_requests)}"
+
+
+def _refused(counts: dict[str, int]) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+    return f", {sum(counts.values())} requests refused ({reasons})" if counts else ""
+
+
+def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    tasks: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        tasks[episode.task.id].append(episode)
+    return dict(tasks)
+
+
+def is_success(episode: Episode) -> bool:
+    """Whether an episode is a success: as its environment says, and from a reward of 1 on where it does not say."""
+    return succeeded(episode.success, episode.reward)
+
+
+def succeeded(success: bool | None, reward: float | None) -> bool:
+    """As `is_success`, of the two fields of an episode that say it."""
+    return success if success is not None else reward is not None and reward >= SUCCESS
+
+
+async def evaluate(
+    run_group: Callable[[Task, int], Awaitable[Group]],
+    tasks: Sequence[Task],
+    *,
+    concurrency: int,
+    on_done: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Run every task as one group, at most `concurrency` at once; the order of the result is that of the tasks."""
+    places = asyncio.Semaphore(concurrency)
+    done = 0
+
+    async def one(task: Task, index: int) -> Group:
+        nonlocal done
+        async with places:
+            group = await run_group(task, index)
+        done += 1
+        on_done(done)
+        return group
+
+    try:
+        async with asyncio.TaskGroup() as running:
+            groups = [running.create_task(one(task, index)) for index, task in enumerate(tasks)]
+    except* ForgeError as errors:
+        raise first_error(errors) from None
+    return Evaluation(episodes=tuple(e for group in groups for e in group.result().episodes))

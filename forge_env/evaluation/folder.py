@@ -1,0 +1,235 @@
+"""The folder of an offline evaluation, which a run can be killed in at any point and go on with.
+
+    plan.json        the settings and what is behind them, written before the first episode
+    episodes.jsonl   one Episode per line, in the order in which they ended: those with a reward, and TIMEOUTs
+    faults.jsonl     the episodes that ended by a fault of ours: {"class": ..., "error": ..., "episode": {...}}
+    eval.json        settings and figures, written when no place is open any more but those that faulted
+
+One process at a time has it: a lock on the folder itself, which ends with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from forge_env.core.episode import Episode, read_jsonl
+from forge_env.core.errors import InfraError, UserError
+from forge_env.core.types import Outcome
+from forge_env.evaluation.digests import changed
+from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
+from forge_env.utils.atomic import replace_file
+
+RESULT = "eval.json"
+_BLOCK = 1 << 20
+
+
+class EvalFolder:
+    """Opens a folder for a plan, as `with`.
+
+    Args:
+        path: of the folder; made when it is not there.
+        plan: settings, in JSON.
+
+    A folder in which no episode ended without a fault holds no result: another plan begins it anew.
+
+    Raises:
+        UserError: on entering, when the folder is in use, holds something else, or results of another plan.
+    """
+
+    def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
+        self.path = path
+        self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # as it is read back
+        """That of the episodes in the folder; an older one may say less than what was given."""
+        self.dropped_faults = False
+        """Whether faults of another plan were there, and nothing else: they are no part of this evaluation."""
+        self._lock = -1
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise UserError(f"the folder {self.path} cannot be had: {error.strerror}") from None
+        try:
+            self._take()
+            self._check_plan()
+            for name in (EPISODES, FAULTS):
+                _mend(self.path / name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and give the folder free. May be called twice."""
+        for descriptor in (*self._files.values(), self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._files, self._lock = {}, -1
+
+    def begin(self) -> None:
+        """Write the plan, where it is not there yet; before the first episode.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
+        if not (self.path / PLAN).exists():
+            self._write(PLAN, json.dumps(self.plan, indent=2))
+
+    def add(self, episode: Episode) -> None:
+        """Write an episode down. After this it survives the process.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
+        if episode.outcome.is_attempt:
+            self._append(EPISODES, episode.to_json())
+            return
+        record = {"class": fault_class(episode), "error": episode.error, "episode": json.loads(episode.to_json())}
+        self._append(FAULTS, json.dumps(record))
+
+    def episodes(self) -> Iterator[Episode]:
+        """The episodes that count, in the order in which they ended.
+
+        Raises:
+            UserError: naming a line that is no Episode.
+        """
+        if (self.path / EPISODES).exists():
+            yield from read_jsonl(self.path / EPISODES)
+
+    def faults(self) -> Iterator[Episode]:
+        """The episodes that ended by a fault of ours, those that were run again later among them.
+
+        Raises:
+            UserError: naming a line that holds none.
+        """
+        if (self.path / FAULTS).exists():
+            yield from read_faults(self.path / FAULTS)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write eval.json, whole.
+
+        Raises:
+            InfraError: when the disk is full or broken.
+        """
+        self._write(RESULT, json.dumps(result, indent=2, allow_nan=False))
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process evaluates into {self.path}: wait for it, or choose another --out"
+            ) from None
+
+    def _check_plan(self) -> None:
+        file = self.path / PLAN
+        if not file.exists():
+            if any(not name.endswith(".new") for name in os.listdir(self.path)):
+                raise UserError(f"{self.path} holds other files and no {PLAN}: choose another --out")
+            return
+        there = read_object(file)
+        wrong = _differences(there, self.plan)
+        if not self._has_results():
+            self.dropped_faults = bool(wrong) and (self.path / FAULTS).exists()
+            for name in (PLAN, RESULT, *([FAULTS] if wrong else [])):
+                (self.path / name).unlink(missing_ok=True)
+        elif wrong:
+            raise UserError(f"{self.path} {wrong}: choose another --out, or delete that folder to begin anew")
+        else:
+            self.plan = there
+
+    def _has_results(self) -> bool:
+        file = self.path / EPISODES
+        if not file.exists():
+            return False
+        with file.open("rb") as lines:
+            return lines.readline().endswith(b"\n")  # what is half written is no episode
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            replace_file(self.path / name, text + "\n")
+        except OSError as error:
+            raise _unwritable(self.path / name, error) from error
+
+    def _append(self, name: str, line: str) -> None:
+        if name not in self._files:
+            self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        file, data = self._files[name], line.encode("ascii") + b"\n"
+        end = os.fstat(file).st_size
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        except OSError as error:
+            os.ftruncate(file, end)  # another episode may end before this one's error has ended the run
+            raise _unwritable(self.path / name, error) from error
+
+
+def says_digests(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan says what its numbers hang on beside the settings; one of an older forge_env does not."""
+    return isinstance(plan.get("depends_on"), dict)
+
+
+def _differences(there: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Say in words what keeps the results of one plan from being those of another; "" where nothing does."""
+    names = (plan.keys() | there.keys()) - {"version", "depends_on", "task_digest"}
+    differing = sorted(name for name in names if plan.get(name) != there.get(name))
+    if differing:
+        settings = ", ".join(f"{name} {there.get(name)!r}" for name in differing)
+        return f"holds results of other settings ({settings})"
+    parts = changed(there["depends_on"], plan["depends_on"]) if says_digests(there) else []
+    if there.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
+        parts.append("the tasks")
+    return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""
+
+
+def fault_class(episode: Episode) -> str:
+    """Which exception stands behind a fault: "EnvError", "PolicyError", "SandboxError", ..."""
+    if episode.outcome is Outcome.ENV_FAULT:
+        return "EnvError"
+    return episode.error.partition(":")[0]
+
+
+def read_faults(path: Path) -> Iterator[Episode]:
+    """Read the episodes of a faults.jsonl.
+
+    Raises:
+        UserError: naming the file and line that holds none.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Episode.from_json(json.dumps(json.loads(line)["episode"]))
+            except (UserError, ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}:{number}: {error}") from None
+
+
+def _unwritable(path: Path, error: OSError) -> InfraError:
+    return InfraError(f"{path} cannot be written: {error.strerror}; the same command goes on where this one stopped")
+
+
+def _mend(path: Path) -> None:
+    """Cut off the half-written line that a killed process has left at the end."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)

@@ -1,0 +1,82 @@
+"""Figures over many episodes: what the tools cost and how often they failed."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forge_env.core.episode import Episode
+from forge_env.core.types import Outcome
+
+_FAULTED = re.compile(r"(?:[A-Za-z]+: )?(?:the )?tool ([A-Za-z0-9_-]{1,64})(?: \(|: | raised )")
+"""What the error of an episode begins with that a tool's call has ended: "ServiceError: tool search: ..."."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolFigures:
+    """Calls of one tool. Example: ``ToolFigures(seconds=[0.1, 0.2], errors={"timeout": 1})``"""
+
+    seconds: list[float] = field(default_factory=list)
+    """Of each call that reached the tool."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """How many ended in "unknown_tool", "bad_arguments", "timeout", "raised" or another kind of `ToolUse.error`."""
+    faults: int = 0
+    """Episodes that a call of it has ended by a fault, which therefore have no score."""
+
+    @property
+    def calls(self) -> int:
+        """All calls, those that never reached the tool among them."""
+        return len(self.seconds) + sum(self.errors.get(kind, 0) for kind in ("unknown_tool", "bad_arguments"))
+
+    @property
+    def has_only_failed(self) -> bool:
+        """Whether it was reached, and every call of it failed or was a fault."""
+        failed = sum(n for kind, n in self.errors.items() if kind not in ("unknown_tool", "bad_arguments"))
+        return failed + self.faults > 0 and failed == len(self.seconds)
+
+    def quantile(self, share: float) -> float:
+        """Seconds within which a share of the calls was done; 0 where there were none."""
+        if len(self.seconds) < 2:
+            return self.seconds[0] if self.seconds else 0.0
+        return statistics.quantiles(self.seconds, n=100, method="inclusive")[round(share * 100) - 1]
+
+
+def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
+    """Gather what became of every tool call, by the name of the tool; names that are no tool are one, "unknown"."""
+    figures: dict[str, ToolFigures] = defaultdict(ToolFigures)
+    for episode in episodes:
+        for use in (use for turn in episode.turns for use in turn.tool_uses):
+            # a model can write any name, and each would become a metric of its own
+            tool = figures["unknown" if use.error == "unknown_tool" else use.name]
+            if use.error:
+                tool.errors[use.error] = tool.errors.get(use.error, 0) + 1
+            if use.error not in ("unknown_tool", "bad_arguments"):
+                tool.seconds.append(use.seconds)
+        if name := faulted_tool(episode):
+            figures[name].faults += 1
+    return dict(figures)
+
+
+def faulted_tool(episode: Episode) -> str:
+    """Return the tool whose call ended an episode by a fault; "" where none did."""
+    if episode.outcome not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT):
+        return ""
+    match = _FAULTED.match(episode.error)
+    return match[1] if match else ""
+
+
+def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
+    """The same as flat metrics: tool/NAME/calls, p50_s, p95_s, errors, and faults where there are any."""
+    metrics: dict[str, float] = {}
+    for name, tool in sorted(tool_figures(episodes).items()):
+        metrics |= {
+            f"tool/{name}/calls": tool.calls,
+            f"tool/{name}/errors": sum(tool.errors.values()),
+            f"tool/{name}/p50_s": tool.quantile(0.50),
+            f"tool/{name}/p95_s": tool.quantile(0.95),
+            **({f"tool/{name}/faults": tool.faults} if tool.faults else {}),
+        }
+    return metrics

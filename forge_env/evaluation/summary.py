@@ -1,0 +1,172 @@
+"""The figures of an offline evaluation: a function of what lies in its folder, and of nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.folder import fault_class
+from forge_env.evaluation.metrics import ToolFigures, faulted_tool, tool_figures
+from forge_env.evaluation.plan import EvalPlan, Place
+from forge_env.utils.statistics import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Of an endpoint, per million tokens, in whatever currency."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+    def cost(self, prompt: int, completion: int) -> float:
+        return (prompt * self.prompt + completion * self.completion) / 1e6
+
+
+def summarise(
+    plan: EvalPlan,
+    places: Collection[Place],
+    episodes: Iterable[Episode],
+    faults: Iterable[Episode],
+    prices: Prices | None = None,
+) -> dict[str, Any]:
+    """Return what `forge-env eval --json` prints.
+
+    Args:
+        plan: the settings.
+        places: all of the evaluation, in order; what was not measured is null.
+        episodes: the attempts, which is those with a reward and TIMEOUTs.
+        faults: those that ended by a fault of ours. One that a later attempt made good is counted as retried, the
+            last one of a place that stays open by its class.
+        prices: where given, the cost.
+    """
+    there = {Place.of(episode): episode for episode in episodes}
+    faulted = list(faults)
+    last = {Place.of(episode): episode for episode in faulted}
+    still = [last[place] for place in last if place not in there]
+    # In the order of the places, not of time: sums of floats are then the same however the run went.
+    done = tuple(there[place] for place in places if place in there)
+    evaluation = Evaluation(episodes=(*done, *still))
+    prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
+    return {
+        "env": plan.env,
+        "agent": plan.agent,
+        "options": dict(plan.options),
+        "split": plan.split,
+        "seed": plan.seed,
+        "n": plan.n,
+        "tasks": len({place.task_id for place in places}),
+        "episodes": len(done),
+        "successes": evaluation.successes,
+        **_figures(evaluation, plan.n),
+        "timeouts": evaluation.timeouts,
+        "without_timeouts": {
+            f"avg@{plan.n}": _number(evaluation.without_timeouts.value),
+            "ci95": _interval(evaluation.without_timeouts),
+        },
+        "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
+        "ended_by": evaluation.ended_by,
+        "limits": asdict(plan.limits),
+        "faults": dict(sorted(Counter(map(fault_class, still)).items())),
+        "first_errors": _first_errors(still),
+        "refused_requests": evaluation.refused_requests,
+        "faults_retried": len(faulted) - len(still),
+        "tools": (tools := _tools(done, still)),
+        "warnings": _warnings(tools),
+        "turns": sum(len(e.turns) for e in done),
+        "tokens": prompt + completion,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
+        "seconds": busy_seconds((*done, *faulted)),
+    }
+
+
+def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:
+    """The error of the first fault of each class; the first one of all comes first."""
+    errors: dict[str, str] = {}
+    for episode in faults:
+        errors.setdefault(fault_class(episode), episode.error)
+    return errors
+
+
+def tokens_of(episode: Episode) -> tuple[int, int]:
+    """Tokens that an episode's prompts and answers had. Each turn's prompt counts whole, as an endpoint counts it."""
+    prompt = completion = held = 0
+    for turn in episode.turns:
+        if turn.kind == "sampled":
+            held = (0 if turn.starts_row else held) + len(turn.prompt_ids)
+            prompt += held
+            completion += len(turn.token_ids)
+            held += len(turn.token_ids)
+        elif turn.usage:
+            prompt += int(turn.usage.get("prompt_tokens", 0))
+            completion += int(turn.usage.get("completion_tokens", 0))
+    return prompt, completion
+
+
+def busy_seconds(episodes: Iterable[Episode]) -> float:
+    """Seconds during which at least one of the episodes ran, over all the processes that took part."""
+    total, until = 0.0, -math.inf
+    for start, seconds in sorted((e.info.get("started", 0.0), e.info.get("seconds", 0.0)) for e in episodes):
+        total += max(0.0, start + seconds - max(start, until))
+        until = max(until, start + seconds)
+    return round(total, 3)
+
+
+def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
+    estimates = {f"avg@{n}": evaluation.success}
+    estimates |= {f"pass@{k}": evaluation.pass_at(k) for k in range(1, n + 1)}
+    estimates |= {f"pass^{k}": evaluation.pass_hat(k) for k in range(1, n + 1)}
+    estimates["reward"] = evaluation.reward
+    return {
+        **{name: _number(estimate.value) for name, estimate in estimates.items()},
+        "ci95": _interval(evaluation.success),
+        "intervals": {name: _interval(estimate) for name, estimate in estimates.items()},
+    }
+
+
+def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str, Any]:
+    """Figures of each tool: its calls in the episodes that count, and the places that have no score because of it."""
+    figures = tool_figures(episodes)
+    for name, count in Counter(filter(None, map(faulted_tool, faulted))).items():
+        figures.setdefault(name, ToolFigures()).faults = count
+    return {
+        name: {
+            "calls": tool.calls,
+            "errors": dict(sorted(tool.errors.items())),
+            "p50_s": tool.quantile(0.50),
+            "p95_s": tool.quantile(0.95),
+            "faults": tool.faults,
+            "has_only_failed": tool.has_only_failed,
+        }
+        for name, tool in sorted(figures.items())
+    }
+
+
+def _warnings(tools: Mapping[str, Any]) -> list[str]:
+    """What makes the score another than it seems: tools that never worked, and those that have taken episodes out."""
+    warnings: list[str] = []
+    for name, tool in tools.items():
+        calls = tool["calls"] + tool["faults"]
+        lost = f"{tool['faults']} episodes ended by a fault of it and are not in the score" if tool["faults"] else ""
+        if tool["has_only_failed"]:
+            kinds = ", ".join(f"{kind} {count}" for kind, count in tool["errors"].items())
+            reasons = "; ".join(filter(None, [kinds, lost]))
+            warnings.append(f"the tool {name} never worked in {calls} calls: {reasons}")
+        elif lost:
+            warnings.append(f"the tool {name}: {lost}")
+    return warnings
+
+
+def _number(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _interval(estimate: Estimate) -> list[float | None] | None:
+    return None if math.isnan(estimate.value) else [_number(estimate.low), _number(estimate.high)]

@@ -1,0 +1,1 @@
+"""Environments of forge_env as environments of Gymnasium, by id."""

@@ -1,0 +1,77 @@
+"""Registers the environments with Gymnasium, as soon as both packages are imported.
+
+Gymnasium has no entry points for packages that bring environments: they register themselves when they are imported. It
+takes half a second to import, which whoever only writes a tool should not pay. So `import forge_env` registers its
+environments when Gymnasium is there already, and else when it is imported later.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+
+def register_all() -> list[str]:
+    """Register every environment that has a name with Gymnasium; returns the ids.
+
+    Raises:
+        UserError: when two would have the same id, or a registry file is malformed.
+    """
+    from forge_env.registry.gymnasium_ids import register_env
+    from forge_env.registry.registry import env_names
+
+    return [register_env(name) for name in env_names()]
+
+
+def register_with_gymnasium() -> None:
+    """Register every environment now where Gymnasium is imported, and else as soon as it is."""
+    if hasattr(sys.modules.get("gymnasium"), "make_vec"):  # imported, and not just being imported
+        _register_quietly()
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register_quietly() -> None:
+    """A registry file that cannot be read must not keep anybody from importing Gymnasium; using the name says it."""
+    from forge_env.core.errors import UserError
+
+    try:
+        register_all()
+    except UserError:
+        pass
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds Gymnasium once, as Python would, and has the environments registered after it is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "gymnasium":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """The module's own loader, and the registration after it."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _register_quietly()

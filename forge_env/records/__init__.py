@@ -1,0 +1,1 @@
+"""Reading what runs have left on disk: find, replay, audit and score episodes again."""

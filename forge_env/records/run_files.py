@@ -1,0 +1,157 @@
+"""What the folder of a run holds: an evaluation, a training run with its phases, or one file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits
+
+PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
+"""Of an evaluation."""
+FAULTED = "faults"
+"""What its sidecar is called, among the phases."""
+CONFIG = "config.yaml"
+"""The settings of a training run."""
+CHECKPOINTS = "checkpoints/step_*/forge_env.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Under what the episodes of a run came about, as far as its folder says."""
+
+    env: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environment."""
+    limits: EpisodeLimits | None = None
+    """None where nothing says them."""
+    agent: str = ""
+    """Of an evaluation."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of an evaluation: digests of the environment's code, see `forge_env.evaluation.digests`."""
+
+
+def episode_files(run: Path) -> dict[str, Path]:
+    """Return the files of episodes by phase; an evaluation and a single file have one, without a name.
+
+    Raises:
+        UserError: when there are none.
+    """
+    run = run.expanduser()
+    if run.is_file():
+        return {"": run}
+    if (run / EPISODES).is_file():
+        return {"": run / EPISODES}
+    files = {path.stem: path for path in sorted((run / "episodes").glob("*.jsonl"))}
+    if not files:
+        raise UserError(
+            f"{run} holds no episodes: name a .jsonl file, or the folder of an evaluation or of a training run"
+        )
+    return files
+
+
+def all_files(run: Path) -> dict[str, Path]:
+    """As `episode_files`, with the sidecar of an evaluation, which may be all that there is.
+
+    Raises:
+        UserError: when there are none.
+    """
+    sidecar = run.expanduser() / FAULTS
+    if not sidecar.is_file():
+        return episode_files(run)
+    episodes = sidecar.with_name(EPISODES)
+    return {**({"": episodes} if episodes.is_file() else {}), FAULTED: sidecar}
+
+
+def episode_line(line: str) -> str:
+    """The Episode of a line; in the sidecar of an evaluation it is one of three things."""
+    if not line.startswith('{"class":'):
+        return line
+    try:
+        return json.dumps(json.loads(line)["episode"])
+    except (ValueError, KeyError):
+        return line
+
+
+def run_settings(run: Path) -> RunSettings | None:
+    """Read the settings of a run, or of the run that a file of episodes lies in; None where nothing says them.
+
+    Raises:
+        UserError: when they cannot be read.
+    """
+    run = run.expanduser().absolute()
+    folders = [run] if run.is_dir() else [run.parent, run.parent.parent]
+    for folder in folders:
+        if (folder / PLAN).is_file():
+            plan = read_object(folder / PLAN)
+            return _settings(folder / PLAN, plan, plan.get("limits", {}))
+        if config := trained_config(folder):
+            found, env = config
+            return _settings(found, {**env, "env": env.get("name")}, env)
+    return None
+
+
+def trained_config(run: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The section `env` of a training run's config, and the file that says so; None where there is none.
+
+    Raises:
+        UserError: when the file cannot be read.
+    """
+    if (run / CONFIG).is_file() and isinstance(env := _read_yaml(run / CONFIG).get("env"), dict):
+        return run / CONFIG, env  # else it is another program's
+    files = sorted(run.glob(CHECKPOINTS))
+    if not files:
+        return None
+    env = ((read_object(files[-1]).get("extra") or {}).get("config") or {}).get("env")
+    if not isinstance(env, dict):
+        raise UserError(f"{files[-1]} is not of a training run: it holds no settings of an environment")
+    return files[-1], env
+
+
+def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:
+    """The limits among saved settings; those that are missing are the usual ones."""
+    return EpisodeLimits(**{f.name: saved[f.name] for f in fields(EpisodeLimits) if f.name in saved})
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        UserError: when it does not.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds no JSON object")
+    return found
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:
+    options = saved.get("options")
+    if not isinstance(saved.get("env"), str) or not isinstance(options, dict):
+        raise UserError(f"{file} names no environment with its options")
+    digests = saved.get("depends_on")
+    environment = digests.get("environment") if isinstance(digests, dict) else None
+    return RunSettings(
+        env=saved["env"],
+        options=options,
+        limits=limits_from(limits),
+        agent=str(saved.get("agent") or ""),
+        environment=environment if isinstance(environment, dict) else {},
+    )

@@ -1,0 +1,1 @@
+"""Names of environments, tools and agents, and what they stand for."""

@@ -1,0 +1,44 @@
+"""The ids that forge environments have in Gymnasium: `code_exec` is "forge_env/CodeExec-v0"."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from forge_env.core.errors import UserError
+
+NAMESPACE = "forge_env"
+
+
+def gymnasium_id(name: str) -> str:
+    """Return the Gymnasium id of an environment's name.
+
+    >>> gymnasium_id("code_exec")
+    'forge_env/CodeExec-v0'
+    """
+    words = [word for word in re.split(r"[\W_]+", name) if word]
+    return f"{NAMESPACE}/{''.join(word[0].upper() + word[1:] for word in words)}-v0"
+
+
+def register_env(name: str) -> str:
+    """Register one environment with Gymnasium, by its name, and return its id; nothing of it is imported.
+
+    Raises:
+        UserError: when another environment has the same id.
+    """
+    import gymnasium
+
+    gym_id = gymnasium_id(name)
+    taken = gymnasium.registry.get(gym_id)
+    if taken is None:
+        turns = gymnasium.envs.registration.WrapperSpec("TurnLimit", "forge_env.gymnasium.env:TurnLimit", kwargs={})
+        entry_point = "forge_env.gymnasium.env:SyncEnv"
+        gymnasium.register(gym_id, entry_point=entry_point, additional_wrappers=(turns,), kwargs={"env": name})
+    elif taken.kwargs.get("env") != name:
+        raise UserError(f"{name!r} and {taken.kwargs.get('env')!r} would both be {gym_id} in Gymnasium: rename one")
+    return gym_id
+
+
+def is_imported() -> bool:
+    """Whether Gymnasium is imported, and not just being imported."""
+    return hasattr(sys.modules.get("gymnasium"), "make_vec")

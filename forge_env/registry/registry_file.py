@@ -1,0 +1,302 @@
+"""The registry's file: names that `forge-env register` has given, in YAML that a person can read and edit.
+
+Example::
+
+    add:
+      kind: tools
+      target: tools/arithmetic.py:add
+      options: {timeout: 5.0}
+      description: Add two numbers.
+
+Paths are relative to the project's folder where they lie inside of it. A change touches the lines of one entry only, so
+that comments stay; it is made under a lock, in a new file that takes the old one's place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from forge_env.core.errors import UserError, nearest
+from forge_env.registry.tool_sets import check_options
+from forge_env.utils.atomic import locked, replace_file
+from forge_env.utils.owners import problem_of, problem_with
+from forge_env.utils.targets import is_file, is_source, split_target
+
+if TYPE_CHECKING:
+    import yaml
+
+Kind = Literal["env", "tools"]
+FILE = Path(".forge_env") / "registry.yaml"
+_HEADER = "# Names of environments and tools, written by `forge-env register`. Editing it by hand is fine.\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a name stands for.
+
+    Example: ``Entry(name="add", kind="tools", target="/home/me/tools.py:add", source="project")``
+    """
+
+    name: str
+    kind: Kind
+    target: str
+    """ "module:attribute", "/absolute/path/file.py:attribute", or a source, as "openapi:/absolute/shop.yaml#URL"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of tools: fields of `ToolOptions`, which override those of their `@tool` marks."""
+    description: str = ""
+    source: str = "process"
+    """Who gave the name: "process", "project", "user", "package NAME" or "built-in"."""
+    file: Path | None = None
+    """The registry's file that it is in, if any."""
+    folder: Path | None = None
+    """The project's folder, where its modules may be, if any."""
+
+
+class RegistryFile:
+    """One file of entries, which need not exist.
+
+    Args:
+        path: the file.
+        source: "project" or "user".
+        below: the folder from which on all must be this user's alone, see `problem`; None for a file that the user has
+            named, whosever it is.
+    """
+
+    def __init__(self, path: Path, source: str, *, below: Path | None = None) -> None:
+        self._named, self._below = path, below
+        self.path = Path(os.path.realpath(path))  # a link stays one, and what it points to is changed
+        self.source = source
+        # The folder that holds `.forge_env`; a file of another name is relative to its own folder.
+        self.folder = self.path.parent.parent if self.path.parent.name == FILE.parent.name else self.path.parent
+
+    @property
+    def problem(self) -> str:
+        """One sentence, with the remedy, where others than this user and root have a say in the file; else ""."""
+        if self._below is None:
+            return ""
+        problem = problem_of(self._named, below=self._below)
+        if not problem:
+            return ""
+        place, is_writable, _ = problem.partition(" can be written by ")
+        remedy = f"`chmod go-w {place}`, or set" if is_writable else "set"
+        what = f"{self.path} is not read" if os.path.exists(self.path) else "there is no place for a registry here"
+        return (
+            f"{what}: {problem}, and what a registry names runs as you; {remedy} FORGE_ENV_REGISTRY={self.path} if you "
+            "trust all who can write there"
+        )
+
+    def read(self) -> dict[str, Entry]:
+        """Return the entries by name, in the file's order.
+
+        Raises:
+            UserError: when it cannot be read or is malformed, naming the line.
+        """
+        return {name: entry for name, (entry, _) in self._parse(self._text()).items()}
+
+    def add(self, entry: Entry, *, replace: bool = False) -> None:
+        """Write an entry; at the end, or where one of the same name was.
+
+        Raises:
+            UserError: when the name is there already and `replace` is not asked for, or the file cannot be written.
+        """
+
+        def change(entries: dict[str, Entry]) -> None:
+            old = entries.get(entry.name)
+            if old is not None and not replace:
+                raise UserError(
+                    f"the name {entry.name!r} is taken by {old.target} in {self.path}: choose another one with --name, "
+                    "or add --replace"
+                )
+            entries[entry.name] = entry
+
+        self._change(entry.name, change)
+
+    def remove(self, name: str) -> Entry:
+        """Take an entry out, and return it.
+
+        Raises:
+            UserError: when there is none of that name, with the nearest one, or the file cannot be written.
+        """
+        removed: list[Entry] = []
+
+        def change(entries: dict[str, Entry]) -> None:
+            if name not in entries:
+                raise UserError(f"there is no {name!r} in {self.path}. {nearest(name, entries)}")
+            removed.append(entries.pop(name))
+
+        change(self.read())  # where there is nothing to remove, no folder is made either
+        self._change(name, change)
+        return removed[-1]
+
+    def _change(self, name: str, change: Callable[[dict[str, Entry]], None]) -> None:
+        with _writing(self.path), locked(self.path):
+            text = self._text()
+            old = self._parse(text)
+            wanted = {n: entry for n, (entry, _) in old.items()}
+            change(wanted)
+            lines = text.splitlines(keepends=True) or [_HEADER]
+            block = self._block(wanted[name]) if name in wanted else []
+            first, last = old[name][1] if name in old else (len(lines), len(lines))
+            if not lines[first - 1].endswith("\n"):
+                lines[first - 1] += "\n"
+            new = "".join([*lines[:first], *block, *lines[last:]])
+            self._check(new, wanted)
+            replace_file(self.path, new)
+
+    def _check(self, text: str, wanted: Mapping[str, Entry]) -> None:
+        """Make sure that a new text says what it should, however the old one was written."""
+        try:
+            found = {name: _content(entry) for name, (entry, _) in self._parse(text).items()}
+        except UserError:
+            found = {}
+        if found != {name: _content(entry) for name, entry in wanted.items()}:
+            raise UserError(
+                f"{self.path} is written in a way that cannot be changed without losing some of it: give each name "
+                "lines of its own, as in `add:` followed by the indented `kind: tools` and `target: tools.py:add`"
+            )
+
+    def _block(self, entry: Entry) -> list[str]:
+        import yaml
+
+        content: dict[str, Any] = {"kind": entry.kind, "target": self._relative(entry.target)}
+        if entry.options:
+            content["options"] = dict(entry.options)
+        if entry.description:
+            content["description"] = entry.description
+        text = yaml.safe_dump({entry.name: content}, sort_keys=False, allow_unicode=True, width=10**9)
+        return text.splitlines(keepends=True)
+
+    def _relative(self, target: str) -> str:
+        source, attribute = split_target(target)
+        if not is_source(target) and is_file(source) and Path(source).is_relative_to(self.folder):
+            return f"{Path(source).relative_to(self.folder)}:{attribute}"
+        return target
+
+    def _text(self) -> str:
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                # Of what was opened, which may be another file than the one that was looked at.
+                if self._below is not None and (problem := problem_with(os.fstat(file.fileno()))):
+                    raise UserError(f"{self.path} {problem}: it is not read")
+                return file.read()
+        except FileNotFoundError:
+            return ""
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise UserError(f"{self.path}, line {line}: it is not UTF-8 text: mend it or remove it") from None
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def _parse(self, text: str) -> dict[str, tuple[Entry, tuple[int, int]]]:
+        """Entries with the lines, from and to, that hold them."""
+        if not text:
+            return {}
+        root = _compose(self.path, text)
+        found: dict[str, tuple[Entry, tuple[int, int]]] = {}
+        lines = text.splitlines()
+        for key, value in _pairs(self.path, root):
+            name, first = str(key.value), key.start_mark.line
+            if name in found:
+                raise UserError(f"{self.path}, line {first + 1}: the name {name!r} is there twice: remove one of them")
+            last = value.end_mark.line + (value.end_mark.column > 0)
+            while last > first + 1 and (not lines[last - 1].strip() or lines[last - 1].startswith("#")):
+                last -= 1
+            found[name] = self._entry(name, value), (first, last)
+        return found
+
+    def _entry(self, name: str, node: yaml.Node) -> Entry:
+        fields = {key.value: value for key, value in _pairs(self.path, node, f"the entry {name!r}")}
+        for key in fields.keys() - {"kind", "target", "options", "description"}:
+            known = nearest(key, ["kind", "target", "options", "description"])
+            raise UserError(f"{self._at(fields[key])}: the entry {name!r} has no field {key!r}. {known}")
+        kind, target = (self._word(name, node, fields, word) for word in ("kind", "target"))
+        if kind not in get_args(Kind):
+            raise UserError(f"{self._at(fields['kind'])}: the kind of {name!r} is {kind!r}; it must be env or tools")
+        options: dict[str, Any] = {}
+        if "options" in fields:
+            pairs = _pairs(self.path, fields["options"], f"the options of {name!r}")
+            options = {key.value: self._value(value) for key, value in pairs}
+        try:
+            check_options(options)
+        except UserError as error:
+            raise UserError(f"{self._at(fields['options'])}: {error}") from None
+        if options and kind == "env":
+            raise UserError(f"{self._at(fields['options'])}: {name!r} is an environment, and options are for tools")
+        return Entry(
+            name=name,
+            kind=kind,  # type: ignore[arg-type]
+            target=self._absolute(target, fields["target"]),
+            options=options,
+            description=self._word(name, node, fields, "description") if "description" in fields else "",
+            source=self.source,
+            file=self.path,
+            folder=self.folder if self.source == "project" else None,
+        )
+
+    def _word(self, name: str, node: yaml.Node, fields: Mapping[str, yaml.Node], word: str) -> str:
+        if word not in fields:
+            raise UserError(f"{self._at(node)}: the entry {name!r} has no {word}")
+        if not isinstance(fields[word].value, str):
+            raise UserError(f"{self._at(fields[word])}: the {word} of {name!r} is not a text")
+        return fields[word].value
+
+    def _value(self, node: yaml.Node) -> Any:
+        import yaml
+
+        try:
+            return yaml.constructor.SafeConstructor().construct_document(node)
+        except (yaml.MarkedYAMLError, ValueError):
+            raise UserError(f"{self._at(node)}: the value {node.value!r} cannot be read") from None
+
+    def _absolute(self, target: str, node: yaml.Node) -> str:
+        try:
+            source, attribute = split_target(target)
+        except UserError as error:
+            raise UserError(f"{self._at(node)}: {error}") from None
+        is_ours = is_file(source) and not is_source(target)
+        return f"{(self.folder / source).resolve()}:{attribute}" if is_ours else target
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.path}, line {node.start_mark.line + 1}"
+
+
+def _content(entry: Entry) -> tuple[Any, ...]:
+    return entry.kind, entry.target, dict(entry.options), entry.description
+
+
+def _compose(path: Path, text: str) -> yaml.Node | None:
+    import yaml
+
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}, line {line}: it is not YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(f"{path}, line {line}: it is not YAML: {error.reason}") from None
+
+
+def _pairs(path: Path, node: yaml.Node | None, what: str = "the file") -> list[tuple[yaml.Node, yaml.Node]]:
+    import yaml
+
+    if node is None:
+        return []
+    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+        line = node.start_mark.line + 1
+        raise UserError(f"{path}, line {line}: {what} is not a mapping, `name: value` on lines of their own")
+    return list(node.value)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None

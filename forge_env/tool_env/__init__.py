@@ -1,0 +1,1 @@
+"""`ToolEnv`, the base class of environments with tools: it calls the tools and the rewards."""

@@ -1,0 +1,86 @@
+"""Rubric: weighted reward functions, sync or async, with a breakdown.
+
+A reward function is called with what its parameters name, out of:
+
+    prompt      str: the last user message of the task
+    response    str: the model's final answer (`answer` is the same)
+    target      the task's target
+    task        the Task
+    messages    list of Message: the whole conversation
+
+so `MathReward()(prompt, response, target)` and `def brief(response)` both serve. A reward is a finite number, see
+`forge_env.core.reward_value`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Message, Task
+from forge_env.core.user_code import guard
+from forge_env.utils.threads import invoke
+
+RewardFunction = Callable[..., Any]
+KNOWN = ("prompt", "response", "answer", "target", "task", "messages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPart:
+    """One reward function, its weight, and the names of what it is called with.
+
+    Raises:
+        UserError: for a parameter that is none of those names and has no default.
+    """
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False
+    ) -> RewardPart:
+        name = name or getattr(function, "__name__", type(function).__name__)
+        parameters = list(inspect.signature(function).parameters.values())[is_method:]
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for parameter in named:
+            if parameter.name not in KNOWN and parameter.default is parameter.empty:
+                raise UserError(
+                    f"the reward {name} has the parameter {parameter.name!r}, which is nothing that a reward is given. "
+                    f"{nearest(parameter.name, KNOWN)}"
+                )
+        return cls(name=name, function=function, weight=weight, names=tuple(p.name for p in named if p.name in KNOWN))
+
+
+async def score(
+    parts: Sequence[RewardPart], task: Task, messages: Sequence[Message], response: str, *, owner: Any = None
+) -> tuple[float, dict[str, float]]:
+    """Return the weighted sum of all parts, and each one's own value.
+
+    Args:
+        owner: the instance that parts made of methods belong to; None for plain functions.
+
+    Raises:
+        EnvError: when a reward function raises, or returns no finite number.
+        InfraError: when something underneath one failed, a judge that does not answer for example.
+    """
+    prompt = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
+    given = {"prompt": prompt, "response": response, "answer": response, "target": task.target, "task": task}
+    values: dict[str, float] = {}
+    for part in parts:
+        wanted = {name: list(messages) if name == "messages" else given[name] for name in part.names}
+        values[part.name] = await _value(part, () if owner is None else (owner,), wanted)
+    total = sum(part.weight * values[part.name] for part in parts)
+    return reward_value(total, "the weighted sum of the rewards is"), values
+
+
+async def _value(part: RewardPart, owner: tuple[Any, ...], wanted: Mapping[str, Any]) -> float:
+    with guard(f"reward {part.name}"):
+        value = await invoke(part.function, *owner, **wanted)
+    return reward_value(value, f"the reward {part.name} returned")

@@ -1,0 +1,191 @@
+"""ToolEnv: an environment whose `@tool` methods are its tools and whose `@reward` methods score the final answer.
+
+Example::
+
+    class Adder(ToolEnv):
+        @tool
+        def add(self, a: int, b: int) -> int:
+            \"\"\"Add two numbers.\"\"\"
+            return a + b
+
+        @reward
+        def correct(self, answer: str) -> float:
+            return float(answer.strip() == self.task.target)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from forge_env.core import members
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError
+from forge_env.core.tools import Tool, is_tool, make_tool
+from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolCall, ToolSpec, ToolUse
+from forge_env.tool_env.rubric import RewardFunction, RewardPart, score
+from forge_env.tool_env.toolbox import Toolbox
+from forge_env.utils.deadlines import Deadline, queued
+from forge_env.utils.threads import awaitable, invoke
+
+
+class ToolEnv(Env):
+    """One instance is one episode, so its state is just attributes. `self.task` is the task at hand.
+
+    A turn with tool calls is answered by one tool message per call; a turn without any is the final answer, which the
+    reward methods and the rubric score. Nothing that the model writes makes it raise.
+    """
+
+    system_prompt: ClassVar[str] = ""
+    rubric: ClassVar[Sequence[RewardFunction | tuple[RewardFunction, float]]] = ()
+    """Further reward functions, or pairs of one and its weight; they are called as `forge_env.tool_env.rubric` says."""
+
+    task: Task
+    messages: list[Message]
+    """The whole conversation, the turn at hand among it."""
+
+    _tools: ClassVar[Mapping[str, Tool]] = {}
+    _specs: ClassVar[Sequence[ToolSpec]] = ()
+    _rewards: ClassVar[Sequence[RewardPart]] = ()
+    _rubric: ClassVar[Sequence[RewardPart]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        members.check_class(cls, members.TOOL_ENV, ToolEnv)  # first: it says more about `tools` than Env does
+        super().__init_subclass__(**kwargs)
+        members.check_shared(cls, cls.shared, members.TOOL_ENV, ToolEnv)
+        methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
+        cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
+        cls._specs = [tool.spec for tool in cls._tools.values()]
+        marked = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
+        cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in marked.items()]
+        pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
+        cls._rubric = [RewardPart.of(function, weight=weight) for function, weight in pairs]
+
+    def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
+        """Make an instance.
+
+        Args:
+            use_tools: False shows the tools and switches them off, to measure what they are worth.
+            extra_tools: tools beside those of the class; one of the same name replaces it.
+        """
+        self._use_tools = use_tools
+        self._limits = EpisodeLimits()
+        self.set_tools({tool.name: tool for tool in extra_tools})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in members.TOOL_ENV:
+            members.check_attribute(self, name, members.TOOL_ENV[name], value, ToolEnv)
+        super().__setattr__(name, value)
+
+    def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
+        """Give this instance the tools of its class, but those named `without`, and `extra`.
+
+        For a constructor, or an own `reset`.
+        """
+        methods = {name: tool for name, tool in self._tools.items() if name not in without} if without else self._tools
+        self._toolbox = Toolbox(extra, methods=methods, owner=self)
+        self.tools: Sequence[ToolSpec] = self._toolbox.specs if extra or without else self._specs
+
+    @awaitable
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Start an episode of `options["task"]`: set the seed, the task and the limits, then run `setup`.
+
+        The pair (messages, info) that it returns can be awaited as well, so that a `reset` of a subclass may be `async`
+        and await `super().reset(...)`, or a plain function and just call it.
+        """
+        self.seed(seed)
+        if options is None or "task" not in options:
+            raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
+        self.task = options["task"]
+        self._limits = options.get("limits", self._limits)
+        system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
+        self.messages = [*system, *self.task.prompt]
+        return _Start(self, has_setup=type(self).setup is not ToolEnv.setup)
+
+    def setup(self) -> Any:
+        """Make what an episode needs, in `self.task`'s terms; plain or async, and nothing has to be called in it.
+
+        Messages that it adds to `self.messages`, or changes there, are those that the model is shown.
+        """
+
+    async def step(self, action: Action) -> StepResult:
+        if "messages" not in self.__dict__:
+            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        self.messages.append(action.message)
+        if not action.tool_calls:
+            total, parts = await self._score(action.text)
+            return [], total, True, False, {"rewards": parts}
+        answers, uses = await self._answer(action.tool_calls)
+        self.messages += answers
+        return answers, 0.0, False, False, {"tools": uses}
+
+    async def _answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
+        if self._use_tools:
+            return await self._toolbox.answer(calls)
+        off = "Error: the tools are switched off."
+        answers: list[Message] = [
+            {"role": "tool", "content": off, "tool_call_id": call.id, "name": call.name} for call in calls
+        ]
+        return answers, []
+
+    async def _score(self, response: str) -> tuple[float, dict[str, float]]:
+        """Score the final answer, with a deadline of its own: the step's and the episode's clocks stand still."""
+        deadline = Deadline(self._limits.scoring_seconds)
+        try:
+            async with queued():
+                return await deadline.run(self._all_scores(response))
+        except TimeoutError:
+            if not deadline.expired:
+                raise
+            raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
+
+    async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
+        own, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
+        if not self._rubric:
+            return own, parts
+        more, further = await score(self._rubric, self.task, self.messages, response)
+        return own + more, {**parts, **further}
+
+
+class _Start(Sequence[Any]):
+    """What `ToolEnv.reset` returns: the pair (messages, info), and an awaitable of it.
+
+    On the event loop `setup` waits for the `await`, so that a plain one can run in a thread. A plain `reset` runs in a
+    thread already, and finds it done.
+    """
+
+    def __init__(self, env: ToolEnv, *, has_setup: bool) -> None:
+        self._env = env
+        self._waits = has_setup and (_is_on_loop() or inspect.iscoroutinefunction(env.setup))
+        if has_setup and not self._waits:
+            env.setup()
+
+    def __await__(self) -> Generator[Any, None, tuple[tuple[Message, ...], dict[str, Any]]]:
+        return self._finish().__await__()
+
+    async def _finish(self) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        if self._waits:
+            self._waits = False
+            await invoke(self._env.setup)
+        return tuple(self._env.messages), {}
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._waits:
+            raise EnvError(
+                f"setup() of {type(self._env).__name__} has not run, since nothing awaits super().reset(...): write "
+                "`async def reset` and `await super().reset(...)`"
+            )
+        return (tuple(self._env.messages), {})[index]
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""Toolbox: runs the tool calls of a turn, and turns whatever happens into observations."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pydantic_core
+
+from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
+from forge_env.core.tools import BadCall, Tool
+from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
+from forge_env.core.user_code import describe, guard
+from forge_env.utils.deadlines import Deadline, queued
+from forge_env.utils.threads import invoke
+
+RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
+
+
+class Toolbox:
+    """The tools of one episode.
+
+    Args:
+        tools: by the name that the model calls.
+        owner: the instance that tools made of methods belong to.
+    """
+
+    __slots__ = ("_methods", "_owner", "_tools")
+
+    def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
+        self._tools = {**methods, **tools} if tools else methods
+        self._methods = methods.keys() - tools.keys() if tools else methods.keys()
+        self._owner = owner
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """What the model is shown."""
+        return [tool.spec for tool in self._tools.values()]
+
+    async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
+        """Answer the calls of one turn, in order. Neighbours that are all declared parallel run at once.
+
+        Raises:
+            EnvError: when a tool raised what it declares fatal, or what is no Exception, as SystemExit.
+            InfraError: when something underneath a tool failed.
+        """
+        if len(calls) == 1:
+            text, use = await self._call(calls[0])
+            return [_message(calls[0], text)], [use]
+        answers: list[tuple[str, ToolUse]] = []
+        for parallel, run in groupby(calls, self._is_parallel):
+            batch = list(run)
+            if parallel and len(batch) > 1:
+                answers += await self._at_once(batch)
+            else:
+                answers += [await self._call(call) for call in batch]
+        messages = [_message(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
+        return messages, [use for _, use in answers]
+
+    def _is_parallel(self, call: ToolCall) -> bool:
+        return call.name in self._tools and self._tools[call.name].options.parallel
+
+    async def _at_once(self, calls: Sequence[ToolCall]) -> list[tuple[str, ToolUse]]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._call(call)) for call in calls]
+        except* ForgeError as errors:
+            raise first_error(errors) from None
+        return [task.result() for task in tasks]
+
+    async def _call(self, call: ToolCall) -> tuple[str, ToolUse]:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools) or "none"
+            text = f"Error: there is no tool {call.name!r}. Tools: {known}. {call.error}".strip()
+            return text, ToolUse(name=call.name, error="unknown_tool")
+        with guard(f"tool {tool.name}"):
+            return await self._use(tool, call)
+
+    async def _use(self, tool: Tool, call: ToolCall) -> tuple[str, ToolUse]:
+        started = time.perf_counter()
+        try:
+            arguments = tool.validate(call)
+        except BadCall as refusal:
+            return str(refusal), ToolUse(name=call.name, error="bad_arguments")
+        places = tool.places()
+        if places is None:
+            text, error = await self._attempts(tool, arguments)
+        else:
+            async with queued():
+                await places.acquire()
+            started = time.perf_counter()
+            try:
+                text, error = await self._attempts(tool, arguments)
+            finally:
+                places.release()
+        return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=error)
+
+    async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
+        """Return the text for the model and the kind of error, if any."""
+        owner = (self._owner,) if tool.name in self._methods else ()
+        for attempt in range(tool.options.retries + 1):
+            deadline = Deadline(tool.options.timeout)
+            try:
+                result = await deadline.run(invoke(tool.function, *owner, **arguments))
+                if isinstance(result, ToolFailure):
+                    return _cut(str(result), tool.options.max_output), result.kind
+                return _shown(result, tool.options.max_output), ""
+            except InfraError as error:
+                error.tool = tool.name
+                raise
+            except ForgeError:
+                raise
+            except tool.options.fatal as error:
+                raise EnvError(describe(f"tool {tool.name}", error)) from error
+            except Exception as error:
+                if deadline.expired:
+                    seconds = f"{tool.options.timeout:g} s"
+                    return f"Error: {tool.name} took longer than {seconds} and was stopped.", "timeout"
+                failure = error
+            if attempt < tool.options.retries:
+                async with queued():
+                    await asyncio.sleep(RETRY_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
+        return _cut(f"Error: {type(failure).__name__}: {failure}", tool.options.max_output), "raised"
+
+
+def _message(call: ToolCall, text: str) -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
+
+
+def _shown(result: Any, max_output: int) -> str:
+    """Text as it is, everything else as JSON where it can be, else as Python prints it."""
+    if isinstance(result, str):
+        text = result
+    elif dataclasses.is_dataclass(result) or isinstance(result, (dict, list, tuple, bool, type(None))):
+        text = pydantic_core.to_json(result, fallback=str, inf_nan_mode="constants").decode()
+    elif hasattr(result, "model_dump_json"):
+        text = result.model_dump_json()
+    else:
+        text = str(result)
+    return _cut(text, max_output)
+
+
+def _cut(text: str, max_output: int) -> str:
+    if len(text) <= max_output:
+        return text
+    return text[:max_output] + f"\n[{len(text) - max_output} more characters]"

@@ -1,0 +1,1 @@
+"""Helpers: atomic files, digests, deadlines, threads, statistics, "module:Class" strings."""

@@ -1,0 +1,68 @@
+"""Small files that several processes read and write: replaced whole, by one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forge_env.core.errors import UserError
+
+LOCK_SECONDS = 30.0
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put a new file in the place of the old one, whole, however the process or the machine ends; under `locked`."""
+    temporary = path.with_name(f"{path.name}.new")  # one writer at a time
+    temporary.unlink(missing_ok=True)  # what a killed one left, or a link that another user has put there
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if path.exists():
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be the only writer of a file; the lock is a file beside it, which is gone afterwards.
+
+    Raises:
+        UserError: when another process holds it for too long.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    deadline = time.monotonic() + LOCK_SECONDS
+    while (descriptor := _try_lock(lock)) is None:
+        if time.monotonic() > deadline:
+            raise UserError(f"another process has been writing {path} for {LOCK_SECONDS:g} s ({lock}): try again later")
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _try_lock(lock: Path) -> int | None:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass  # held by another one, or removed by its last holder in this very moment
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

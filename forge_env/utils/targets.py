@@ -1,0 +1,187 @@
+"""Targets: what a name stands for, as text, so that every process can import it by itself.
+
+"module:attribute" is imported as usual. "path/to/file.py:attribute" is loaded from the file, which may import its
+neighbours as a script does.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import operator
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from forge_env.core.errors import ForgeError, UserError, nearest
+
+_loading = threading.RLock()
+
+
+def load(target: str) -> Any:
+    """Import the object named "module:attribute" or "path/to/file.py:attribute".
+
+    A file is loaded once, and again when it has changed.
+
+    Raises:
+        UserError: when the target is malformed, the module, file or attribute does not exist, or the import fails; then
+            with the line.
+    """
+    source, attribute = split_target(target)
+    module = _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
+    try:
+        return operator.attrgetter(attribute)(module)
+    except AttributeError:
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and n[0] != "_"]
+        where = source if is_file(source) else f"module {source}"
+        hint = f". {nearest(attribute, own)}" if own else ""
+        raise UserError(f"{target!r}: {where} has no attribute {attribute!r}{hint}") from None
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Split a target into its module or file, and its attribute.
+
+    Raises:
+        UserError: when one of them is missing.
+    """
+    source, separator, attribute = target.rpartition(":")
+    if not separator or not attribute or not source:
+        raise UserError(
+            f"{target!r} is not a target: write it as 'module:attribute' or 'path/to/file.py:attribute', "
+            "for example 'envs.math:Math'"
+        )
+    return source, attribute
+
+
+def is_file(source: str) -> bool:
+    """Whether the first part of a target is a file, not a module."""
+    return source.endswith(".py")
+
+
+def is_source(target: str) -> bool:
+    """Whether a target is a source of tools that are opened, not imported; see `envs.apis.sources`."""
+    return target.startswith(("openapi:", "mcp:"))
+
+
+def source_of(found: Any) -> str:
+    """The target that an object can be imported by.
+
+    Raises:
+        UserError: when it has none, having been made inside of a function.
+    """
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not module or not name or "<" in name:
+        raise UserError(f"{found!r} cannot be imported by a name: define it at the top of a module, not in a function")
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return f"{spec.origin if spec and isinstance(spec.loader, _Loader) else module}:{name}"
+
+
+def add_to_path(folder: Path) -> None:
+    """Let modules of a folder be imported. It comes last, so that it never hides what is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+
+
+def _load_module(target: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UserError(f"{target!r}: there is no module {name!r}") from error
+        raise _import_error(target, error, file="") from error
+
+
+def _load_file(target: str, path: Path) -> ModuleType:
+    path = path.expanduser().resolve()
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        raise UserError(f"{target!r}: there is no file {path}") from None
+    # The same name in every process that loads the same file, so that objects of its classes travel between them.
+    digest = hashlib.blake2b(f"{path}\0{changed}".encode(), digest_size=8).hexdigest()
+    name = f"{path.stem}_{digest}"
+    with _loading:
+        return sys.modules.get(name) or _execute(target, name, path)
+
+
+class _Loader(SourceFileLoader):
+    """Compiles the source each time: cached bytecode misses changes within a second, and stays in the folder."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _execute(target: str, name: str, path: Path) -> ModuleType:
+    add_to_path(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses, pickle and inspect look there while it is still being executed
+    try:
+        _check_neighbours(target, path)
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise _import_error(target, error, file=str(path)) from error
+    return module
+
+
+def _check_neighbours(target: str, path: Path) -> None:
+    """Check that what a file imports from beside itself is not another module of the same name."""
+    for line, name in _imported(ast.parse(path.read_bytes(), str(path))):
+        files = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
+        beside = [file.resolve() for file in files if file.is_file()]
+        if not beside or name in sys.stdlib_module_names:
+            continue
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve() if spec and spec.origin else None
+        if found not in beside:
+            raise UserError(
+                f"{target!r} imports {name!r}, which is {found} in this process and not {beside[0]}: "
+                f"rename one of them ({path}, line {line})"
+            )
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and top-level name of every absolute import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module.partition(".")[0]
+
+
+def _import_error(target: str, error: BaseException, *, file: str) -> ForgeError:
+    """Say in one sentence why an import failed, and where."""
+    if isinstance(error, ForgeError) and not isinstance(error, UserError):
+        return error
+    place = _place(error, file)
+    where = f" ({place})" if place and place not in str(error) else ""
+    if isinstance(error, UserError):
+        return UserError(f"{error}{where}")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return UserError(f"{target!r} needs the package {error.name!r}, which is not installed{where}")
+    if isinstance(error, SystemExit):
+        return UserError(f"{target!r} cannot be imported: it ends the process with exit code {error.code!r}{where}")
+    said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return UserError(f"{target!r} cannot be imported: {type(error).__name__}: {said}{where}")
+
+
+def _place(error: BaseException, file: str) -> str:
+    """File and line of an error: those in `file` where it passed through it, else the innermost."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    ours = (__file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
+    here = [f for f in frames if f.filename == file] or frames
+    return f"{here[-1].filename}, line {here[-1].lineno}" if here else ""

@@ -1,0 +1,1 @@
+"""The backend "docker": snippets run in containers that a Docker engine starts."""

@@ -1,0 +1,196 @@
+"""The "docker" sandbox: hardened containers of a Docker engine, driven by an agent over their standard streams.
+
+One container serves one request or one session at a time: no network, a read-only root, no capabilities, no new
+privileges, an own seccomp profile, and limits on memory, processes and CPU that count everything in it. Inside, the
+agent confines each snippet once more, as the namespace backend does, so that a container can serve one after the other
+without a trace. Where the engine forbids namespaces in its containers, `capabilities.pid_namespace` is false and each
+request and each session gets a container of its own, which is slow.
+
+Not covered: holes in the kernel itself, unless `runtime="runsc"` puts gVisor between; who may speak to the engine can
+do anything to its machine, so give that to nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+
+from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.core.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
+from forge_env.utils.deadlines import queued
+from sandboxes.docker import wire
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.image import ensure_image
+from sandboxes.docker.owner import reap
+from sandboxes.docker.pool import Pool
+from sandboxes.docker.recipe import Recipe
+from sandboxes.docker.session import DockerSession, ask_for_result
+from sandboxes.host.selftest import LIMITS as CANARY_LIMITS
+
+_MAX_SLOTS, _MAX_SESSIONS = 128, 896
+_SESSION_WAIT_S = 60.0
+
+
+async def open_docker_sandbox(
+    *,
+    slots: int | None = None,
+    max_sessions: int = 32,
+    cpus: float = 1.0,
+    base_image: str | None = None,
+    runtime: str | None = None,
+    pid_namespace: bool | None = None,
+) -> DockerSandbox:
+    """Open the sandbox: find the engine, remove what dead owners left, build the image, start and prove a container.
+
+    Args:
+        slots: requests that run at once, each in a container of its own; the number of CPUs by default.
+        max_sessions: sessions that are open at once, each in a container of its own; more wait a minute.
+        cpus: CPUs that one container may use.
+        base_image: an image with python3 3.11 or newer. FORGE_ENV_SANDBOX_BASE_IMAGE, else python:3.12-slim.
+        runtime: another runtime that the engine knows, for example "runsc".
+        pid_namespace: True to refuse an engine that forbids namespaces, False to do without them; None takes what
+            there is, and `capabilities` says which.
+
+    Raises:
+        UserError: a setting is out of range.
+        SandboxUnavailable: no engine answers, the Docker SDK is missing, or nothing can be isolated in its containers.
+        SandboxError: the engine failed.
+    """
+    slots = slots if slots is not None else os.cpu_count() or 1
+    _check_range("slots", slots, _MAX_SLOTS)
+    _check_range("max_sessions", max_sessions, _MAX_SESSIONS)
+    if not 0.01 <= cpus <= 1024:
+        raise UserError(f"cpus must be between 0.01 and 1024, not {cpus}.")
+    engine = await Engine.connect()
+    try:
+        await reap(engine)
+        recipe = Recipe(image=await ensure_image(engine, base_image), namespaces=True, cpus=cpus, runtime=runtime)
+        pool, capabilities = await _open_pool(engine, recipe, slots, pid_namespace)
+    except BaseException:
+        engine.close()
+        raise
+    return DockerSandbox(engine, pool, capabilities, slots=slots, max_sessions=max_sessions)
+
+
+class DockerSandbox:
+    """A `Sandbox`. Made by `open_docker_sandbox`."""
+
+    def __init__(
+        self, engine: Engine, pool: Pool, capabilities: Capabilities, *, slots: int, max_sessions: int
+    ) -> None:
+        self.capabilities = capabilities
+        self._engine = engine
+        self._pool = pool
+        self._slots = asyncio.Semaphore(slots)
+        self._session_slots = asyncio.Semaphore(max_sessions)
+        self._max_sessions = max_sessions
+        self._sessions: set[DockerSession] = set()
+        self._closed = False
+
+    async def run(self, request: ExecRequest | str) -> ExecResult:
+        """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet.
+
+        Raises:
+            TypeError, ValueError: the arguments of the call are no plain JSON data.
+            SandboxError: the engine failed to start a container, or the sandbox is closed.
+        """
+        if isinstance(request, str):
+            request = ExecRequest(code=request)
+        message, files = wire.request_message(request)
+        async with queued():
+            await self._slots.acquire()
+        try:
+            self._require_open()
+            container = await self._pool.take(request.limits)
+            begin = time.monotonic()
+            try:
+                # The agent starts a snippet a second time where its zygote died before the first had started.
+                within_s = 2 * request.limits.wall_s
+                result = await ask_for_result(container, message, request.limits, body=files, within_s=within_s)
+            except SandboxError as error:
+                result = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend="docker", error=str(error))
+            finally:
+                self._pool.give_back(container)
+            return replace(result, backend="docker", wall_s=min(result.wall_s, time.monotonic() - begin))
+        finally:
+            self._slots.release()
+
+    async def open_session(
+        self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
+    ) -> DockerSession:
+        """Open a session, whose directory is /tmp.
+
+        Raises:
+            SandboxError: the set-up raised, `max_sessions` are open, the engine failed, or the sandbox is closed.
+        """
+        await self._take_session_slot()
+
+        def free() -> None:
+            self._sessions.discard(session)
+            self._session_slots.release()
+
+        session = DockerSession(self._pool, setup=setup, limits=limits, echo=echo, free=free)
+        self._sessions.add(session)
+        try:
+            self._require_open()
+            await session.reset()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def close(self) -> None:
+        """Remove every container of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
+        self._closed = True
+        try:
+            await self._pool.close()
+            for session in tuple(self._sessions):
+                await session.close()
+            await self._pool.close()
+        finally:
+            self._engine.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the docker sandbox is closed")
+
+    async def _take_session_slot(self) -> None:
+        self._require_open()
+        try:
+            async with asyncio.timeout(_SESSION_WAIT_S), queued():
+                await self._session_slots.acquire()
+        except TimeoutError:
+            raise SandboxError(
+                f"{self._max_sessions} sessions are open and none was closed in {_SESSION_WAIT_S:g} s; close sessions "
+                "that are done, or open the sandbox with a larger max_sessions"
+            ) from None
+
+
+async def _open_pool(
+    engine: Engine, recipe: Recipe, slots: int, pid_namespace: bool | None
+) -> tuple[Pool, Capabilities]:
+    """Return a pool that has proved itself, without namespaces where they are not to be had and not asked for."""
+    why_none = "they were not asked for (pid_namespace=False)"
+    if pid_namespace is not False:
+        try:
+            return await _prove(Pool(engine, recipe, max_idle=slots))
+        except SandboxUnavailable as error:
+            if pid_namespace:
+                raise
+            why_none = str(error)
+    return await _prove(Pool(engine, replace(recipe, namespaces=False, why_none=why_none), max_idle=slots))
+
+
+async def _prove(pool: Pool) -> tuple[Pool, Capabilities]:
+    try:
+        return pool, await pool.warm_up(CANARY_LIMITS)
+    except BaseException:
+        await pool.close()
+        raise
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise UserError(f"{name} must be between 1 and {most}, not {value}.")

@@ -1,0 +1,103 @@
+"""The Docker engine: found through the environment (DOCKER_HOST), spoken to through the Docker SDK for Python.
+
+The SDK blocks, so its calls run in threads, each with a deadline of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from forge_env.core.errors import SandboxError, SandboxUnavailable
+from sandboxes.host.seccomp import supported_machines
+
+_CALL_S = 60.0
+_PING_S = 5.0
+
+
+class Engine:
+    """A connection to an engine that answered. Make one with `await Engine.connect()`; end it with `close()`."""
+
+    def __init__(self, client: Any, info: dict[str, Any]) -> None:
+        self.client = client
+        self.machine: str = info["Architecture"]
+        import docker.errors
+
+        self._errors = docker.errors
+
+    @classmethod
+    async def connect(cls) -> Engine:
+        """Raises SandboxUnavailable if the SDK is not installed or no engine answers."""
+        client, info = await asyncio.to_thread(_connect)
+        if info.get("OSType") != "linux" or info.get("Architecture") not in supported_machines():
+            client.close()
+            raise SandboxUnavailable(
+                f"docker sandbox: needs an engine for Linux on {' or '.join(supported_machines())}, but this one is "
+                f"for {info.get('OSType')} on {info.get('Architecture')}."
+            )
+        return cls(client, info)
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a function of the SDK in a thread. Raises SandboxError for whatever the engine answers or does not.
+
+        Cancelling does not stop the call; the caller sees to what it may still make.
+        """
+        try:
+            return await asyncio.to_thread(function, *arguments, **named)
+        except (self._errors.DockerException, OSError) as error:
+            # The SDK wraps the errors of the HTTP client, which are OSErrors too.
+            raise SandboxError(f"docker sandbox: the engine failed: {_one_line(error)}") from error
+
+    def is_missing(self, error: SandboxError) -> bool:
+        """Whether the engine said that the thing is not there, or is being removed already."""
+        cause = error.__cause__
+        return isinstance(cause, self._errors.NotFound) or (
+            isinstance(cause, self._errors.APIError) and cause.status_code == 409
+        )
+
+    def attach(self, container: str) -> socket.socket:
+        """Return a connection to the standard streams of a container. Blocks; call it through `call`."""
+        parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        wrapped = self.client.api.attach_socket(container, parameters)
+        raw = getattr(wrapped, "_sock", wrapped)
+        plain = isinstance(raw, socket.socket) and not isinstance(raw, ssl.SSLSocket)
+        duplicate = raw.dup() if plain else None
+        # The SDK hangs the response on what it returns; closing it closes the SDK's own descriptor.
+        getattr(wrapped, "_response", wrapped).close()
+        raw.close()
+        if duplicate is None:
+            raise OSError("its connection is not a plain socket; name one with DOCKER_HOST=unix:///path")
+        duplicate.setblocking(False)
+        return duplicate
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _connect() -> tuple[Any, dict[str, Any]]:
+    try:
+        import docker
+        import docker.errors
+    except ImportError as error:
+        raise SandboxUnavailable(
+            "docker sandbox: the Docker SDK for Python is missing; install it with pip install 'forge-env[docker]'."
+        ) from error
+    try:
+        client = docker.from_env(timeout=_PING_S)
+        client.ping()
+        info = client.info()
+    except (docker.errors.DockerException, OSError) as error:
+        raise SandboxUnavailable(
+            f"docker sandbox: no Docker engine answers ({_one_line(error)}); start one, or name it with DOCKER_HOST."
+        ) from error
+    client.api.timeout = _CALL_S
+    # A connection for each call: calls are rare, and one kept open would be a descriptor that comes and goes.
+    client.api.headers["Connection"] = "close"
+    return client, info
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__

@@ -1,0 +1,81 @@
+"""The control group of the container, read from inside: the engine sets its limits, nobody inside can.
+
+It stands in for the group of a slot (`cgroup_slots.py`), as nothing but one snippet and its agent runs in a container.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.sandbox import Limits
+from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.cgroups import Groups
+from sandboxes.host.zygote import BACKSTOP_PROCESSES
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def with_exact_processes(order: dict[str, Any]) -> dict[str, Any]:
+    """Take back the allowance that a snippet gets where its control group has the last word on its processes.
+
+    The group of the container counts the agent's processes as well, so the resource limit has the last word.
+    """
+    limits = order["limits"]
+    if not limits["memory_is_counted"]:
+        return order
+    return order | {"limits": limits | {"processes": limits["processes"] - BACKSTOP_PROCESSES}}
+
+
+class ContainerGroups(Groups):
+    """Raises OSError if the group cannot be read, or limits no memory."""
+
+    def __init__(self) -> None:
+        v2 = (_ROOT / "cgroup.controllers").exists()
+        self.version = "cgroup_v2" if v2 else "cgroup_v1"
+        self.limits_cpu = False  # the engine knows
+        self._limit = _ROOT / ("memory.max" if v2 else "memory/memory.limit_in_bytes")
+        self._only = ContainerSlot(str(_ROOT / ("memory.events" if v2 else "memory/memory.oom_control")))
+        if not self.memory_bytes():
+            raise OSError("the container has no memory limit")
+
+    def memory_bytes(self) -> int:
+        """Return the limit, 0 where there is none. Raises OSError."""
+        text = self._limit.read_text().strip()
+        return int(text) if text.isdigit() and int(text) < 2**62 else 0
+
+    def slot(self, number: int, *, keep_open: bool) -> ContainerSlot:  # type: ignore[override]
+        return self._only
+
+    def close(self) -> None:
+        self._only.close()
+
+
+class ContainerSlot(Slot):
+    """Args: events: the file that counts what was killed for want of memory."""
+
+    def __init__(self, events: str) -> None:
+        super().__init__([], keep_open=True)
+        self._events = events
+
+    def join_files(self) -> list[int]:
+        # Whoever joins is in the group already: it writes to nowhere.
+        return [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)]
+
+    def begin(self, limits: Limits, *, own_processes: int) -> None:
+        self._before = self._counters()
+
+    def _counters(self) -> dict[str, int]:
+        counts = self._fields(self._events)
+        return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": 0}
+
+    def _met_limit(self, more: dict[str, int]) -> bool:
+        """Version 1 does not count how often the limit was met, and its peak cannot be reset from here."""
+        return more["at_limit"] > 0 or not self._events.endswith("memory.events")
+
+    def _peak(self) -> int:
+        return 0  # not known: the peak of the largest process is told instead
+
+    def _processes(self) -> int:
+        return 0

@@ -1,0 +1,124 @@
+"""The containers of one docker sandbox: each serves one snippet or session at a time, and many after each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from forge_env.core.errors import SandboxError
+from forge_env.core.sandbox import Capabilities, Limits
+from sandboxes.docker.container import Container
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.recipe import Recipe, memory_needed
+
+_MAX_USES = 1000
+"""After which a container is replaced, whatever it may have gathered."""
+
+
+class Pool:
+    """Args: max_idle: containers that are kept for the next request."""
+
+    def __init__(self, engine: Engine, recipe: Recipe, *, max_idle: int) -> None:
+        self._engine = engine
+        self._recipe = recipe
+        self._max_idle = max_idle
+        # Without namespaces, nothing but the container keeps one snippet's traces from the next.
+        self._max_uses = _MAX_USES if recipe.namespaces else 1
+        self._idle: list[Container] = []
+        self._taken: set[Container] = set()
+        self._starting: set[asyncio.Task[Container]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._failures: list[SandboxError] = []
+        self._closed = False
+
+    async def warm_up(self, limits: Limits) -> Capabilities:
+        """Start the first container and return what it enforces. Raises as `take` does."""
+        container = await self.take(limits)
+        container.uses = 0
+        self.give_back(container)
+        self._recipe = replace(self._recipe, proved=container.capabilities)
+        return container.capabilities
+
+    async def take(self, limits: Limits) -> Container:
+        """Return a container with the memory limit that `limits` need. Give it back whatever happens.
+
+        Raises:
+            SandboxUnavailable: an agent cannot isolate in a container.
+            SandboxError: the engine failed, or the pool is closed.
+        """
+        container = self._take_idle(limits) or await self._start(limits)
+        self._taken.add(container)
+        container.uses += 1
+        if container.memory_bytes == memory_needed(limits):
+            return container
+        try:
+            await container.set_memory(memory_needed(limits))
+        except BaseException:
+            container.kill("its memory limit could not be set")
+            self.give_back(container)
+            raise
+        return container
+
+    def give_back(self, container: Container) -> None:
+        self._taken.discard(container)
+        reusable = container.alive and container.uses < self._max_uses
+        if reusable and len(self._idle) < self._max_idle and not self._closed:
+            self._idle.append(container)
+        else:
+            self._close_soon(container)
+
+    async def close(self) -> None:
+        """Remove every container, those in use too. Raises SandboxError if one could not be removed. Idempotent."""
+        self._closed = True
+        for container in (*self._idle, *self._taken):
+            self._close_soon(container)
+        self._idle.clear()
+        while pending := {*self._starting, *self._closing}:
+            await asyncio.wait(pending)
+        if self._failures:
+            raise self._failures.pop()
+
+    def _take_idle(self, limits: Limits) -> Container | None:
+        """Prefer the one with this memory limit, as changing it takes a call of the engine, and then the warmest."""
+        for container in tuple(self._idle):
+            # Without namespaces, the files of a snippet lie in the container's own /tmp, whose size stays.
+            if not container.alive or not (self._recipe.namespaces or container.tmp_bytes == limits.tmp_bytes):
+                self._idle.remove(container)
+                self._close_soon(container)
+        if not self._idle:
+            return None
+        chosen = max(reversed(self._idle), key=lambda container: container.memory_bytes == memory_needed(limits))
+        self._idle.remove(chosen)
+        return chosen
+
+    async def _start(self, limits: Limits) -> Container:
+        """Start a container in a task that `close` can wait for; cancelling the caller cancels it."""
+        starting = asyncio.create_task(self._start_one(limits))
+        self._starting.add(starting)
+        try:
+            return await starting
+        finally:
+            self._starting.discard(starting)
+
+    async def _start_one(self, limits: Limits) -> Container:
+        if self._closed:
+            raise SandboxError("the docker sandbox is closed")
+        container = await Container.start(self._engine, self._recipe, limits)
+        if self._closed:
+            await container.close()
+            raise SandboxError("the docker sandbox is closed")
+        return container
+
+    def _close_soon(self, container: Container) -> None:
+        container.kill("the sandbox was closed")
+        task = asyncio.create_task(self._noting_failure(container.close()))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _noting_failure(self, closing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await closing
+        except SandboxError as error:
+            self._failures.append(error)

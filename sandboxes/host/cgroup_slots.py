@@ -1,0 +1,215 @@
+"""One control group, used by one run after the other: set its limits, and read what the kernel counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_env.core.sandbox import Limits
+
+_OWN_BYTES = 16 * 2**20
+"""For our own processes in the group: the slot's helper and the snippet's init."""
+_GRAIN_BYTES = 2 * 2**20  # the kernel counts memory in batches for each CPU
+_CPU_PERIOD_US = 100_000  # one CPU for each slot: a snippet with many threads does not slow its neighbours down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What the kernel counted from `begin` to `end`. The code inside can change none of it."""
+
+    memory_exceeded: bool = False
+    """A process was killed because the group was at its memory limit."""
+    host_out_of_memory: bool = False
+    """A process was killed for want of memory although the group was within its limit: the machine has too little."""
+    processes_exceeded: bool = False
+    """A process or thread was refused because of the limit of the group."""
+    peak_bytes: int = 0
+    """The most memory that was held beyond what was held at `begin`, with files in /tmp."""
+    left: int = 0
+    """Processes that are in the group now."""
+
+
+class Slot:
+    """The logic that both versions share; they differ in the names of the files.
+
+    Args:
+        folders: where processes join: one for each controller, or one.
+        keep_open: keep the files open that every run reads or writes, for a slot of one short run after another.
+    """
+
+    def __init__(self, folders: list[Path], *, keep_open: bool) -> None:
+        self._folders = folders
+        self._keep_open = keep_open
+        self._open: dict[str, int] = {}
+        for folder in folders:
+            folder.mkdir()
+        self._set: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        self._held = 0
+
+    def join_files(self) -> list[int]:
+        """Return descriptors: a process that writes "0" to each of them joins. The caller closes them."""
+        return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
+
+    def begin(self, limits: Limits, *, own_processes: int) -> None:
+        """Set the limits and note where the counters stand. Raises OSError."""
+        wanted = {"memory": limits.memory_bytes + _OWN_BYTES, "processes": limits.processes + own_processes}
+        if wanted != self._set:
+            self._set_limits(wanted["memory"], wanted["processes"])
+            self._set = wanted
+        self._held = self._reset_peak()
+        self._before = self._counters()
+
+    def end(self) -> Use:
+        """Return what happened since `begin`. Raises OSError."""
+        now = self._counters()
+        more = {name: count - self._before.get(name, 0) for name, count in now.items()}
+        at_limit = self._met_limit(more)
+        return Use(
+            memory_exceeded=more["killed"] > 0 and at_limit,
+            host_out_of_memory=more["killed"] > 0 and not at_limit,
+            processes_exceeded=more["refused"] > 0,
+            peak_bytes=max(0, self._peak() - self._held),
+            left=self._processes(),
+        )
+
+    def close(self) -> None:
+        """Remove the group if no process is in it; otherwise a later reaper does."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+        for folder in self._folders:
+            try:
+                folder.rmdir()
+            except OSError:
+                pass
+
+    def _read(self, path: str) -> str:
+        with self._file(path, os.O_RDONLY) as fd:
+            return os.pread(fd, 4096, 0).decode()
+
+    def _write(self, path: str, number: int) -> None:
+        with self._file(path, os.O_RDWR) as fd:
+            os.pwrite(fd, str(number).encode(), 0)
+
+    def _fields(self, path: str) -> dict[str, int]:
+        """Return the numbers of a file of lines "name number"; empty where this kernel does not have the file."""
+        try:
+            words = self._read(path).split()
+        except FileNotFoundError:
+            return {}
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+
+    @contextmanager
+    def _file(self, path: str, flags: int) -> Iterator[int]:
+        fd = self._open.get(path, -1)
+        if fd >= 0:
+            yield fd
+            return
+        fd = os.open(path, flags | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            if self._keep_open:
+                self._open[path] = fd
+            else:
+                os.close(fd)
+
+    def _set_limits(self, memory: int, processes: int) -> None:
+        raise NotImplementedError
+
+    def _reset_peak(self) -> int:
+        """Have the peak start at what is held now, and return that."""
+        raise NotImplementedError
+
+    def _counters(self) -> dict[str, int]:
+        """Return how often a process was "killed" for memory, and how often one was "refused"."""
+        raise NotImplementedError
+
+    def _met_limit(self, more: dict[str, int]) -> bool:
+        """Return whether the group was at its memory limit. Args: more: by how much the counters have grown."""
+        raise NotImplementedError
+
+    def _peak(self) -> int:
+        raise NotImplementedError
+
+    def _processes(self) -> int:
+        raise NotImplementedError
+
+
+class SlotV1(Slot):
+    """Args: folders: by controller: "memory", "pids" and perhaps "cpu"."""
+
+    def __init__(self, folders: dict[str, Path], *, keep_open: bool) -> None:
+        super().__init__(sorted(set(folders.values())), keep_open=keep_open)  # controllers can share a hierarchy
+        memory, pids = str(folders["memory"]), str(folders["pids"])
+        self._peak_file, self._oom_file = f"{memory}/memory.max_usage_in_bytes", f"{memory}/memory.oom_control"
+        self._pids_file, self._events_file = f"{pids}/pids.current", f"{pids}/pids.events"
+        self._max_processes = f"{pids}/pids.max"
+        # The limit with swap may never be the smaller one. Kernels without swap accounting do not have it.
+        self._limits = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
+        self._limits = [file for file in self._limits if os.path.exists(file)]
+        if "cpu" in folders:
+            self._write(f"{folders['cpu']}/cpu.cfs_period_us", _CPU_PERIOD_US)
+            self._write(f"{folders['cpu']}/cpu.cfs_quota_us", _CPU_PERIOD_US)
+
+    def _set_limits(self, memory: int, processes: int) -> None:
+        lowered = memory <= self._set.get("memory", memory)  # a new group has no limit
+        for file in self._limits if lowered else reversed(self._limits):
+            self._write(file, memory)
+        self._write(self._max_processes, processes)
+
+    def _reset_peak(self) -> int:
+        self._write(self._peak_file, 0)
+        return self._peak()
+
+    def _counters(self) -> dict[str, int]:
+        killed = self._fields(self._oom_file).get("oom_kill", 0)
+        return {"killed": killed, "refused": self._fields(self._events_file).get("max", 0)}
+
+    def _met_limit(self, more: dict[str, int]) -> bool:
+        # Today's kernels do not count memory.failcnt, but here the peak starts anew with each run.
+        return self._peak() >= self._set["memory"] - _GRAIN_BYTES
+
+    def _peak(self) -> int:
+        return int(self._read(self._peak_file))
+
+    def _processes(self) -> int:
+        return int(self._read(self._pids_file))
+
+
+class SlotV2(Slot):
+    """Args: folder: the group, with the memory and pids controllers and perhaps cpu."""
+
+    def __init__(self, folder: Path, *, keep_open: bool) -> None:
+        super().__init__([folder], keep_open=keep_open)
+        self._folder = str(folder)
+        if (folder / "cpu.max").exists():
+            (folder / "cpu.max").write_text(f"{_CPU_PERIOD_US} {_CPU_PERIOD_US}")
+
+    def _set_limits(self, memory: int, processes: int) -> None:
+        self._write(f"{self._folder}/memory.max", memory)
+        if os.path.exists(f"{self._folder}/memory.swap.max"):
+            self._write(f"{self._folder}/memory.swap.max", 0)
+        self._write(f"{self._folder}/pids.max", processes)
+
+    def _reset_peak(self) -> int:
+        return 0
+
+    def _counters(self) -> dict[str, int]:
+        memory = self._fields(f"{self._folder}/memory.events")
+        refused = self._fields(f"{self._folder}/pids.events").get("max", 0)
+        return {"killed": memory.get("oom_kill", 0), "at_limit": memory.get("oom", 0), "refused": refused}
+
+    def _met_limit(self, more: dict[str, int]) -> bool:
+        return more["at_limit"] > 0
+
+    def _peak(self) -> int:
+        """Not known: memory.peak of a reused group is that of all its runs. The figure of the process stays."""
+        return 0
+
+    def _processes(self) -> int:
+        return int(self._read(f"{self._folder}/pids.current"))

@@ -1,0 +1,180 @@
+"""One attempt at one request: what goes in, what comes out, and how it ended by the kernel's word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
+from sandboxes.host.cgroup_slots import Slot, Use
+from sandboxes.host.streams import CappedPipe, sealed_files
+from sandboxes.host.zygote import Driver, Ended, guest_limits, whole_cpu_s
+
+_FLOOD_FACTOR = 16
+_OWN_PROCESSES = 2  # in a slot's control group: its helper, and the init of the snippet
+_REPORT_BYTES = 64 * 2**10 + 6  # started byte, frame kind, length and the largest value
+_GRACE_S = 10.0
+"""How long the zygote may take to answer once a snippet was killed, before it is taken for dead itself."""
+
+
+class Execution:
+    """One attempt at one request."""
+
+    def __init__(self, backend: str, zygote: Driver, limits: Limits, group: Slot | None) -> None:
+        self._backend = backend
+        self._zygote = zygote
+        self._group = group
+        self._limits = limits
+        self._number = 0
+        self._timed_out = False
+        self._pipes: list[CappedPipe] = []
+
+    def __enter__(self) -> Execution:
+        try:
+            for cap in (_REPORT_BYTES, self._limits.output_bytes, self._limits.output_bytes):
+                self._pipes.append(CappedPipe(cap, _FLOOD_FACTOR * max(cap, 1), self._kill))
+        except BaseException:
+            self._close_pipes()
+            raise
+        self._report, self._stdout, self._stderr = self._pipes
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_pipes()
+
+    async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
+        """Return the result, and whether the zygote failed before any foreign code ran."""
+        begin = time.monotonic()
+        order = {"slot": slot, "limits": guest_limits(self._limits, counted=self._group is not None)}
+        if self._group is not None:
+            order["helped"] = True
+            self._zygote.open_helper(slot, self._group)
+            self._group.begin(self._limits, own_processes=_OWN_PROCESSES)
+        with sealed_files(*inputs) as (body, *stdin):
+            self._number, ended = self._zygote.submit(order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin])
+        for pipe in self._pipes:
+            pipe.close_write_end()
+        end = await self._wait(ended)
+        wall_s = time.monotonic() - begin
+        self._close_pipes()
+        use = self._used(slot, end)
+        return self._result(request, end, use, wall_s), bool(end.failure) and not self._started
+
+    def _used(self, slot: int, end: Ended) -> Use:
+        if self._group is None:
+            return Use()
+        use = self._group.end()
+        if end.failure:
+            self._zygote.close_helper(slot)
+        elif use.left > 1:  # only the helper may be there: never seen, and never to be built upon
+            self._zygote.kill_all()
+        return use
+
+    @property
+    def _started(self) -> bool:
+        """Whether foreign code began: the guest's first byte, written before it."""
+        return self._report.data.startswith(b"S")
+
+    def _close_pipes(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+
+    async def _wait(self, ended: asyncio.Future[Ended]) -> Ended:
+        """Wait for the end, which the deadline brings about. When cancelled, wait until the snippet is dead."""
+        deadline = asyncio.get_running_loop().call_later(self._limits.wall_s, self._time_out)
+        try:
+            return await self._bounded(ended, self._limits.wall_s + _GRACE_S)
+        except asyncio.CancelledError:
+            self._kill()
+            await self._bounded(ended, _GRACE_S)
+            raise
+        finally:
+            deadline.cancel()
+
+    async def _bounded(self, ended: asyncio.Future[Ended], timeout_s: float) -> Ended:
+        done, _ = await asyncio.wait([ended], timeout=timeout_s)
+        if not done:
+            self._zygote.kill_all()  # resolves `ended`
+        return await ended
+
+    def _time_out(self) -> None:
+        self._timed_out = True
+        self._kill()
+
+    def _kill(self) -> None:
+        self._zygote.kill(self._number)
+
+    def _result(self, request: ExecRequest, end: Ended, use: Use, wall_s: float) -> ExecResult:
+        error = end.failure or self._setup_error()
+        if use.host_out_of_memory:
+            error = "the machine ran out of memory although the snippet was within its limit"
+        elif self._started and use.memory_exceeded:
+            error = ""  # even where it took the helper of the slot with it
+        exit_code = os.waitstatus_to_exitcode(end.status)
+        value = _value(self._report.data) if request.call is not None and not error else None
+        status = ExecStatus.SANDBOX_ERROR if error else self._status(request, end, use, exit_code, value)
+        return ExecResult(
+            status=status,
+            backend=self._backend,
+            exit_code=exit_code if exit_code >= 0 and not error else None,
+            signal=-exit_code if exit_code < 0 and not error else None,
+            stdout=self._stdout.text(),
+            stderr=self._stderr.text(),
+            truncated_stdout=self._stdout.truncated,
+            truncated_stderr=self._stderr.truncated,
+            value=value if status is ExecStatus.OK else None,
+            wall_s=wall_s,
+            cpu_s=end.cpu_s,
+            peak_memory_bytes=use.peak_bytes or end.peak_memory_bytes,
+            error=error,
+        )
+
+    def _setup_error(self) -> str:
+        if self._started:
+            return ""
+        if self._report.data.startswith(b"E"):
+            return self._report.data[1:].decode("utf-8", "replace")
+        if self._timed_out:
+            return "the snippet was not ready to start within wall_s"
+        return "the snippet's process ended before it was ready to start"
+
+    def _status(self, request: ExecRequest, end: Ended, use: Use, exit_code: int, value: str | None) -> ExecStatus:
+        if self._stdout.flooded or self._stderr.flooded or self._report.flooded:
+            return ExecStatus.OUTPUT_LIMIT
+        if use.memory_exceeded and (exit_code or end.failure) and not self._timed_out:
+            return ExecStatus.MEMORY
+        if exit_code < 0:
+            return self._signal_status(-exit_code, end.cpu_s)
+        if exit_code == 0:
+            return ExecStatus.OK if request.call is None or value is not None else ExecStatus.NONZERO
+        if use.processes_exceeded:
+            return ExecStatus.PIDS
+        claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
+        return claims.get(self._report.data[-1:], ExecStatus.NONZERO)
+
+    def _signal_status(self, number: int, cpu_s: float) -> ExecStatus:
+        out_of_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= whole_cpu_s(self._limits))
+        if out_of_cpu or (number == signal.SIGKILL and self._timed_out):
+            return ExecStatus.TIMEOUT
+        return ExecStatus.SIGNALED
+
+
+def _value(report: bytes) -> str | None:
+    """Return the JSON text of one complete frame that ends the report, else None."""
+    if report[1:2] != b"V" or len(report) < 6:
+        return None
+    length = int.from_bytes(report[2:6], "little")
+    text = report[6:].decode("ascii", "replace")
+    return text if len(report) == 6 + length and _is_json(text) else None
+
+
+def _is_json(text: str) -> bool:
+    """Return whether it can be decoded: forged text may be none, or nested so deeply that decoding fails."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""A whole program in namespaces of its own, for as long as it runs: the host's side of `guest_program.py`.
+
+The program sees the system's folders, its installation and what else it is shown, all of it read-only, a private /tmp,
+and one folder that it may write to. Its network is a loopback with one listener, which the host serves: the socket
+itself is handed out, so that nothing stands between the program and the server.
+
+Memory and processes are limited by resource limits: the memory of each process, the number of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.sandbox import Limits
+from sandboxes.host.seccomp import seccomp_filter
+from sandboxes.host.zygote import guest_limits, require_supported_platform, why_not
+
+LIMITS = Limits(cpu_s=24 * 3600.0, memory_bytes=8 * 2**30, processes=256, file_bytes=2 * 2**30, tmp_bytes=256 * 2**20)
+START_SECONDS = 30.0
+_LAUNCHER = Path(__file__).parents[1] / "guest" / "guest_program.py"
+_MAX_MESSAGE = 2**16
+_SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
+
+
+def confined(
+    command: Sequence[str], *, control: int, shown: Sequence[str], folder: Path, cwd: str, port: int
+) -> list[str]:
+    """Return the command line that runs a command in a sandbox.
+
+    Args:
+        control: a descriptor that it inherits, the other end of what `listener_of` reads.
+        shown: what it may read beside the folders of the system.
+        folder: the one folder that it may write to; as root it is given away to the program's user.
+        cwd: where it starts; one of `shown`, or in one of them.
+        port: where its listener listens.
+    """
+    limits = guest_limits(LIMITS, counted=True)  # address space is not counted: some runtimes reserve terabytes of it
+    spec = {
+        "shown": [os.path.abspath(path) for path in shown],
+        "folder": os.path.abspath(folder),
+        "cwd": os.path.abspath(cwd),
+        "port": port,
+        "limits": limits,
+        "filter": base64.b64encode(seccomp_filter()).decode(),
+    }
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), str(control), json.dumps(spec), *command]
+
+
+async def listener_of(control: socket.socket) -> socket.socket:
+    """Return the listening socket in the network of a program that was started.
+
+    Raises:
+        SandboxUnavailable: the kernel refused; it says what would help.
+    """
+    control.setblocking(False)
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(control.fileno(), readable.set)
+    try:
+        await asyncio.wait_for(readable.wait(), START_SECONDS)
+    except TimeoutError:
+        raise SandboxUnavailable(f"namespace sandbox: a program did not start in {START_SECONDS:g} s.") from None
+    finally:
+        loop.remove_reader(control.fileno())
+    data, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1)
+    if not descriptors:
+        raise SandboxUnavailable(why_not(json.loads(data)["failed"] if data else "its starter was killed"))
+    return socket.socket(fileno=descriptors[0])
+
+
+async def check_programs() -> None:
+    """Run a program that does nothing.
+
+    Raises:
+        SandboxUnavailable: programs cannot be isolated on this machine.
+    """
+    require_supported_platform()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
+        with theirs:
+            control = theirs.fileno()
+            command = confined(["true"], control=control, shown=(), folder=Path(folder), cwd=folder, port=1)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env={"PATH": "/usr/bin:/bin"},
+                pass_fds=[control],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        try:
+            (await listener_of(ours)).close()
+            _, said = await asyncio.wait_for(process.communicate(), START_SECONDS)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if process.returncode:
+        raise SandboxUnavailable(why_not(said.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"))
+
+
+def installation(program: str) -> list[str]:
+    """Return the folders that a program needs: those of its virtual environment, of the interpreter, and its own.
+
+    Library and program folders only, never a whole home folder. Those of the system are left out.
+
+    Args: program: the path of its file.
+    """
+    found: list[Path] = []
+    for file in (Path(os.path.abspath(program)), Path(program).resolve()):
+        prefix = file.parent.parent
+        if file.parent.name != "bin":
+            found.append(file.parent)
+            continue
+        found += _parts(prefix)
+        config = prefix / "pyvenv.cfg"
+        if config.is_file():
+            settings = dict(line.split(" = ", 1) for line in config.read_text().splitlines() if " = " in line)
+            home = Path(settings.get("home", "/usr/bin"))
+            found += [*_parts(home.parent), *_parts(home.resolve().parent)]
+    return [str(path) for path in dict.fromkeys(found) if not any(path.is_relative_to(root) for root in _SYSTEM)]
+
+
+def _parts(prefix: Path) -> list[Path]:
+    names = ("bin", "lib", "lib64", "libexec", "pyvenv.cfg")
+    return [path for path in (prefix / name for name in names) if path.exists()]
+
+
+def check_shown(paths: Sequence[str]) -> None:
+    """Refuse to show what is not meant to be shown, and what could not be read.
+
+    Raises:
+        UserError: for a folder that has the home folder or the temporary files in it, and as root, whose programs run
+            as another user, for what only its owner may read.
+    """
+    for path in map(Path, paths):
+        real = path.resolve()
+        for private in (Path.home(), Path(tempfile.gettempdir())):
+            if private.resolve().is_relative_to(real):
+                raise UserError(
+                    f"a program in the sandbox would see all of {path}, and {private} with it: start it in a folder of "
+                    "its own, with cwd, and keep its files in one"
+                )
+        needed = 0o005 if real.is_dir() else 0o004
+        if os.geteuid() == 0 and real.exists() and real.stat().st_mode & needed != needed:
+            raise UserError(
+                f"a program in the sandbox runs as a user of its own, who may not read {path}: chmod o+rX {path}, or "
+                "start forge_env as the user that it belongs to"
+            )

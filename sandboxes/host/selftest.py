@@ -1,0 +1,213 @@
+"""The self-test of a sandbox: canaries that try to get out, run once per process when a sandbox opens."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import Call, Capabilities, ExecRequest, ExecStatus, Limits, Sandbox
+from sandboxes.host.cgroups import Groups
+
+LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
+_NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
+_LIMITED = {"core", "cpu", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending", "stack"}
+"""What is limited everywhere; "data" or "as", the memory of a process, come to it."""
+
+# Every canary returns what it saw; the judgement is the host's.
+_CANARIES = """
+import ctypes, os, resource, signal, socket
+
+def readable(path):
+    try:
+        with open(path, "rb"):
+            return True
+    except OSError:
+        return False
+
+def forks(wanted):
+    children = []
+    try:
+        for _ in range(wanted):
+            pid = os.fork()
+            if not pid:
+                signal.pause()
+                os._exit(0)
+            children.append(pid)
+    except OSError:
+        pass
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return len(children)
+
+def allocates(size):
+    try:
+        return len(bytearray(size)) == size
+    except MemoryError:
+        return False
+
+def connects():
+    try:
+        with socket.create_connection(("192.0.2.1", 53), timeout=1):
+            return True
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+def status():
+    with open("/proc/self/status") as lines:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+def limited():
+    names = []
+    for name in filter(lambda name: name.startswith("RLIMIT_") and name != "RLIMIT_OFILE", dir(resource)):
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            try:
+                resource.setrlimit(kind, (hard, hard + 1))
+            except (OSError, ValueError):
+                names.append(name[len("RLIMIT_"):].lower())
+    return names
+
+def watches(libc):
+    shared = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    own = os.open("/tmp/leased", os.O_RDONLY | os.O_CREAT)
+    os.unlink("/tmp/leased")
+    tried = {"inotify": lambda: libc.inotify_init1(0), "dnotify": lambda: libc.fcntl(shared, 1026, 1),
+             "fanotify": lambda: libc.fanotify_init(0x200, 0), "leases": lambda: libc.fcntl(own, 1024, 0)}
+    return [name for name, call in tried.items() if call() >= 0]
+
+def look(secret, size, namespaces):
+    libc = ctypes.CDLL(None)
+    own = status()
+    return {
+        "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in namespaces},
+        "secret": readable(secret),
+        "shadow": readable("/etc/shadow"),
+        "connects": connects(),
+        "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+        "forks": forks(20),
+        "allocates": allocates(size),
+        "mounts": libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0,
+        "writes_root": os.access("/", os.W_OK) or os.access("/usr", os.W_OK),
+        "seccomp": own["Seccomp"],
+        "no_new_privileges": own["NoNewPrivs"],
+        "capabilities": {name: own[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")},
+        "limited": limited(),
+        "watches": watches(libc),
+        "uid": os.getuid(),
+    }
+"""
+
+# Memory that no resource limit of the process counts once address space is left out: only the group stops it.
+_SHARED_MEMORY = f"""
+import mmap
+held = mmap.mmap(-1, {LIMITS.memory_bytes + 64 * 2**20})
+for start in range(0, len(held), mmap.PAGESIZE):
+    held[start] = 1
+"""
+
+_passed: dict[str, Capabilities] = {}
+
+
+async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
+    """Return what the namespace backend enforces here. Raises SandboxUnavailable and names each canary that got out.
+
+    A success is remembered for the life of this process.
+
+    Args: groups: the control groups of the sandbox, or why it has none.
+    """
+    kind = groups if isinstance(groups, str) else groups.version
+    if kind not in _passed:
+        capabilities = _judge(await look(sandbox))
+        _passed[kind] = await with_limits(capabilities, sandbox, groups)
+    return _passed[kind]
+
+
+async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
+    if isinstance(groups, str):
+        lost = f"memory and processes are limited per process only, as there is no control group: {groups}"
+        return replace(capabilities, missing=(*capabilities.missing, lost))
+    result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=LIMITS))
+    if result.status is not ExecStatus.MEMORY:
+        raise SandboxUnavailable(
+            f"{groups.version} does not limit the memory of a snippet here: the canary ended with {result.status} "
+            f"{result.error}".rstrip()
+        )
+    version = groups.version
+    return replace(capabilities, memory_limit=version, process_limit=version, cpu_share=groups.limits_cpu)
+
+
+async def look(sandbox: Sandbox) -> dict[str, Any]:
+    # Lies where any user may pass, so that only its mode and the sandbox protect it.
+    with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
+        call = Call(function="look", args=[secret.name, 2 * LIMITS.memory_bytes, _NAMESPACES])
+        result = await sandbox.run(ExecRequest(code=_CANARIES, call=call, limits=LIMITS))
+    if result.status is not ExecStatus.OK or result.value is None:
+        reason = result.error or result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
+        raise SandboxUnavailable(f"namespace sandbox: the self-test could not run here: {reason}.")
+    seen: dict[str, Any] = json.loads(result.value)
+    return seen
+
+
+def _judge(seen: dict[str, Any]) -> Capabilities:
+    shared = [name for name, link in seen["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
+    escapes = {
+        f"it shares namespaces of the host: {', '.join(shared)}": bool(shared),
+        "it can read a private file of the host": seen["secret"] or seen["shadow"],
+        "it can reach the network": seen["connects"],
+        "it can see other processes": any(pid > 2 for pid in seen["processes"]),
+        "its processes are not limited": not 0 < seen["forks"] < LIMITS.processes,
+        "its memory is not limited": seen["allocates"],
+        "it can mount": seen["mounts"],
+        "it can write to its root": seen["writes_root"],
+        **privileges_of(seen),
+    }
+    found = [text for text, escaped in escapes.items() if escaped]
+    if found:
+        raise SandboxUnavailable(
+            f"namespace sandbox: the self-test failed, because {'; '.join(found)}. This kernel does not isolate well "
+            "enough; use a newer one (5.14 or later), or run as root."
+        )
+    return Capabilities(
+        backend="namespace",
+        pid_namespace=True,
+        mount_namespace=True,
+        network_namespace=True,
+        ipc_namespace=True,
+        seccomp=True,
+        uid_drop=os.geteuid() == 0 and seen["uid"] != 0,
+        memory_limit="rlimit",
+        **denials_of(seen),
+    )
+
+
+def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
+    """Return what no snippet may keep on any backend, by the sentence that says so, and whether it did."""
+    held = [name for name, value in seen["capabilities"].items() if name != "CapBnd" and int(value, 16)]
+    unlimited = sorted(_LIMITED - set(seen["limited"]))
+    return {
+        "its system calls are not filtered": seen["seccomp"] != "2",
+        "it may gain privileges": seen["no_new_privileges"] != "1",
+        f"it has capabilities ({', '.join(held)})": bool(held),
+        f"it can watch files that it shares with the host, by {', '.join(seen['watches'])}": bool(seen["watches"]),
+        f"nothing limits its {', '.join(unlimited)}": bool(unlimited),
+    }
+
+
+def denials_of(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Capabilities` that say so, once `privileges_of` has found nothing."""
+    bounded = int(seen["capabilities"]["CapBnd"], 16) == 0
+    lost = "the bounding set of capabilities is not empty, as that takes CAP_SETPCAP; no_new_privs alone stands for it"
+    return {
+        "capabilities_dropped": bounded,
+        "host_watch_denied": True,
+        "limits": tuple(sorted(seen["limited"])),
+        "missing": () if bounded else (lost,),
+    }

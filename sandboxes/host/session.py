@@ -1,0 +1,248 @@
+"""A session of the namespace sandbox: one interpreter at a time, which keeps its state from cell to cell."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from forge_env.core.errors import SandboxError
+from forge_env.core.sandbox import ExecResult, ExecStatus, SessionFileError
+from forge_env.utils.deadlines import queued
+from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.interpreter import Answer, Interpreter, Spec
+from sandboxes.host.zygote import Driver, Ended
+
+_MAX_PATH_BYTES = 1024
+_REFUSALS = {
+    errno.ENOENT: "there is no such file",
+    errno.ENOTDIR: "a part of its path is not a folder",
+    errno.EISDIR: "it is a folder",
+    errno.ELOOP: "it is a symbolic link",
+    errno.EINVAL: "it is not a regular file",
+    errno.ENXIO: "it is not a regular file",
+    errno.EFBIG: "it is larger than file_bytes",
+    errno.ENOSPC: "the session's directory is full",
+}
+
+
+class NamespaceSession:
+    """A `Session`. Made by `NamespaceSandbox.open_session`.
+
+    Args:
+        slot: the network namespace and the user that are this session's.
+        zygote: returns the zygote that lives, or raises SandboxError.
+        groups: the control group of the slot, if there is one.
+        places: a cell takes one while it runs, as a one-shot request does.
+        free: called once, when the session is closed and every process of it is gone.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        slot: int,
+        *,
+        backend: str,
+        zygote: Callable[[], Awaitable[Driver]],
+        groups: Slot | None,
+        places: asyncio.LifoQueue[int],
+        free: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._slot = slot
+        self._backend = backend
+        self._live_zygote = zygote
+        self._groups = groups
+        self._places = places
+        self._free = free
+        self._turn = asyncio.Lock()
+        self._interpreter: Interpreter | None = None
+        self._lost = False  # state was lost, and no result has said so
+        self._closed = False
+
+    async def run(self, code: str, *, stdin: str = "") -> ExecResult:
+        """Run a cell. Raises SandboxError if the session is closed."""
+        async with self._place():
+            try:
+                interpreter = await self._live()
+            except SandboxError as error:
+                self._require_open()
+                failed = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
+                return self._tell_loss(failed)
+            begin = time.monotonic()
+            answer = await interpreter.run(code, stdin)
+            result = _result(interpreter, answer, time.monotonic() - begin)
+            return self._tell_loss(replace(result, backend=self._backend))
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a file. Raises SessionFileError, SandboxError."""
+        name = _inside(path)
+        if len(data) > self._spec.limits.file_bytes:
+            raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self._spec.limits.file_bytes}")
+        async with self._place():
+            interpreter = await self._live()
+            _require_done(path, interpreter, await interpreter.put(name, data))
+
+    async def get(self, path: str) -> bytes:
+        """Read a file. Raises SessionFileError, SandboxError."""
+        name = _inside(path)
+        async with self._place():
+            interpreter = await self._live()
+            answer, data = await interpreter.get(name)
+            _require_done(path, interpreter, answer)
+            return data
+
+    async def reset(self) -> None:
+        """Start afresh. Raises SandboxError if the set-up raises or the session is closed."""
+        async with self._place():
+            await self._stop()
+            await self._start()
+            self._lost = False
+
+    async def close(self) -> None:
+        """End every process of the session, at once: the kill is sent before this first waits. Idempotent."""
+        interpreter = self._interpreter
+        if not self._closed:
+            self._closed = True
+            if interpreter is None:
+                self._free()
+            else:
+                interpreter.kill("the session was closed")
+                interpreter.when_ended(self._free)
+        if interpreter is not None:
+            await interpreter.ended()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Wait for the requests before this one and for a place to run in."""
+        async with self._turn:
+            self._require_open()
+            async with queued():
+                place = await self._places.get()
+            try:
+                self._require_open()
+                yield
+            finally:
+                self._places.put_nowait(place)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the session is closed")
+
+    async def _live(self) -> Interpreter:
+        if self._interpreter is not None:
+            if self._interpreter.idle():
+                return self._interpreter
+            self._lost = True  # it ended, or broke the rules, since the last result
+            await self._stop()
+        return await self._start()
+
+    async def _stop(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter.kill()
+            await self._interpreter.ended()
+
+    async def _start(self) -> Interpreter:
+        """Start an interpreter, a second time where the first failed only because the zygote died."""
+        zygote = await self._live_zygote()
+        interpreter, failure = await self._try_to_start(zygote)
+        if failure and not zygote.alive:
+            interpreter, failure = await self._try_to_start(await self._live_zygote())
+        if failure:
+            raise SandboxError(failure)
+        return interpreter
+
+    async def _try_to_start(self, zygote: Driver) -> tuple[Interpreter, str]:
+        self._require_open()
+        try:
+            self._interpreter = interpreter = Interpreter(zygote, self._slot, self._spec, self._groups)
+        except OSError as error:
+            raise SandboxError(f"the {self._backend} sandbox could not start a session: {error}") from error
+        return interpreter, await interpreter.ready()
+
+    def _tell_loss(self, result: ExecResult) -> ExecResult:
+        ended = self._interpreter is None or self._interpreter.end is not None
+        lost, self._lost = self._lost or ended, False
+        if ended:
+            self._interpreter = None
+        return replace(result, state_lost=lost)
+
+
+def _inside(path: str) -> str:
+    """Return the path in normal form. Raises SessionFileError if it can lead out of the directory."""
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in path:
+        raise SessionFileError(f"{path!r} is no relative path inside the session's directory")
+    if len(path.encode("utf-8", "replace")) > _MAX_PATH_BYTES:
+        raise SessionFileError(f"a path may have {_MAX_PATH_BYTES} bytes; this one begins with {path[:40]!r}")
+    return "/".join(parts)
+
+
+def _require_done(path: str, interpreter: Interpreter, answer: Answer | None) -> None:
+    if answer is None:
+        failure = interpreter.end.failure if interpreter.end else ""
+        if failure or interpreter.failure:
+            raise SandboxError(interpreter.failure or failure)
+        raise SessionFileError(f"{path!r}: the code in the session kept it from answering; its state is lost")
+    if answer.code:
+        raise SessionFileError(f"{path!r}: {_REFUSALS.get(answer.code) or os.strerror(answer.code)}")
+
+
+def _result(interpreter: Interpreter, answer: Answer | None, wall_s: float) -> ExecResult:
+    end = interpreter.end
+    printed = ExecResult(
+        status=ExecStatus.OK,
+        backend="",
+        stdout=interpreter.stdout.text(),
+        stderr=interpreter.stderr.text(),
+        truncated_stdout=interpreter.stdout.truncated,
+        truncated_stderr=interpreter.stderr.truncated,
+        wall_s=wall_s,
+    )
+    if answer is not None:
+        return _answered(printed, answer)
+    assert end is not None, "an interpreter that does not answer has ended"
+    return _ended(printed, interpreter, end)
+
+
+def _answered(printed: ExecResult, answer: Answer) -> ExecResult:
+    claims = {b"M": ExecStatus.MEMORY, b"P": ExecStatus.PIDS}
+    status = claims.get(answer.exhausted, ExecStatus.NONZERO) if answer.code else ExecStatus.OK
+    cpu_s, peak = answer.cpu_s, answer.peak_memory_bytes
+    return replace(printed, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
+
+
+def _ended(printed: ExecResult, interpreter: Interpreter, end: Ended) -> ExecResult:
+    """The cell ended the interpreter; the kernel says how."""
+    failure = interpreter.failure or end.failure
+    if interpreter.use.host_out_of_memory:
+        failure = "the machine ran out of memory although the session was within its limit"
+    if failure:
+        return replace(printed, status=ExecStatus.SANDBOX_ERROR, error=failure)
+    exit_code = os.waitstatus_to_exitcode(end.status)
+    return replace(
+        printed,
+        status=_status(interpreter, exit_code),
+        exit_code=exit_code if exit_code >= 0 else None,
+        signal=-exit_code if exit_code < 0 else None,
+        cpu_s=max(0.0, end.cpu_s - interpreter.answered_cpu_s),
+        peak_memory_bytes=end.peak_memory_bytes,
+    )
+
+
+def _status(interpreter: Interpreter, exit_code: int) -> ExecStatus:
+    if interpreter.flooded:
+        return ExecStatus.OUTPUT_LIMIT
+    if interpreter.use.memory_exceeded and exit_code and not interpreter.timed_out:
+        return ExecStatus.MEMORY
+    if exit_code == -signal.SIGXCPU or (interpreter.timed_out and exit_code == -signal.SIGKILL):
+        return ExecStatus.TIMEOUT
+    if exit_code < 0:
+        return ExecStatus.SIGNALED
+    return ExecStatus.NONZERO if exit_code else ExecStatus.OK

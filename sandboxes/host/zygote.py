@@ -1,0 +1,314 @@
+"""The host's handle on one zygote process (`guest.py`): start it, give it requests, hear how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.sandbox import ExecRequest, Limits
+from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.packages import Packages, cannot_import
+from sandboxes.host.seccomp import seccomp_filter, supported_machines
+
+_GUEST = Path(__file__).parents[1] / "guest" / "guest.py"
+_START_S = 30.0
+_CLOSE_S = 5.0
+_MAX_MESSAGE = 64 * 2**10
+BACKSTOP_PROCESSES = 16
+BODY_PREFIX = struct.Struct("<Q")
+"""Bytes of the JSON that a request begins with; as guest_snippet.py unpacks it."""
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The kernel's word on one snippet, or `failure`: what broke on our side."""
+
+    status: int = 0
+    """Wait status, as `os.waitpid` returns it."""
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+    failure: str = ""
+
+
+def encode(request: ExecRequest) -> tuple[bytes, bytes]:
+    """Return what the guest reads: the request without its limits, and the standard input."""
+    call = request.call and {"function": request.call.function, "args": list(request.call.args)}
+    body = {"code": request.code, "setup": request.setup, "call": call}
+    return encode_body(body, request.contents()), request.stdin.encode("utf-8", "replace")
+
+
+def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> bytes:
+    """Return what `guest_snippet.begin` reads: the length of the JSON, the JSON, the contents of the files."""
+    text = json.dumps(body | {"files": [[path, len(data)] for path, data in files.items()]}).encode()
+    return b"".join((BODY_PREFIX.pack(len(text)), text, *files.values()))
+
+
+def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
+    """Return the limits that the kernel enforces, as the guest sets them.
+
+    Args: counted: a control group has the last word on memory and processes, so that it can tell of them.
+    """
+    cpu_s = whole_cpu_s(limits)
+    return {
+        "cpu_s": cpu_s,
+        "cpu_kill_s": cpu_s + 1,
+        "memory_bytes": limits.memory_bytes,
+        "memory_is_counted": int(counted),
+        "processes": limits.processes + (BACKSTOP_PROCESSES if counted else 0),
+        "file_bytes": limits.file_bytes,
+        "tmp_bytes": limits.tmp_bytes,
+    }
+
+
+def whole_cpu_s(limits: Limits) -> int:
+    return max(1, math.ceil(limits.cpu_s))  # RLIMIT_CPU counts whole seconds
+
+
+class Driver(Protocol):
+    """What starts and ends the processes of a backend, as `Zygote` does."""
+
+    alive: bool
+
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]: ...
+    def kill(self, number: int) -> None: ...
+    def kill_all(self) -> None: ...
+    def open_helper(self, slot: int, groups: Slot) -> None: ...
+    def close_helper(self, slot: int) -> None: ...
+    async def close(self) -> None: ...
+
+
+NO_PACKAGES = Packages()
+
+
+class Zygote:
+    """A running zygote. Make one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._unsent_kills: list[int] = []
+        self._helpers: set[int] = set()  # slots that have one
+        self._numbers = 0
+        self._importing = ""  # the module that it imports before it takes requests
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.alive = True
+        self._loop.add_reader(control.fileno(), self._receive)
+
+    @classmethod
+    async def start(cls, *, preimport: tuple[str, ...], packages: Packages = NO_PACKAGES) -> Zygote:
+        """Start a zygote and wait until it takes requests.
+
+        The kernel kills the zygote when the calling thread ends, however it ends.
+
+        Raises:
+            UserError: a module cannot be imported in it.
+            SandboxUnavailable: it cannot isolate itself.
+        """
+        require_supported_platform()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = _spawn(theirs.fileno())
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        zygote = cls(process, ours)
+        try:
+            config: dict[str, Any] = {"owner": os.getpid(), "privileged": os.geteuid() == 0}
+            config |= {"preimport": [*preimport, *packages.imports], "packages": list(packages.shown)}
+            zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
+            answer = await asyncio.wait_for(zygote._ready, _START_S)
+            if "ready" not in answer:
+                raise zygote._refusal(answer, packages)
+        except BaseException as error:
+            await zygote.close()
+            if isinstance(error, TimeoutError):
+                raise zygote._refusal({"failed": f"it took longer than {_START_S:g} s"}, packages) from error
+            raise
+        return zygote
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _refusal(self, answer: dict[str, Any], packages: Packages) -> UserError:
+        """Return why it does not start: a module, the kernel, or something that says only how it ended."""
+        if answer.get("errno") is not None:
+            return SandboxUnavailable(why_not(answer["failed"]))
+        if self._importing:
+            return cannot_import(self._importing, answer["failed"], answer.get("missing"), packages.imports)
+        return SandboxUnavailable(f"namespace sandbox: its first process did not start: {answer['failed']}.")
+
+    def open_helper(self, slot: int, groups: Slot) -> None:
+        """Have a helper in the control groups of `slot` serve it, unless one does. Raises OSError."""
+        if slot in self._helpers:
+            return
+        fds = groups.join_files()
+        try:
+            self._send({"helper": slot}, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._helpers.add(slot)
+
+    def close_helper(self, slot: int) -> None:
+        """Take the helper of `slot` for dead; the next run there gets a new one."""
+        self._helpers.discard(slot)
+
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
+        """Start one snippet; return its number and the future of its end, which never raises."""
+        self._numbers += 1
+        number, ended = self._numbers, self._loop.create_future()
+        self._waiting[number] = ended
+        self._send(order | {"run": number}, fds)
+        return number, ended
+
+    def kill(self, number: int) -> None:
+        """Have every process of snippet `number` killed; its future then resolves. No-op if it has ended."""
+        if number in self._waiting and self.alive:
+            self._unsent_kills.append(number)
+            self._send_kills()
+
+    def kill_all(self) -> None:
+        """Kill the zygote, and with it every snippet."""
+        self._process.kill()
+        self._lose("the zygote was killed because it did not answer")
+
+    async def close(self) -> None:
+        """End the zygote and everything under it. Idempotent."""
+        self._lose("the sandbox was closed")
+        self._ready.cancel()
+        # The zygote ends when it reads the end of its control socket; its starter only after all below is gone.
+        await self._exited(_CLOSE_S)
+        self._process.kill()
+        self._process.wait()
+
+    async def _exited(self, timeout_s: float) -> None:
+        if self._process.poll() is not None:
+            return
+        pidfd = os.pidfd_open(self._process.pid)
+        exited = asyncio.Event()
+        self._loop.add_reader(pidfd, exited.set)
+        try:
+            await asyncio.wait_for(exited.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _send_kills(self) -> None:
+        """A great many sessions may be closed at once, more than the socket takes; the rest goes when it has room."""
+        self._loop.remove_writer(self._control.fileno())
+        while self._unsent_kills:
+            try:
+                self._control.send(json.dumps({"kill": self._unsent_kills[-1]}).encode())
+            except BlockingIOError:
+                self._loop.add_writer(self._control.fileno(), self._send_kills)
+                return
+            except OSError as error:
+                self._lose(f"the zygote does not listen: {error.strerror}")
+                return
+            self._unsent_kills.pop()
+
+    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+        if not self.alive:
+            self._lose("the zygote is gone")
+            return
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            self._lose(f"the zygote does not listen: {error.strerror}")
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(_MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("the zygote died")
+            return
+        message = json.loads(data)
+        if "importing" in message:
+            self._importing = message["importing"]
+            return
+        if "run" not in message:
+            if not self._ready.done():
+                self._ready.set_result(message)
+            return
+        ended = self._waiting.pop(message.pop("run"), None)
+        if ended is not None and not ended.done():
+            failure = message.pop("failed", "")
+            ended.set_result(Ended(**message, failure=failure and f"the zygote could not start it: {failure}"))
+
+    def _lose(self, reason: str) -> None:
+        if self.alive:
+            self.alive = False
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_writer(self._control.fileno())
+            self._control.close()
+        if not self._ready.done():
+            self._ready.set_result({"failed": reason, "errno": None})
+        waiting, self._waiting = self._waiting, {}
+        for ended in waiting.values():
+            if not ended.done():
+                ended.set_result(Ended(failure=reason))
+
+
+def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    # -P -s and an environment of our own isolate like -I, which would ignore the hash seed: with a fixed one the
+    # same code iterates its sets in the same order in every zygote, so a grade can be reproduced.
+    return subprocess.Popen(
+        [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), str(control_fd)],
+        # BLAS libraries would start a thread for each CPU, and glibc reserve address space for each thread.
+        env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[control_fd],
+        start_new_session=True,
+    )
+
+
+def require_supported_platform() -> None:
+    """Raise SandboxUnavailable where there are no namespaces, or no list of system calls."""
+    if sys.platform != "linux" or platform.machine() not in supported_machines():
+        raise SandboxUnavailable(
+            f"namespace sandbox: needs Linux on {' or '.join(supported_machines())}, "
+            f"but this is {platform.system()} on {platform.machine()}."
+        )
+
+
+def why_not(failed: str) -> str:
+    """Say that the kernel refused to isolate, and what would help."""
+    if os.geteuid() == 0:
+        remedy = (
+            "root needs CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID and Linux 5.12 or newer (in a container add "
+            "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
+        )
+    else:
+        remedy = (
+            "an ordinary user needs Linux 5.12 or newer with unprivileged user namespaces enabled (sysctl "
+            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
+            "user.max_user_namespaces above 0), or run as root"
+        )
+    return f"namespace sandbox: the kernel refused to isolate ({failed}); {remedy}."

@@ -1,0 +1,309 @@
+"""`forge-env`: what it registers works everywhere, and every mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.check import CheckReport, CheckRow
+from forge_env.cli.main import main
+from forge_env.registry.registry import env_class, registry, tools_of
+
+Run = Callable[..., tuple[int, str, str]]
+
+TOOLS = '''\
+from forge_env import Task, ToolEnv, reward, tool
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first one
+    """
+    return a + b
+
+
+def bare(a, b):
+    return a
+
+
+class Shop:
+    """A shop."""
+
+    @tool(timeout=3)
+    def buy(self, what: str) -> str:
+        """Buy something."""
+        return what
+
+
+class CityQuiz(ToolEnv):
+    """Name a city."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, level: int = 1):
+        return [Task(prompt=({"role": "user", "content": f"{split} {seed} {i}"},)) for i in range(count)]
+
+    @tool
+    def look(self, place: str) -> str:
+        """Look it up."""
+        return place
+'''
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project and a user of this test's own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "tools.py").write_text(TOOLS)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(registry, "_process", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run a command in this process; returns its exit code, stdout and stderr."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(arguments)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    yield command
+
+
+def data_of(done: tuple[int, str, str]) -> dict[str, Any]:
+    """The one JSON object of a command that went well."""
+    code, out, err = done
+    assert code == 0, err
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def in_a_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forge_env", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_a_function_registered_from_the_command_line_works_by_its_name(run: Run, project: Path) -> None:
+    code, out, err = run("register", "tools.py:add", "--timeout", "4", "--idempotent", "--retries", "1")
+    assert (code, err) == (0, "")
+    assert '"description": "the first one"' in out
+    assert f"add is registered in {project}/.forge_env/registry.yaml" in out
+    (add,) = tools_of("add")
+    assert (add.name, add.options.timeout, add.options.retries, add.function(a=1)) == ("add", 4.0, 1, 3)
+
+
+def test_a_class_of_tools_is_registered_under_another_name(run: Run) -> None:
+    data = data_of(run("register", "tools.py:Shop", "--name", "corner-shop", "--json"))
+    assert (data["name"], data["kind"], data["description"], data["notes"]) == ("corner-shop", "tools", "A shop.", [])
+    assert data["tools"][0]["parameters"]["required"] == ["what"]
+    assert data["tools"][0]["options"]["timeout"] == 3
+    assert [tool.name for tool in tools_of("corner-shop")] == ["buy"]
+
+
+def test_an_environment_is_registered_for_the_user_and_looked_at(run: Run, project: Path, tmp_path: Path) -> None:
+    data = data_of(run("register", "tools.py:CityQuiz", "--user", "--json"))
+    assert (data["name"], data["kind"]) == ("city_quiz", "env")
+    assert data["registry"] == str(tmp_path / "config/forge_env/registry.yaml")
+    assert env_class("city_quiz").tasks(count=1)[0].prompt[0]["content"] == "train 0 0"
+    known = data_of(run("info", "city_quiz", "--json"))
+    assert {"name": "level", "type": "int", "required": False, "default": 1} in known["options"]
+    assert (known["file"], known["line"]) == (str(project / "tools.py"), 26)
+    assert [tool["name"] for tool in known["tools"]] == ["look"]
+    code, out, err = run("info", "city_quiz")
+    assert (code, err) == (0, "")
+    assert [word for word in ("Name a city.", "level", "look", "from: user", "line 26") if word not in out] == []
+    assert "leave" not in run("unregister", "city_quiz")[2]
+    assert data_of(run("unregister", "city_quiz", "--user", "--json"))["target"] == f"{project}/tools.py:CityQuiz"
+    assert run("info", "city_quiz")[0] == 2
+
+
+def test_the_list_says_where_each_name_comes_from(run: Run, project: Path) -> None:
+    (project / ".forge_env").mkdir()
+    (project / ".forge_env/registry.yaml").write_text(
+        "add: {kind: tools, target: 'tools.py:add', description: '[b]Sum'}"
+    )
+    listed = {entry["name"]: entry for entry in data_of(run("list", "--json"))["entries"]}
+    assert listed["math"]["source"] == "built-in"
+    assert (listed["add"]["source"], listed["add"]["target"]) == ("project", f"{project}/tools.py:add")
+    assert [entry["name"] for entry in data_of(run("list", "--kind", "tools", "--json"))["entries"]] == ["add"]
+    code, out, _ = run("list")
+    assert code == 0
+    assert "[b]Sum" in out
+
+
+def test_a_name_is_taken_once_unless_it_is_replaced(run: Run) -> None:
+    assert data_of(run("register", "tools.py:add", "--json"))["notes"] == []
+    code, out, err = run("register", "tools.py:Shop", "--name", "add")
+    assert (code, out) == (2, "")
+    assert "the name 'add' is taken by" in err
+    assert "--replace" in err
+    assert "'math' is taken by envs.math:Math (built-in)" in run("register", "tools.py:CityQuiz", "--name", "math")[2]
+    data_of(run("register", "tools.py:Shop", "--name", "add", "--replace", "--json"))
+    assert [tool.name for tool in tools_of("add")] == ["buy"]
+    (remark,) = data_of(run("register", "tools.py:add", "--replace", "--user", "--json"))["notes"]
+    assert "which comes from project" in remark, "the user's entry is hidden by the project's"
+
+
+def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> None:
+    said = {
+        ("tools.py:bare",): f"'{project}/tools.py:bare' cannot be registered: the tool bare has no docstring",
+        ("tools.py:CityQuiz", "--timeout", "3"): "'city_quiz' is an environment, and timeout is for tools",
+        ("tools.py:add", "--retries", "2"): "retries=2 and is not idempotent",
+    }
+    for arguments, words in said.items():
+        code, out, err = run("register", *arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ") and err.count("\n") == 1
+        assert words in err
+    assert not (project / ".forge_env").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["register", "tools.py"], ["write tools.py:NAME, where NAME is one of: add, bare, Shop, CityQuiz"]),
+        (["register", "tools.py:add", "--name", "a:b"], ["'a:b' is no name"]),
+        (["register", "tools.py:add", "--import-timeout", "0"], ["--import-timeout is 0"]),
+        (
+            ["register", "tools.py:add", "--timeout", "soon"],
+            ["--timeout", "valid number", "see forge-env register --help"],
+        ),
+        (["register"], ["Missing", "see forge-env register --help"]),
+        (["info", "mathh"], ["'mathh'. Did you mean math?"]),
+        (["unregister", "math"], ["built-in: it cannot be unregistered"]),
+        (["list", "--jsonn"], ["--jsonn", "see forge-env list --help"]),
+        (["lisst"], ["lisst", "see forge-env --help"]),
+        (["check", "math", "--options", "level"], ["name=value"]),
+        (["check", "math", "--options", "levle=2"], ["no option 'levle'"]),
+        (["new", "My-Env"], ["'My-Env'", "small letters"]),
+        (["new", "random"], ["a module of Python's own"]),
+        (["new", "math"], ["a module of Python's own"]),
+        (["new", "code_exec"], ["'code_exec' is taken"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_in_json_too(run: Run, arguments: list[str], words: list[str]) -> None:
+    code, out, err = run(*arguments, "--json")
+    assert code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+    assert json.loads(out) == {"error": err.removeprefix("error: ").rstrip("\n")}
+
+
+def test_a_broken_registry_is_named_with_its_line_and_stays(run: Run, project: Path) -> None:
+    file = project / ".forge_env/registry.yaml"
+    file.parent.mkdir()
+    file.write_text("add:\n  kind: tools\n target: x\n")
+    for arguments in (["list"], ["register", "tools.py:add"], ["unregister", "add"], ["info", "add"], ["new", "mine"]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert f"error: {file}, line 3: it is not YAML" in err
+    assert file.read_text() == "add:\n  kind: tools\n target: x\n"
+    assert not (project / "mine").exists()
+
+
+def test_ten_registrations_at_once_all_land(run: Run, project: Path) -> None:
+    commands = [
+        [sys.executable, "-m", "forge_env", "register", "tools.py:add", "--name", f"add{i}", "--json"]
+        for i in range(10)
+    ]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    for process in running:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err.decode()
+    listed = data_of(run("list", "--kind", "tools", "--json"))["entries"]
+    assert {entry["name"] for entry in listed} == {f"add{i}" for i in range(10)}
+    assert os.listdir(project / ".forge_env") == ["registry.yaml"]
+
+
+def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, project: Path) -> None:
+    data = data_of(run("new", "word_game", "--path", "games", "--json"))
+    folder = project / "games" / "word_game"
+    assert data["folder"] == str(folder)
+    assert {"pyproject.toml", "README.md", "word_game.py", "tests/test_word_game.py"} == set(data["files"])
+    text = "".join((folder / file).read_text() for file in data["files"])
+    assert [word for word in ("my_env", "my-env", "MyEnv") if word in text] == []
+    assert 'word_game = "word_game:WordGame"' in text
+    done = in_a_process("check", "word_game", "--options", "letters=xyz", "--json", cwd=folder / "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["ok"] is True
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    tested = subprocess.run(own, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert tested.returncode == 0, tested.stdout
+    assert "is taken" in run("new", "word_game")[2]
+    run("unregister", "word_game")
+    assert f"{folder} exists already" in run("new", "word_game", "--path", "games")[2]
+    assert (folder / "README.md").exists()
+
+
+def test_a_failed_check_is_exit_code_1_and_a_skipped_one_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [CheckRow(name="gold", ok=True, detail="[fine]"), CheckRow(name="cheats", ok=None, detail="none")]
+
+    async def report(factory: Any, *, seed: int, tasks: int, progress: Any, **settings: Any) -> CheckReport:
+        print(f"{factory.name} {seed} {tasks}")
+        progress("gold")
+        settings["on_episode"](1)
+        return CheckReport(name=factory.name, rows=tuple(rows))
+
+    monkeypatch.setattr("forge_env.check.run_checks", report)
+    code, out, err = run("check", "math", "--seed", "3", "--tasks", "2", "--json")
+    assert (code, json.loads(out)["ok"], err) == (0, True, "math 3 2\n")
+    rows.append(CheckRow(name="seeds", ok=None, detail="the budget", unfinished=True))
+    assert json.loads(run("check", "math", "--json")[1])["not_checked"] == ["seeds"]
+    assert "3 checks, none failed; not checked: seeds" in run("check", "math")[1]
+    rows.append(CheckRow(name="leaks", ok=False, detail="a thread is left"))
+    assert json.loads(run("check", "math", "--json")[1])["ok"] is False
+    code, out, _ = run("check", "math")
+    assert code == 1
+    assert [
+        w for w in ("[fine]", "skipped", "FAILED", "a thread is left", "1 of 4 checks failed") if w not in out
+    ] == []
+
+
+def test_chosen_checks_within_a_budget(run: Run) -> None:
+    settings = ("--only", "gold-answers, constants", "--seconds", "60", "--option", "level=2")
+    code, out, _ = run("check", "math", "--tasks", "1", *settings, "--json")
+    assert code == 0
+    names = [row["name"] for row in json.loads(out)["rows"]]
+    assert names == ["tasks", "names", "contract", "reward", "gold answers", "constants", "open and close"]
+    assert "there is no check 'golds'" in run("check", "math", "--only", "golds")[2]
+
+
+def test_the_program_itself(project: Path) -> None:
+    done = in_a_process("info", "mathh", "--json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert json.loads(done.stdout)["error"] in done.stderr
+
+
+def test_help_is_there_without_an_argument_and_loads_nothing_slow() -> None:
+    code = "import sys; from forge_env.cli.main import main; main([]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert [n for n in ("register", "unregister", "list", "info", "new", "check") if f"  {n} " not in done.stdout] == []
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"rich", "yaml", "gymnasium", "numpy", "httpx", "torch"})
+
+
+def test_a_reader_that_goes_away_is_no_stack_trace() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "forge_env", "list", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")

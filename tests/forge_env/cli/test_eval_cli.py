@@ -1,0 +1,868 @@
+"""`forge-env eval`: figures, determinism, resumption after a real SIGKILL, refusals of one sentence, endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.core.episode import Episode, read_jsonl
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits, Outcome, Task
+from forge_env.evaluation.plan import Place, episode_seed, limits_of, places
+from forge_env.evaluation.summary import busy_seconds, tokens_of
+from forge_env.rollout.factory import make
+from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
+
+Run = Callable[..., dict[str, Any]]
+
+COIN = '''\
+"""An environment whose reward hangs on the episode's seed, and agents that end the process at a chosen answer."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from forge_env import EnvError, Task, ToolEnv, reward, tool
+from forge_env.core.errors import UserError
+
+
+class Coin(ToolEnv):
+    """Throw a coin."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, first: int = 0):
+        numbers = range(first, first + count)
+        return [Task(prompt=({"role": "user", "content": f"{split} {seed} {i}"},)) for i in numbers]
+
+    async def reset(self, *, seed=None, options=None):
+        self.luck = 0.0
+        return await super().reset(seed=seed, options=options)
+
+    @tool
+    async def throw(self) -> str:
+        """Throw it."""
+        self.luck = float(self.np_random.random())
+        if Path("slow").exists() and self.luck > 0.8:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.luck / 1000)  # so that episodes end in another order than they began
+        return f"{self.luck}"
+
+    @reward
+    def heads(self) -> float:
+        if Path("broken").exists() and self.luck > 0.7:
+            raise EnvError("the coin fell off the table")
+        return float(self.luck > 0.5)
+
+
+class Few(Coin):
+    """Throw one of few coins."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, there: int = 2):
+        return Coin.tasks(split, count=there, seed=seed)
+
+
+def double(x: int) -> int:
+    """Double a number."""
+    return 2 * x
+
+
+def play(messages):
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": "done"}
+    call = {"id": "c", "type": "function", "function": {"name": "throw", "arguments": "{}"}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+answers = 0
+
+
+def ending(messages):
+    global answers
+    answers += 1
+    if answers == 40 and os.environ.get("COIN_SIGNAL"):
+        os.kill(os.getpid(), int(os.environ["COIN_SIGNAL"]))
+    return play(messages)
+
+
+def broken(messages):
+    raise KeyError("no key")
+
+
+def wordless(messages):
+    return "4"
+
+
+def mistaken(messages):
+    raise UserError("set the variable COIN_KEY")
+
+
+async def sometimes(messages):
+    """A coroutine that ends the process, and one that nobody interrupted."""
+    global answers
+    answers += 1
+    if answers % 3:
+        raise SystemExit("no more") if answers % 2 else KeyboardInterrupt
+    return play(messages)
+
+
+def endless(messages):
+    while True:
+        pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "coin.py").write_text(COIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run `forge-env eval ... --json` in this process; returns the object that it printed, with its exit code."""
+
+    def command(*arguments: str, code: int = 0) -> dict[str, Any]:
+        capfd.readouterr()
+        found = main(["eval", *arguments, "--json"])
+        out, err = capfd.readouterr()
+        assert found == code, err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    yield command
+
+
+def coin(agent: str, out: str, *more: str, n: int = 4) -> list[str]:
+    return [
+        "--env",
+        "coin.py:Coin",
+        "--agent",
+        f"scripted:coin.py:{agent}",
+        "-n",
+        str(n),
+        "--tasks",
+        "12",
+        "--out",
+        out,
+        *more,
+    ]
+
+
+def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    repository = str(Path(__file__).parents[3])
+    return subprocess.run(
+        [sys.executable, "-m", "forge_env", "eval", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": repository, **environ},
+        # A shell's background job ignores Ctrl-C, and so does all that it starts: the tests may be one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+OF_THE_COMMAND = {"out", "episodes_run", "episodes_read", "dropped_faults", "unrecorded"}
+
+
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    """What does not hang on the clock, nor on the command and where it wrote."""
+    tools = {name: (tool["calls"], tool["errors"]) for name, tool in result["tools"].items()}
+    left_out = {"seconds", "agent", *OF_THE_COMMAND}
+    return {key: value for key, value in result.items() if key not in left_out} | {"tools": tools}
+
+
+def records(folder: str) -> dict[str, tuple[int, float | None]]:
+    return {e.id: (e.seed, e.reward) for e in read_jsonl(Path(folder) / "episodes.jsonl")}
+
+
+# ---- figures ----
+
+
+def test_the_expert_scores_one_and_nothing_scores_nothing(run: Run) -> None:
+    expert = run("--env", "math", "--agent", "scripted:expert", "-n", "2", "--tasks", "5", "--out", "expert")
+    null = run("--env", "math", "--agent", "scripted:null", "-n", "2", "--tasks", "5", "--out", "null")
+    for name in ("avg@2", "pass@1", "pass@2", "pass^1", "pass^2", "reward"):
+        assert (expert[name], null[name]) == (1.0, 0.0)
+    assert expert["ci95"][1] == 1.0 and null["ci95"][0] == 0.0
+    assert (expert["env"], expert["agent"], expert["tasks"], expert["episodes"]) == ("math", "scripted:expert", 5, 10)
+    assert expert["tools"]["calculator"]["calls"] == 10
+    assert (expert["faults"], expert["tokens"], "cost" in expert) == ({}, 0, False)
+    saved = json.loads(Path("expert/eval.json").read_text())
+    same = expert.keys() - {"tasks", *OF_THE_COMMAND}
+    assert {key: saved[key] for key in same} == {key: expert[key] for key in same}
+    assert json.loads(Path("expert/plan.json").read_text())["limits"]["max_turns"] == 8
+
+
+def test_figures_follow_from_the_episodes_on_disk(run: Run) -> None:
+    result = run(*coin("play", "out"))
+    won = [sum(r == 1.0 for i, (_, r) in records("out").items() if i.startswith(f"{task.id}/")) for task in tasks()]
+    assert len(records("out")) == result["episodes"] == 48
+    assert 0 < result["successes"] == sum(won) < 48
+    assert result["avg@4"] == result["pass@1"] == pytest.approx(sum(won) / 48)
+    assert result["pass@4"] == pytest.approx(sum(w > 0 for w in won) / 12)
+    assert result["pass^4"] == pytest.approx(sum(w == 4 for w in won) / 12)
+    assert result["pass@1"] < result["pass@2"] < result["pass@3"] <= result["pass@4"]
+    assert result["ci95"][0] < result["avg@4"] < result["ci95"][1]
+
+
+def tasks() -> list[Task]:
+    return list(make("coin.py:Coin").tasks("test", count=12, seed=0))
+
+
+def test_tables_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *coin("play", "out", "--price-completion", "1")]) == 0
+    out, err = capfd.readouterr()
+    words = ("avg@4", "pass@3", "pass^2", "throw", "48 episodes of 12 tasks", "cost 0.0000", "everything is in out")
+    assert [word for word in words if word not in out] == []
+    assert err == ""
+
+
+def test_tokens_are_counted_as_an_endpoint_counts_them() -> None:
+    turns = [
+        {"kind": "sampled", "prompt_ids": [1, 2, 3], "token_ids": [4, 5], "starts_row": True},
+        {"kind": "sampled", "prompt_ids": [6], "token_ids": [7]},
+        {"kind": "sampled", "prompt_ids": [1, 9], "token_ids": [8], "starts_row": True},
+        {"kind": "text", "usage": {"prompt_tokens": 10, "completion_tokens": 20}},
+    ]
+    assert tokens_of(_episode(turns)) == (3 + 6 + 2 + 10, 2 + 1 + 1 + 20)
+
+
+def test_seconds_are_those_in_which_anything_ran() -> None:
+    spans = [(100.0, 2.0), (101.0, 3.0), (101.5, 0.5), (200.0, 1.0)]
+    episodes = [_episode([], started=start, seconds=seconds) for start, seconds in spans]
+    assert busy_seconds(episodes) == 5.0
+    assert busy_seconds([]) == 0.0
+
+
+def _episode(turns: list[dict[str, Any]], **info: float) -> Episode:
+    from forge_env.core.episode import Turn
+
+    made = []
+    for turn in turns:
+        ids = {key: tuple(turn[key]) for key in ("prompt_ids", "token_ids") if key in turn}
+        count = len(ids.get("token_ids", ()))
+        extra = {"logprobs": (0.0,) * count, "versions": ((0, count),)} if count else {}
+        made.append(Turn(observation=(), message={"role": "assistant", "content": ""}, **{**turn, **ids, **extra}))
+    task = Task(prompt=())
+    return Episode(task=task, turns=tuple(made), outcome=Outcome.SCORED, reward=0.0, id="e/0", info=info)
+
+
+# ---- determinism ----
+
+
+def test_seeds_hang_on_the_seed_the_task_and_the_attempt_alone(run: Run) -> None:
+    one = run(*coin("play", "one", "--concurrency", "1"))
+    many = run(*coin("play", "many", "--concurrency", "48"))
+    assert figures(one) == figures(many)
+    assert records("one") == records("many")
+    assert list(records("one")) != list(records("many")), "they ended in another order"
+    assert len({seed for seed, _ in records("one").values()}) == 48
+    other = run(*coin("play", "other", "--seed", "1"))
+    assert records("one").values() != records("other").values() and other["episodes"] == 48
+
+
+def test_a_task_that_comes_up_twice_is_attempted_twice_as_often() -> None:
+    twins = [Task(prompt=(), id="a"), Task(prompt=(), id="b"), Task(prompt=(), id="a")]
+    assert list(places(twins, 2)) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3)]
+
+
+def test_seeds_of_places_are_hashes() -> None:
+    seeds = {episode_seed(s, Place(task, a)) for s in range(5) for task in ("a", "a/1") for a in range(20)}
+    assert len(seeds) == 200 and all(0 <= seed < 2**31 for seed in seeds)
+    assert episode_seed(0, Place("a", 0)) == episode_seed(0, Place("a", 0))
+
+
+# ---- interruption ----
+
+
+@pytest.mark.parametrize("concurrency", ["1", "6"])
+def test_a_run_that_was_killed_ends_with_the_same_numbers(run: Run, concurrency: str) -> None:
+    whole = run(*coin("play", "whole"))
+    command = coin("ending", "killed", "--concurrency", concurrency)
+    killed = in_a_process(command, COIN_SIGNAL=str(int(signal.SIGKILL)))
+    assert killed.returncode == -signal.SIGKILL
+    episodes = Path("killed/episodes.jsonl")
+    left = len(records("killed"))
+    assert 0 < left < 48
+    assert not Path("killed/eval.json").exists()
+    with episodes.open("a") as file:  # as if it had been killed while it wrote
+        file.write(whole_line := Path("whole/episodes.jsonl").read_text().splitlines()[0][:200])
+    assert len(whole_line) == 200
+    result = run(*command)
+    assert figures(result) == figures(whole)
+    assert records("killed") == records("whole")
+    assert len(episodes.read_text().splitlines()) == 48, "what was there was not run again"
+    assert (result["episodes_run"], result["episodes_read"]) == (48 - left, left)
+    again = run(*command)
+    assert again == {**result, "episodes_run": 0, "episodes_read": 48}
+
+
+def test_a_file_that_ends_anywhere_is_mended(run: Run) -> None:
+    whole = run(*coin("play", "out", n=1))
+    file = Path("out/episodes.jsonl")
+    data = file.read_bytes()
+    for end in (0, 1, data.index(b"\n"), data.index(b"\n") + 1, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:end])
+        Path("out/eval.json").unlink()
+        assert figures(run(*coin("play", "out", n=1))) == figures(whole)
+        assert len(records("out")) == len(file.read_text().splitlines()) == 12
+        assert Path("out/eval.json").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done(run: Run, number: int, code: int) -> None:
+    command = coin("ending", "out", "--concurrency", "3")
+    stopped = in_a_process(command, COIN_SIGNAL=str(int(number)))
+    assert stopped.returncode == code, stopped.stderr
+    done = len(records("out"))
+    assert 0 < done < 48
+    assert f"note: {done} of 48 episodes are in out; the same command goes on from there" in stopped.stderr
+    assert stopped.stderr.count("\n") == 1
+    assert run(*command)["episodes"] == 48
+
+
+def test_faults_stand_apart_and_are_tried_again(run: Run, project: Path) -> None:
+    whole = run(*coin("play", "whole"))
+    (project / "broken").touch()
+    first = run(*coin("play", "out"))
+    lines = [json.loads(line) for line in Path("out/faults.jsonl").read_text().splitlines()]
+    assert first["faults"] == {"EnvError": len(lines)} and len(lines) > 0
+    assert first["episodes"] == 48 - len(lines) == len(records("out"))
+    assert lines[0]["class"] == "EnvError" and "fell off the table" in lines[0]["error"]
+    assert Episode.from_json(json.dumps(lines[0]["episode"])).reward is None
+    (project / "broken").unlink()
+    second = run(*coin("play", "out"))
+    assert second["faults_retried"] == len(lines)
+    assert figures(second) | {"faults_retried": 0} == figures(whole)
+
+
+def test_a_time_out_counts_as_an_attempt_and_stays(run: Run, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (project / "slow").touch()
+    first = run(*coin("play", "out", "--episode-seconds", "0.2"))
+    there = list(read_jsonl(Path("out/episodes.jsonl")))
+    slow = [episode for episode in there if episode.outcome is Outcome.TIMEOUT]
+    assert 0 < len(slow) == first["timeouts"] == first["outcomes"]["timeout"]
+    assert first["episodes"] == 48 == len(there) and first["faults"] == {} and not Path("out/faults.jsonl").exists()
+    assert first["avg@4"] == pytest.approx(first["successes"] / 48)
+    assert first["without_timeouts"]["avg@4"] > first["avg@4"]
+    (project / "slow").unlink()
+    assert figures(run(*coin("play", "out", "--episode-seconds", "0.2"))) == figures(first), "it is not tried again"
+    assert main(["eval", *coin("play", "out", "--episode-seconds", "0.2")]) == 0
+    assert f"avg@4 without {len(slow)} time-outs" in capfd.readouterr().out
+
+
+def test_only_faults_are_no_result(run: Run) -> None:
+    result = run(
+        "--env", "math", "--agent", "scripted:expert", "--tasks", "2", "--out", "out", "--step-seconds", "1e-9", code=1
+    )
+    assert (result["episodes"], result["avg@1"], result["ci95"], result["faults"]) == (0, None, None, {"EnvError": 2})
+
+
+# ---- agents that break ----
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("broken", "the first one by PolicyError: agent (coin.py:{line}): KeyError: 'no key'"),
+        (
+            "wordless",
+            "the first one by PolicyError: the script coin.py:wordless returned '4', and that is a str and no",
+        ),
+    ],
+)
+def test_an_agent_that_always_breaks_is_no_result_and_says_why(
+    run: Run, capfd: pytest.CaptureFixture[str], agent: str, words: str
+) -> None:
+    result = run(*coin(agent, "out", n=1), code=1)
+    assert (result["episodes"], result["avg@1"], result["faults"]) == (0, None, {"PolicyError": 12})
+    line = 1 + COIN.splitlines().index('    raise KeyError("no key")')
+    assert main(["eval", *coin(agent, "out", n=1)]) == 1
+    said = capfd.readouterr().err
+    assert "note: there is no result: all 12 episodes ended by a fault, " + words.format(line=line) in said
+
+
+def test_an_agent_that_breaks_now_and_then_is_a_fault_of_those_episodes(run: Run) -> None:
+    result = run(*coin("sometimes", "out", n=1))
+    assert result["episodes"] + result["faults"]["PolicyError"] == 12 and 0 < result["episodes"] < 12
+    errors = [json.loads(line)["error"] for line in Path("out/faults.jsonl").read_text().splitlines()]
+    assert {error.rpartition("): ")[2] for error in errors} == {"SystemExit: no more", "KeyboardInterrupt"}
+
+
+def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: Run) -> None:
+    result = run(*coin("endless", "out", "--answer-seconds", "0.05", n=1), code=1)
+    assert result["first_errors"] == {"PolicyError": "PolicyError: ScriptedAgent did not answer within 0.05 s"}
+    assert json.loads(Path("out/plan.json").read_text())["answer_seconds"] == 0.05
+    run(*coin("play", "out2", "--answer-seconds", "60", n=1))
+    assert "other settings (answer_seconds 60.0)" in run(*coin("play", "out2", n=1), code=2)["error"]
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--seed", "1"], ["results of other settings (seed 0)", "choose another --out, or delete that folder"]),
+        (["--tasks", "11"], ["other settings (tasks 12)"]),
+        (["--option", "first=3"], ["other settings (options {})"]),
+        (["--agent", "scripted:null"], ["other settings (agent 'scripted:coin.py:play')"]),
+        (["--max-turns", "3"], ["other settings (limits"]),
+    ],
+)
+def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words: list[str]) -> None:
+    run(*coin("play", "out", n=1))
+    before = sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    error = run(*coin("play", "out", *more, n=1), code=2)["error"]
+    assert [word for word in words if word not in error] == []
+    assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+
+
+def test_tasks_that_have_changed_are_refused(run: Run, project: Path) -> None:
+    run(*coin("play", "out", n=1))
+    (project / "coin.py").write_text(COIN.replace('f"{split} {seed}', 'f"new {split} {seed}'))
+    error = run(*coin("play", "out", n=1), code=2)["error"]
+    assert "a change of the environment (coin.py) and of the agent (coin.py) and of the tasks: choose" in error
+
+
+AGENT = """\
+import manners
+
+
+def play(messages):
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": "done"}
+    call = {"id": "c", "type": "function", "function": {"name": "throw", "arguments": "{}"}}
+    return {"role": "assistant", "content": manners.WORDS, "tool_calls": [call]}
+"""
+
+
+def one(agent: str, out: str, *more: str) -> list[str]:
+    return ["--env", "coin.py:Coin", "--agent", agent, "--tasks", "6", "-n", "2", "--out", out, *more]
+
+
+@pytest.fixture
+def agent(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delitem(sys.modules, "manners", raising=False)  # of another test's folder
+    (project / "agent.py").write_text(AGENT)
+    (project / "manners.py").write_text('WORDS = "please"\n')
+    return "scripted:agent.py:play"
+
+
+@pytest.mark.parametrize("lines", [12, 5])
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("agent.py", "a change of the agent (agent.py): choose another --out, or delete that folder to begin anew"),
+        ("manners.py", "a change of the agent (manners.py): choose"),
+        ("coin.py", "a change of the environment (coin.py): choose"),
+    ],
+)
+def test_results_from_before_a_change_are_refused_whole_or_in_part(
+    run: Run, project: Path, agent: str, file: str, words: str, lines: int
+) -> None:
+    assert run(*one(agent, "out"))["episodes_run"] == 12
+    episodes = Path("out/episodes.jsonl")
+    episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:lines]))
+    with (project / file).open("a") as code:
+        code.write("\n# another one\n")
+    before = sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    assert words in run(*one(agent, "out"), code=2)["error"]
+    assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
+    assert run(*one(agent, "out2"))["episodes"] == 12
+
+
+def test_what_is_read_and_what_is_run_is_told(run: Run, agent: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*one(agent, "out"))
+    assert main(["eval", *one(agent, "out")]) == 0
+    assert "0 episodes were run now, 12 read" in capfd.readouterr().out
+    (Path("other.py")).write_text("# nothing that is measured imports it")
+    assert run(*one(agent, "out"))["episodes_read"] == 12
+
+
+def test_a_folder_without_results_takes_other_settings_and_other_code(run: Run, project: Path, agent: str) -> None:
+    assert run(*one(agent, "out", "--step-seconds", "1e-9"), code=1)["faults"] == {"EnvError": 12}
+    with (project / "coin.py").open("a") as code:
+        code.write("# mended\n")
+    result = run(*one(agent, "out", "--seed", "3"))
+    assert (result["episodes"], result["faults_retried"], result["dropped_faults"]) == (12, 0, True)
+    assert json.loads(Path("out/plan.json").read_text())["seed"] == 3
+    plan = Path("none/plan.json")
+    plan.parent.mkdir()
+    plan.write_text(json.dumps({"version": 1, "env": "something else"}))
+    assert run(*one(agent, "none"))["episodes_run"] == 12
+    assert json.loads(plan.read_text())["env"] == "coin.py:Coin"
+
+
+def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
+    run: Run, agent: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its plan holds the names alone."""
+    whole = run(*one(agent, "out"))
+    plan = {k: v for k, v in json.loads(Path("out/plan.json").read_text()).items() if k != "depends_on"}
+    Path("out/plan.json").write_text(json.dumps({**plan, "version": 1}))
+    read = run(*one(agent, "out"))
+    assert (read["unrecorded"], figures(read)) == (True, figures(whole))
+    assert "depends_on" not in json.loads(Path("out/eval.json").read_text())
+    assert main(["eval", *one(agent, "out")]) == 0
+    assert "note: an older forge_env wrote out, and does not say which code" in capfd.readouterr().err
+    episodes = Path("out/episodes.jsonl")
+    episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
+    error = run(*one(agent, "out"), code=2)["error"]
+    assert "out lacks 7 of 12 episodes, and an older forge_env began it without a record" in error
+
+
+def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
+    Path("out").mkdir()
+    descriptor = os.open("out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert "another process evaluates into out" in run(*coin("play", "out"), code=2)["error"]
+    os.close(descriptor)
+    Path("out/notes.txt").touch()
+    assert "out holds other files" in run(*coin("play", "out"), code=2)["error"]
+    assert "cannot be had: File exists" in run(*coin("play", "coin.py"), code=2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent": "scrpted:expert"}, "no kind of agent 'scrpted'. Did you mean scripted?"),
+        ({"agent": "vllm:"}, "the agent vllm: lacks"),
+        ({"agent": "vllm:nowhere"}, "there is no model folder nowhere"),
+        ({"agent": "checkpoint:nowhere"}, "nowhere holds no model/ folder"),
+        ({"agent": "scripted:coin.py:pay"}, "has no attribute 'pay'. Did you mean play?"),
+        ({"agent": "scripted:coin.py:Few.tasks.count"}, "has no attribute 'Few.tasks.count'"),
+        (
+            {"agent": "scripted:coin.py:answers"},
+            "'coin.py:answers' is 0; a script is a function of the messages so far",
+        ),
+        ({"agent": "scripted:coin.py:mistaken"}, "set the variable COIN_KEY"),
+        ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent samples nothing"),
+        (
+            {"idle-seconds": "5"},
+            "a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit",
+        ),
+        (
+            {"answer-seconds": "0"},
+            "answer_seconds is 0; give --answer-seconds a number of seconds above 0, or leave it",
+        ),
+        ({"idle-seconds": "nan"}, "idle_seconds is nan; give --idle-seconds a number"),
+        ({"agent": "openai:gpt@https://u:secret@example.org/v1"}, "'https://example.org/v1' is no plain address"),
+        ({"env": "mathh"}, "Did you mean math?"),
+        ({"option": "levl=2"}, "no option 'levl'"),
+        ({"option": "level"}, "not of the form name=value"),
+        ({"tools": "add"}, "no option 'tools'"),
+        ({"n": "0"}, "both are 1 or more"),
+        ({"concurrency": "0"}, "the concurrency is 0"),
+        ({"temperature": "-1"}, "the temperature is -1"),
+        ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
+        ({"max-turns": "0"}, "max_turns is 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str) -> None:
+    options = {"env": "math", "agent": "scripted:expert", "n": "1", "tasks": "2", "out": "out"} | changes
+    arguments = [text for key, value in options.items() for text in ("-n" if key == "n" else f"--{key}", value)]
+    error = run(*arguments, code=2)["error"]
+    assert words in error and "secret" not in error
+    assert not Path("out/eval.json").exists()
+
+
+# ---- an outside endpoint ----
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    return "sk-very-secret"
+
+
+def _solve(asked: Asked) -> str:
+    from envs.math.env import Math, _expression, _read, calculate
+
+    question = next(m["content"] for m in asked.body["messages"] if m["role"] == "user")
+    assert Math.expert is not None
+    return calculate(_expression(*_read(question)))
+
+
+def test_an_endpoint_is_an_agent_and_its_key_is_written_nowhere(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.fails(500, "hiccup"), chat_server.replies(_solve))
+    prices = ["--price-prompt", "1e6", "--price-completion", "2e6"]
+    arguments = [
+        "--env",
+        "math",
+        "--agent",
+        f"openai:some@model@{chat_server.url}",
+        "-n",
+        "2",
+        "--tasks",
+        "3",
+        "--out",
+        "out",
+    ]
+    result = run(*arguments, "--concurrency", "2", "--temperature", "0.5", "--top-p", "0.9", *prices)
+    assert (result["avg@2"], result["episodes"], result["faults"]) == (1.0, 6, {})
+    assert (result["prompt_tokens"], result["completion_tokens"], result["tokens"]) == (42, 18, 60)
+    assert result["cost"] == pytest.approx(42 + 36)
+    assert {a.body["model"] for a in chat_server.asked} == {"some@model"}
+    assert {(a.body["temperature"], a.body["top_p"]) for a in chat_server.asked} == {(0.5, 0.9)}
+    assert {a.authorization for a in chat_server.asked} == {f"Bearer {key}"}
+    assert chat_server.most_at_once <= 2
+    assert [p.name for p in Path("out").iterdir() if key in p.read_text()] == []
+
+
+def test_an_endpoint_that_does_not_answer_leaves_faults(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.replies(_solve), chat_server.fails(400, "no such thing"))
+    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "3", "--out", "out"]
+    first = run(*arguments, "--concurrency", "1")
+    assert (first["episodes"], first["faults"]) == (1, {"PolicyError": 2})
+    chat_server.will(chat_server.replies(_solve))
+    second = run(*arguments)
+    assert (second["episodes"], second["avg@1"], second["faults"], second["faults_retried"]) == (3, 1.0, {}, 2)
+
+
+async def _silence() -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
+def test_the_time_outs_of_an_endpoint_are_options(
+    run: Run,
+    chat_server: ChatServer,  # noqa: F811
+    key: str,
+) -> None:
+    """Whole answers have a time; streamed ones may take as long as they do not fall silent, or have one as well."""
+    start = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": None}]}
+    common = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "1"]
+    for out, options, behaviour, words in (
+        ("whole", ["--answer-seconds", "0.2"], chat_server.waits(), "did not answer within 0.2 s"),
+        ("idle", ["--idle-seconds", "0.2"], chat_server.streams(start, more=_silence()), "sent nothing for 0.2 s"),
+        (
+            "both",
+            ["--idle-seconds", "60", "--answer-seconds", "0.2"],
+            chat_server.streams(start, more=_silence()),
+            "ChatAgent did not answer within 0.2 s",
+        ),
+    ):
+        chat_server.will(behaviour)
+        result = run(*common, "--out", out, *options, code=1)
+        assert words in result["first_errors"]["PolicyError"]
+        assert chat_server.asked[-1].body.get("stream", False) is (out != "whole")
+
+
+def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.fails(401, f"bad key {key}"))
+    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "3", "--out", "out"]
+    error = run(*arguments, code=2)["error"]
+    assert "refused the API key in the environment variable OPENAI_API_KEY" in error and key not in error
+
+
+# ---- what a checkpoint says about itself ----
+
+
+def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
+    math = make("math")
+    assert limits_of("checkpoint:run", math) == limits_of("scripted:expert", math) == EpisodeLimits()
+    file = project / "run/checkpoints/step_000120/forge_env.json"
+    file.parent.mkdir(parents=True)
+    env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
+    file.write_text(json.dumps({"extra": {"config": {"env": env}}}))
+    assert limits_of("checkpoint:run", math) == EpisodeLimits(max_turns=3, max_tokens=512)
+    assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
+    file.write_text("{}")
+    with pytest.raises(UserError, match="is not of a training run"):
+        limits_of("checkpoint:run", math)
+
+
+# ---- what an environment declares ----
+
+
+DUNGEON = '''\
+from forge_env import Env, Task
+
+
+class Dungeon(Env):
+    """Thirty rooms in a row; the way out is behind the last one."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=({"role": "user", "content": f"dungeon {i}"},)) for i in range(count)]
+
+    @classmethod
+    def limits(cls, *, rooms: int = 30):
+        return {"max_turns": rooms}
+
+    def __init__(self, rooms: int = 30):
+        self.rooms = rooms
+
+    def success(self, reward):
+        return reward > 0.5
+
+    def reset(self, *, seed=None, options=None):
+        self.room = 0
+        return options["task"].prompt, {}
+
+    def step(self, action):
+        self.room += 1
+        out = self.room == self.rooms
+        return [{"role": "user", "content": f"room {self.room}"}], 0.8 * out, out, False, {}
+
+
+def walk(messages):
+    return {"role": "assistant", "content": "on"}
+'''
+
+
+def dungeon(out: str, *more: str) -> list[str]:
+    Path("dungeon.py").write_text(DUNGEON)
+    fixed = ["--env", "dungeon.py:Dungeon", "--agent", "scripted:dungeon.py:walk", "--tasks", "3"]
+    return [*fixed, "--out", out, *more]
+
+
+def test_an_episode_has_the_turns_and_the_success_that_its_environment_declares(run: Run) -> None:
+    result = run(*dungeon("out"))
+    assert (result["avg@1"], result["reward"], result["turns"]) == (1.0, pytest.approx(0.8), 90)
+    assert [e.success for e in read_jsonl(Path("out/episodes.jsonl"))] == [True] * 3
+    assert run(*dungeon("long", "--option", "rooms=70"))["turns"] == 210
+    cut = run(*dungeon("cut", "--max-turns", "29"))
+    assert (cut["avg@1"], cut["outcomes"], cut["limits"]["max_turns"]) == (0.0, {"truncated": 3}, 29)
+    assert run(*dungeon("other", "--agent", "scripted:null", "--max-turns", "40"))["turns"] == 90
+
+
+def test_what_ended_an_episode_is_named(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*dungeon("out", "--max-turns", "29"))
+    lines = [replace(e, ended_by="max_turns") for e in read_jsonl(Path("out/episodes.jsonl"))]
+    Path("out/episodes.jsonl").write_text("".join(e.to_json() + "\n" for e in lines))
+    assert run(*dungeon("out", "--max-turns", "29"))["ended_by"] == {"max_turns": 3}
+    assert main(["eval", *dungeon("out", "--max-turns", "29")]) == 0
+    assert "note: 3 of 3 episodes were ended by max_turns (29): --max-turns sets it" in capfd.readouterr().err
+
+
+def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
+    arguments = dungeon("out")
+    for was, words in (
+        ("{'max_turn': 3}", "the limit 'max_turn'. Did you mean max_turns?"),
+        ("{'max_turns': 0}", "= 0"),
+    ):
+        Path("dungeon.py").write_text(DUNGEON.replace('{"max_turns": rooms}', was))
+        assert words in run(*arguments, code=2)["error"]
+
+
+# ---- every shipped environment ----
+
+
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        *[("math", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
+        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
+        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 2, 3)],
+        ("tool_api", ["--tools", "coin.py:double"]),
+        ("reasoning_gym:leg_counting", []),
+    ],
+)
+def test_every_environment_has_an_expert_and_can_tell_it_from_nobody(run: Run, env: str, more: list[str]) -> None:
+    if env.startswith("reasoning_gym"):
+        pytest.importorskip("reasoning_gym")
+    for agent, expected in (("expert", 1.0), ("null", 0.0)):
+        arguments = ["--env", env, *more, "--agent", f"scripted:{agent}", "--tasks", "4", "--out", agent]
+        result = run(*arguments)
+        assert (result["avg@1"], result["episodes"], result["faults"]) == (expected, 4, {}), agent
+
+
+def test_an_environment_without_an_expert_says_what_there_is(run: Run) -> None:
+    error = run(*coin("play", "out", "--agent", "scripted:expert"), code=2)["error"]
+    assert "coin.py:Coin has no expert: take scripted:null" in error
+
+
+# ---- how many tasks there are ----
+
+
+def test_fewer_tasks_than_were_asked_for_are_told_of(capfd: pytest.CaptureFixture[str], run: Run) -> None:
+    arguments = ["--env", "coin.py:Few", "--agent", "scripted:coin.py:play", "--tasks", "9", "--out", "out"]
+    assert main(["eval", *arguments, "--option", "there=2"]) == 0
+    assert "note: 9 tasks were asked for, and coin.py:Few gave 2 different ones" in capfd.readouterr().err
+    assert run(*arguments, "--option", "there=0", "--out", "none", code=2)["error"].startswith(
+        "the environment coin.py:Few has no tasks in the split 'test'"
+    )
+
+
+# ---- a disk that is full ----
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: int) -> None:
+    """By a real limit of the process: no file may grow beyond it."""
+    arguments = coin("play", "out", "--concurrency", "6")
+    code = "import resource, sys; from forge_env.cli.main import main; "
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(['eval', *sys.argv[1:]]))"
+    full = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
+    file = "plan.json" if size == 100 else "episodes.jsonl"
+    assert f"error: out/{file} cannot be written: File too large; the same command goes on" in full.stderr
+    done = len(records("out")) if size > 100 else 0
+    assert (size == 100 or 0 < done < 48) and not Path("out/eval.json").exists()
+    assert figures(run(*arguments)) == figures(run(*coin("play", "whole")))
+
+
+# ---- what is seen meanwhile ----
+
+
+def test_the_bar_shows_success_faults_tokens_and_cost(project: Path) -> None:
+    """On a real terminal, of which the process is told by a pseudo one."""
+    import pty
+
+    (project / "broken").touch()
+    ours, theirs = pty.openpty()
+    arguments = coin("play", "out", "--price-completion", "1", "--concurrency", "1", n=1)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "200", "TERM": "xterm"}
+    command = [sys.executable, "-m", "forge_env", "eval", *arguments]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environ)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    assert process.wait(60) == 0
+    os.close(ours)
+    text = shown.decode()
+    assert "scripted:coin.py:play in coin.py:Coin" in text and "success 0." in text
+    assert "faults" in text and "cost 0.0000" in text
+
+
+def test_the_first_error_of_each_class_is_told(run: Run, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (project / "broken").touch()
+    first = run(*coin("play", "out"))
+    line = 1 + (project / "coin.py").read_text().splitlines().index(
+        '            raise EnvError("the coin fell off the table")'
+    )
+    assert first["first_errors"] == {"EnvError": f"reward heads (coin.py:{line}): the coin fell off the table"}
+    assert main(["eval", *coin("play", "out")]) == 0
+    out, _ = capfd.readouterr()
+    assert "the first one's error" in out and "fell off the table" in out

@@ -1,0 +1,383 @@
+"""Episode and Group: what is refused at construction, and what survives disk and pickle."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode, Group, Row, Turn, digest, read_jsonl, write_jsonl
+from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.types import Outcome, Task, ToolCall
+
+few = settings(max_examples=25, deadline=None)
+TASK = Task(prompt=({"role": "user", "content": "2+2?"},), target="4")
+
+
+def sampled(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], context: tuple[int, ...], **more: Any) -> Turn:
+    """A sampled turn whose engine reports `context` as the prompt that it saw."""
+    fields = {
+        "observation": ({"role": "user", "content": "2+2?"},),
+        "message": {"role": "assistant", "content": "4"},
+        "logprobs": (-0.5,) * len(token_ids),
+        "versions": ((0, len(token_ids)),),
+        "context_digest": digest(context),
+    }
+    return Turn(kind="sampled", prompt_ids=prompt_ids, token_ids=token_ids, **{**fields, **more})
+
+
+def episode(*turns: Turn, **more: Any) -> Episode:
+    fields = {"task": TASK, "outcome": Outcome.SCORED, "reward": 1.0, "id": "g/0"}
+    return Episode(turns=turns, **{**fields, **more})
+
+
+# ---- random valid episodes: several rows, all kinds of turns ----
+
+words = st.text(max_size=6)
+ids = st.integers(0, 2**31 - 2)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),
+    max_leaves=4,
+)
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": words}), max_size=2
+).map(tuple)
+calls = st.lists(
+    st.builds(
+        ToolCall, id=words, name=words, arguments=st.none() | st.dictionaries(words, plain, max_size=2), raw=words
+    ),
+    max_size=2,
+).map(tuple)
+
+
+@st.composite
+def spans(draw: st.DrawFn, tokens: int) -> tuple[tuple[int, int], ...]:
+    """Cut `tokens` tokens into spans of rising weight versions."""
+    cuts = sorted(draw(st.sets(st.integers(1, tokens - 1), max_size=2))) if tokens > 1 else []
+    edges = [0, *cuts, tokens]
+    version = draw(st.integers(0, 9))
+    return tuple((version + i, b - a) for i, (a, b) in enumerate(pairwise(edges)))
+
+
+@st.composite
+def episodes(draw: st.DrawFn, kinds: tuple[str, ...] = ("text", "tokens", "sampled"), min_turns: int = 0) -> Episode:
+    turns: list[Turn] = []
+    row: list[int] = []
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=min_turns, max_size=5)):
+        common = {
+            "observation": draw(messages),
+            "message": {"role": "assistant", "content": draw(words)},
+            "tool_calls": draw(calls),
+            "reward": draw(st.floats(-1, 1)),
+            "policy_seconds": draw(st.floats(0, 9)),
+        }
+        if kind == "text":
+            turns.append(Turn(kind="text", **common))
+            continue
+        starts = not row or draw(st.booleans())
+        prompt, tokens = draw(st.lists(ids, min_size=1, max_size=3)), draw(st.lists(ids, min_size=1, max_size=4))
+        row = [*([] if starts else row), *prompt]
+        common |= {"prompt_ids": tuple(prompt), "token_ids": tuple(tokens), "starts_row": starts}
+        if kind == "sampled":
+            common["context_digest"] = digest(row)
+            common["logprobs"] = tuple(draw(st.floats(-99, 0)) for _ in tokens)
+            common["versions"] = draw(spans(len(tokens)))
+        turns.append(Turn(kind=kind, **common))
+        row = row + tokens
+    outcome = draw(st.sampled_from(Outcome))
+    return Episode(
+        task=Task(prompt=draw(messages), target=draw(plain), metadata=draw(st.dictionaries(words, plain, max_size=2))),
+        turns=tuple(turns),
+        outcome=outcome,
+        reward=draw(st.floats(-9, 9)) if outcome.is_valid else None,
+        id=draw(words),
+        seed=draw(st.integers(0, 2**40)),
+        rewards=draw(st.dictionaries(words, st.floats(-1, 1), max_size=2)),
+        tail=draw(messages),
+        error=draw(words),
+        info=draw(st.dictionaries(words, plain, max_size=2)),
+    )
+
+
+# ---- construction ----
+
+
+def test_rows_of_two_turns_and_a_new_row_by_hand() -> None:
+    first = sampled((1, 8), (9, 2), context=(1, 8), starts_row=True, logprobs=(-0.2, -0.1), versions=((3, 1), (4, 1)))
+    second = sampled((5,), (6,), context=(1, 8, 9, 2, 5), versions=((4, 1),))
+    third = sampled((7, 7), (3,), context=(7, 7), starts_row=True, versions=((5, 1),))
+    result = episode(first, second, third)
+    assert result.rows == (
+        Row(
+            token_ids=(1, 8, 9, 2, 5, 6),
+            mask=(False, False, True, True, False, True),
+            logprobs=(0.0, 0.0, -0.2, -0.1, 0.0, -0.5),
+            versions=(-1, -1, 3, 4, -1, 4),
+        ),
+        Row(token_ids=(7, 7, 3), mask=(False, False, True), logprobs=(0.0, 0.0, -0.5), versions=(-1, -1, 5)),
+    )
+    assert result.num_sampled == 4
+    assert result.versions == (3, 4, 5)
+
+
+@few
+@given(episodes())
+def test_rows_are_the_concatenation_of_the_turns(result: Episode) -> None:
+    turns = [turn for turn in result.turns if turn.kind != "text"]
+    numbers = list(accumulate(turn.starts_row for turn in turns))  # 1-based row of each turn
+    assert len(result.rows) == (numbers[-1] if numbers else 0)
+    for number, row in enumerate(result.rows, 1):
+        mine = [turn for turn, n in zip(turns, numbers, strict=True) if n == number]
+        assert list(row.token_ids) == [i for turn in mine for i in turn.prompt_ids + turn.token_ids]
+        assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.versions)
+        written = [i for i, m in zip(row.token_ids, row.mask, strict=True) if m]
+        assert written == [i for turn in mine for i in turn.token_ids]
+        logprobs = [p for p, m in zip(row.logprobs, row.mask, strict=True) if m]
+        assert logprobs == [p for turn in mine for p in turn.logprobs or (0.0,) * len(turn.token_ids)]
+        assert all(p == 0 and v == -1 for p, v, m in zip(row.logprobs, row.versions, row.mask, strict=True) if not m)
+
+
+BREAK = {
+    "a logprob is missing": lambda turn: {"logprobs": turn.logprobs[1:]},
+    "a logprob too many": lambda turn: {"logprobs": (*turn.logprobs, -1.0)},
+    "a span too long": lambda turn: {
+        "versions": ((*turn.versions[0][:1], turn.versions[0][1] + 1), *turn.versions[1:])
+    },
+    "a span too many": lambda turn: {"versions": (*turn.versions, (9, 1))},
+    "an empty span": lambda turn: {"versions": (*turn.versions, (9, 0))},
+    "no spans": lambda turn: {"versions": ()},
+    "no tokens": lambda turn: {"token_ids": (), "logprobs": (), "versions": ()},
+    "another prompt token": lambda turn: {"prompt_ids": (turn.prompt_ids[0] + 1, *turn.prompt_ids[1:])},
+    "a prompt token missing": lambda turn: {"prompt_ids": turn.prompt_ids[1:]},
+    "a prompt token too many": lambda turn: {"prompt_ids": (*turn.prompt_ids, 0)},
+    "another digest": lambda turn: {"context_digest": digest((1, 2, 3))},
+    "another row": lambda turn: {"starts_row": not turn.starts_row},
+    "tokens in a text turn": lambda turn: {"kind": "text"},
+    "logprobs in a demonstration": lambda turn: {"kind": "tokens"},
+}
+
+
+@pytest.mark.parametrize("rule", BREAK)
+@few
+@given(data=st.data())
+def test_one_wrong_field_is_refused(rule: str, data: st.DataObject) -> None:
+    good = data.draw(episodes(kinds=("tokens", "sampled", "sampled"), min_turns=1))
+    places = [i for i, turn in enumerate(good.turns) if turn.kind == "sampled"]
+    assume(places)
+    place = data.draw(st.sampled_from(places))
+    with pytest.raises(InvariantError):
+        turns = list(good.turns)
+        turns[place] = replace(turns[place], **BREAK[rule](turns[place]))
+        replace(good, turns=tuple(turns))
+
+
+def test_history_that_the_engine_did_not_see_is_refused() -> None:
+    first = sampled((1, 8), (9, 2), context=(1, 8), starts_row=True)
+    second = sampled((5,), (6,), context=(1, 8, 9, 2, 5))
+    episode(first, second)
+    with pytest.raises(InvariantError, match="what the engine saw"):
+        episode(replace(first, token_ids=(9, 3)), second)
+    with pytest.raises(InvariantError, match="what the engine saw"):
+        episode(first, replace(first, starts_row=False), second)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o.is_valid])
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf])
+def test_a_valid_outcome_needs_a_finite_reward(outcome: Outcome, reward: float | None) -> None:
+    with pytest.raises(InvariantError, match="finite reward"):
+        episode(outcome=outcome, reward=reward)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if not o.is_valid])
+def test_a_fault_of_ours_has_no_reward(outcome: Outcome) -> None:
+    assert episode(outcome=outcome, reward=None).reward is None
+    with pytest.raises(InvariantError, match="has no reward"):
+        episode(outcome=outcome, reward=0.0)
+
+
+def test_what_the_short_form_is_given_is_no_attribute() -> None:
+    """As one, it read None whatever the episode holds."""
+    short = Episode(prompt_ids=(1, 2), response_ids=(3,), logprobs=(-0.5,), reward=1.0)
+    for name in ("prompt_ids", "response_ids", "logprobs"):
+        assert not hasattr(Episode, name) and not hasattr(short, name)
+    assert short.turns[0].prompt_ids == (1, 2) and short.turns[0].token_ids == (3,)
+    assert replace(short, reward=0.5).turns == short.turns
+
+
+def test_only_a_valid_episode_of_sampled_turns_is_trainable() -> None:
+    turn = sampled((1,), (2,), context=(1,), starts_row=True)
+    expert = replace(turn, kind="tokens", logprobs=(), versions=(), context_digest="", starts_row=False)
+    assert episode(turn).is_trainable
+    assert episode(turn, outcome=Outcome.TRUNCATED).is_trainable
+    assert not episode(turn, expert).is_trainable
+    assert not episode(turn, outcome=Outcome.INFRA_FAULT, reward=None).is_trainable
+    assert not episode().is_trainable
+
+
+# ---- disk and pickle ----
+
+
+@few
+@given(episodes())
+def test_json_is_lossless(result: Episode) -> None:
+    line = result.to_json()
+    assert "\n" not in line
+    assert Episode.from_json(line) == result
+
+
+@few
+@given(episodes())
+def test_pickle_is_lossless_and_leaves_the_rows_at_home(result: Episode) -> None:
+    assert "rows" in vars(result)  # cached at construction
+    copy = pickle.loads(pickle.dumps(result))
+    assert "rows" not in vars(copy)
+    assert copy == result and copy.rows == result.rows
+
+
+@few
+@given(episodes(kinds=("sampled",), min_turns=1))
+def test_a_file_with_another_prompt_token_is_refused(result: Episode) -> None:
+    turn = result.turns[-1]
+    old, new = (
+        f'"prompt_ids": {list(turn.prompt_ids)}',
+        f'"prompt_ids": {[turn.prompt_ids[0] + 1, *turn.prompt_ids[1:]]}',
+    )
+    head, _, rest = result.to_json().rpartition(old)
+    with pytest.raises(InvariantError, match="what the engine saw"):
+        Episode.from_json(head + new + rest)
+
+
+def test_files_are_appended_to_and_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    write_jsonl(path, [episode(id="a", error="ü\n\u2028")])
+    write_jsonl(path, [episode(id="b"), episode(id="c")])
+    assert [e.id for e in read_jsonl(path)] == ["a", "b", "c"]
+
+
+OLD_LINE = (
+    '{"reward": 0.5, "task": {"prompt": [{"role": "user", "content": "2+2?"}], "target": "4", "metadata": {}, '
+    '"id": "938222841a5750ed"}, "turns": [{"kind": "sampled", "observation": [{"role": "user", "content": "2+2?"}], '
+    '"message": {"role": "assistant", "content": "4"}, "tool_calls": [], "prompt_ids": [1, 8, 3], "token_ids": [9, 2], '
+    '"logprobs": [-0.1, -0.2], "versions": [[0, 2]], "starts_row": true, "context_digest": "568e2f18ef3dbf81", '
+    '"finish_reason": "stop", "reward": 0.0, "policy_seconds": 0.0, "env_seconds": 0.0, "tool_uses": [], '
+    '"usage": null}], "outcome": "truncated", "id": "g/0", "group_id": "g", "env": "math", "seed": 0, "rewards": {}, '
+    '"tail": [], "error": "", "info": {}, "schema_version": 2}'
+)
+
+
+def test_a_line_that_does_not_say_what_ended_the_episode_is_read() -> None:
+    old = Episode.from_json(OLD_LINE)
+    assert (old.outcome, old.reward, old.ended_by, old.num_sampled) == (Outcome.TRUNCATED, 0.5, "", 2)
+    assert Episode.from_json(old.to_json()) == old
+
+
+FOREIGN = [
+    "no json",
+    "",
+    "3",
+    '"text"',
+    "null",
+    "{}",
+    '{"step": 1, "loss": 0.1}',
+    '{"schema_version": 99, "task": {}}',
+    pytest.param("[1]"),
+    pytest.param(
+        '{"schema_version": 2, "step": 3}',
+    ),
+]
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+def test_a_foreign_line_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "episodes.jsonl"
+    write_jsonl(path, [episode()])
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(UserError, match=r"episodes\.jsonl:2: "):
+        list(read_jsonl(path))
+
+
+@few
+@given(data=st.data())
+def test_a_truncated_line_is_a_users_mistake(data: st.DataObject) -> None:
+    line = data.draw(episodes()).to_json()
+    with pytest.raises(UserError):
+        Episode.from_json(line[: data.draw(st.integers(0, len(line) - 1))])
+
+
+def test_an_episode_without_its_turns_is_a_users_mistake() -> None:
+    with pytest.raises(UserError):
+        Episode.from_json(episode().to_json().replace('"turns"', '"turnz"'))
+
+
+def test_a_lone_surrogate_in_a_tool_call_can_be_written(tmp_path: Path) -> None:
+    """A model that writes the JSON text "\\ud800" leaves one in its arguments."""
+    turn = Turn(
+        kind="text",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        tool_calls=(ToolCall(id="call_0", name="python", arguments={"code": "\ud800"}),),
+    )
+    write_jsonl(tmp_path / "episodes.jsonl", [episode(turn)])
+    assert list(read_jsonl(tmp_path / "episodes.jsonl")) == [episode(turn)]
+
+
+# ---- groups ----
+
+
+def test_a_groups_baseline_has_its_valid_members_only() -> None:
+    members = (
+        episode(id="g/0", reward=1.0),
+        episode(id="g/1", reward=None, outcome=Outcome.INFRA_FAULT),
+        episode(id="g/2", reward=0.0, outcome=Outcome.TRUNCATED),
+    )
+    group = Group(task=TASK, episodes=members, id="g")
+    assert group.rewards == (1.0, 0.0)
+    assert [e.id for e in group.valid] == ["g/0", "g/2"]
+
+
+def test_a_group_holds_distinct_episodes_of_one_task() -> None:
+    other = Task(prompt=({"role": "user", "content": "3+3?"},))
+    with pytest.raises(InvariantError, match="at least one"):
+        Group(task=TASK, episodes=(), id="g")
+    with pytest.raises(InvariantError, match="its task"):
+        Group(task=other, episodes=(episode(),), id="g")
+    with pytest.raises(InvariantError, match="counts once"):
+        Group(task=TASK, episodes=(episode(), episode(reward=0.0)), id="g")
+
+
+def test_a_tasks_id_is_its_content() -> None:
+    same = Task(prompt=({"content": "2+2?", "role": "user"},), target="4")
+    assert same.id == TASK.id
+    assert len({TASK.id, replace(TASK, id="", target="5").id, replace(TASK, id="", metadata={"a": 1}).id}) == 3
+    assert replace(TASK, id="mine").id == "mine"
+
+
+def test_the_short_form_of_a_single_turn() -> None:
+    short = Episode(prompt_ids=(5, 9), response_ids=(7, 2), logprobs=(-0.1, -0.7), reward=1.0)
+    assert short.is_trainable and short.outcome is Outcome.SCORED
+    (row,) = short.rows
+    assert (row.token_ids, row.mask) == ((5, 9, 7, 2), (False, False, True, True))
+    assert row.logprobs == (0.0, 0.0, -0.1, -0.7)
+    again = Episode.from_json(short.to_json())
+    assert again == short and pickle.loads(pickle.dumps(short)) == short
+    sibling = Episode(prompt_ids=(5, 9), response_ids=(3,), reward=0.0)
+    assert sibling.task == short.task and sibling.id != short.id  # of one prompt: they can be a group
+
+
+def test_without_logprobs_it_is_trained_on_once_it_has_some() -> None:
+    bare = Episode(prompt_ids=[5], response_ids=[7, 2], reward=0.5)
+    assert not bare.is_trainable
+    ready = bare.with_logprobs([-0.3, -0.4], version=4)
+    assert ready.is_trainable and ready.versions == (4,) and ready.rows[0].logprobs == (0.0, -0.3, -0.4)
+    with pytest.raises(InvariantError, match="one logprob per sampled token"):
+        bare.with_logprobs([-0.3])
+    with pytest.raises(InvariantError, match="an episode has a task, or a prompt and a response"):
+        Episode(reward=1.0)

@@ -1,0 +1,288 @@
+"""Names of the contract: what would break a member is refused, what overrides one is not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.scripted import ScriptedAgent
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.members import ENV, OPTIONAL, TOOL_ENV
+from forge_env.core.tools import reward, tool
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Task
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
+from forge_env.tool_env.tool_env import ToolEnv
+
+TASK = Task(prompt=({"role": "user", "content": "3?"},), target=3)
+NAMES = sorted({*ENV, *TOOL_ENV, *OPTIONAL} - {"time_spent_by"})  # that one has a sentence of its own
+
+
+class Base(ToolEnv):
+    system_prompt = "Answer."
+
+    @reward
+    def right(self, answer: str) -> float:
+        return float(answer == str(self.task.target))
+
+
+def one() -> int:
+    """Say one."""
+    return 1
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[str]:
+    yield "word"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mark", [tool, reward], ids=["tool", "reward"])
+def test_no_tool_and_no_reward_is_named_like_a_member(mark: Callable[..., Any], name: str) -> None:
+    def method(self: Any) -> float:
+        """Do it."""
+        return 1.0
+
+    with pytest.raises(UserError, match=f"^the (tool|reward) {name} (takes the place of|is what forge-env calls)"):
+        type("Shop", (ToolEnv,), {name: mark(method)})
+
+
+@pytest.mark.parametrize("name", sorted({*ENV, *TOOL_ENV} - {"time_spent_by", "truncation_reward"}))
+def test_no_attribute_of_a_class_breaks_a_member(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^Shop.{name} is 7 in the place of \w+.{name}, .*another name$") as raised:
+        type("Shop", (ToolEnv,), {name: 7})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"step": property(lambda self: 1)}, "Shop.step is a property in the place of Env.step, a method"),
+        ({"task": "sort"}, "Shop.task is 'sort' in the place of ToolEnv.task, the Task of the episode: give it"),
+        ({"messages": lambda self: []}, "Shop.messages is a method in the place of ToolEnv.messages"),
+        ({"tools": [one]}, "in the place of ToolEnv.tools, .*: mark the methods with @tool"),
+        ({"rubric": one}, "in the place of ToolEnv.rubric, a list of reward functions"),
+        ({"rubric": [(one, 1.0, 2)]}, "in the place of ToolEnv.rubric, a list of reward functions"),
+        ({"np_random": 3}, "in the place of Env.np_random, the generator that seed"),
+        ({"limits": 3}, "in the place of Env.limits, a class method"),
+        ({"tasks": lambda self, split="train", *, count, seed=0: []}, "a class method: write @classmethod above it"),
+        ({"setup": lambda self, level: None}, r"the method setup\(self\) that runs in reset"),
+        ({"made_of": "envs.math"}, "a list of modules"),
+        ({"shared": {"task": "a:b"}}, "Shop.shared sets 'task' in the place of ToolEnv.task"),
+        ({"shared": {"close": "a:b"}}, "Shop.shared sets 'close' in the place of Env.close"),
+    ],
+)
+def test_what_is_refused_says_what_is_wanted(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        type("Shop", (ToolEnv,), body)
+
+
+def test_a_class_that_is_mixed_in_is_looked_at_too() -> None:
+    class Talks:
+        messages = property(lambda self: [])
+
+    with pytest.raises(UserError, match="Talks.messages is a property"):
+
+        class Shop(Talks, ToolEnv):
+            pass
+
+    with pytest.raises(UserError, match="Talks.messages is a property"):
+
+        class Sells(ToolEnv, Talks):  # type: ignore[misc]
+            pass
+
+
+def test_an_environment_without_tools_has_task_and_messages_to_itself() -> None:
+    class Plain(Env):
+        task = "sort"
+        messages = ()
+        rubric = 3
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.setup = 7
+            return [], {}
+
+    Plain().reset()
+
+
+def test_what_overrides_a_member_is_not_refused() -> None:
+    class Shop(Base):
+        rubric = [one, (one, 0.5)]  # noqa: RUF012
+        shared = {"word": f"{__name__}:opened"}  # noqa: RUF012
+        limits = {"max_turns": 3}  # noqa: RUF012
+        truncation_reward = -1
+        made_of = ("json",)
+        time_spent_by = "model"
+        task = None
+        expert = staticmethod(lambda messages: {"role": "assistant", "content": "3"})
+
+        @property
+        def system_prompt(self) -> str:
+            return "hm"
+
+        @staticmethod
+        def tasks(split: str = "train", *, count: int, seed: int = 0) -> Any:
+            return [TASK] * count
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action: Action) -> Any:
+            return super().step(action)
+
+        def close(self) -> None:
+            pass
+
+        def seed(self, seed: int | None) -> None:
+            super().seed(seed)
+
+        def success(self, reward: float) -> bool:
+            return reward > 2
+
+    class Later(Shop):
+        def setup(self, level: int = 1) -> None:
+            self.truncation_reward = 0.5
+            self.time_spent_by = "service"
+            self.success = lambda reward: True
+
+    assert play(Later).success
+
+
+@pytest.mark.parametrize("name", sorted({*ENV, *TOOL_ENV} - {"truncation_reward", "_seed", "_use_tools"}))
+def test_what_an_instance_sets_in_the_place_of_a_member_is_a_fault_that_names_it(name: str) -> None:
+    class Shop(Base):
+        def setup(self) -> None:
+            setattr(self, name, 7)
+
+    episode = play(Shop)
+    assert episode.outcome is Outcome.ENV_FAULT
+    assert f"Shop sets self.{name} to 7 in the place of " in episode.error
+    assert "\n" not in episode.error
+
+
+def test_a_constructor_is_looked_at_too() -> None:
+    class Shop(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed: Any = 7
+
+    with pytest.raises(EnvError, match=r"Shop sets self.seed to 7 in the place of Env.seed, a method .*another name"):
+        EnvFactory(Shop).make()
+
+
+def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text(
+        "from forge_env import ToolEnv, tool\n\n\nclass Shop(ToolEnv):\n    @tool\n    def step(self) -> int:\n"
+        '        """Go on."""\n        return 1\n'
+    )
+    command = [sys.executable, "-m", "forge_env", "info", f"{file}:Shop"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 2 and not ended.stdout
+    assert ended.stderr.count("\n") == 1
+    assert "the tool step takes the place of Env.step: call it step_ or otherwise (Shop.step)" in ended.stderr
+    assert f"({file}, line 4)" in ended.stderr
+
+
+# ---- reset and setup ----
+
+
+def play(env: type[Env], answer: str = "3") -> Episode:
+    async def run() -> Episode:
+        agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": answer})
+        async with EnvFactory(env) as factory:
+            return await run_episode(factory, agent, TASK, seed=5, episode_id="e", limits=EpisodeLimits(max_turns=3))
+
+    return asyncio.run(run())
+
+
+class SetUp(Base):
+    def setup(self) -> None:
+        self.thread = threading.get_ident()
+        self.doubled = 2 * self.task.target
+        self.messages.append({"role": "user", "content": f"Or {self.doubled + self.np_random.integers(1)}."})
+        self.turns = self._limits.max_turns
+
+
+class SetUpLater(Base):
+    async def setup(self) -> None:
+        await asyncio.sleep(0)
+        SetUp.setup(self)  # type: ignore[arg-type]
+
+
+def plain_reset(self: Any, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    messages, info = super(type(self), self).reset(seed=seed, options=options)
+    assert self.task is TASK
+    return messages, {**info, "is": "plain"}
+
+
+def passing_reset(self: Any, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    return super(type(self), self).reset(seed=seed, options=options)
+
+
+async def async_reset(self: Any, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    messages, info = await super(type(self), self).reset(seed=seed, options=options)
+    assert self.task is TASK
+    return messages, {**info, "is": "async"}
+
+
+RESETS: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "plain": plain_reset,
+    "passing": passing_reset,
+    "async": async_reset,
+}
+
+
+@pytest.mark.parametrize("base", [Base, SetUp, SetUpLater])
+@pytest.mark.parametrize("kind", RESETS)
+def test_every_kind_of_reset_goes_with_every_kind_of_setup(base: type[ToolEnv], kind: str) -> None:
+    seen: dict[str, Any] = {}
+
+    def close(self: Any) -> None:
+        seen.update(vars(self))
+
+    own = RESETS[kind]
+    shop = type("Shop", (base,), {"close": close} | ({"reset": own} if own is not None else {}))
+    episode = play(shop)
+    if base is SetUpLater and kind == "plain":
+        assert episode.outcome is Outcome.ENV_FAULT
+        assert "setup() of Shop has not run, since nothing awaits super().reset(...): write `async def" in episode.error
+        return
+    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
+    contents = [message["content"] for message in episode.turns[0].observation]
+    assert contents == ["Answer.", "3?", *(["Or 6."] if base is not Base else [])]
+    assert seen["task"] is TASK and seen["_seed"] == 5
+    if base is not Base:
+        assert seen["doubled"] == 6 and seen["turns"] == 3
+        assert (seen["thread"] == threading.get_ident()) == (base is SetUpLater), "a plain one runs in a thread"
+    assert episode.info.get("is") == (kind if kind in ("plain", "async") else None)
+
+
+def test_reset_can_be_called_without_a_loop() -> None:
+    env = SetUp()
+    messages, info = env.reset(seed=0, options={"task": TASK})
+    assert [message["content"] for message in messages] == ["Answer.", "3?", "Or 6."] and info == {}
+
+
+async def test_setup_runs_once_however_often_reset_is_awaited() -> None:
+    class Counts(Base):
+        runs = 0
+
+        async def setup(self) -> None:
+            self.runs += 1
+
+    env = Counts()
+    started = env.reset(seed=0, options={"task": TASK})
+    assert await started == await started
+    assert env.runs == 1

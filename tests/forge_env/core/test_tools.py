@@ -1,0 +1,259 @@
+"""Tools: schemas from signatures and docstrings of every style, coerced arguments, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, TypedDict
+
+import jsonschema
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.errors import UserError
+from forge_env.core.tools import BadCall, Tool, ToolOptions, make_tool, tool
+from forge_env.core.types import ToolCall
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Point:
+    x: float
+    y: float = 0.0
+
+
+class Place(TypedDict):
+    city: str
+    street: NotRequired[str]
+
+
+class Order(pydantic.BaseModel):
+    sku: str
+    count: int = pydantic.Field(default=1, ge=1, description="how many")
+
+
+def everything(
+    text: str,
+    maybe: int | None = None,
+    mode: Literal["fast", "slow"] = "fast",
+    colour: Colour = Colour.RED,
+    numbers: list[float] = [],  # noqa: B006
+    table: dict[str, int] = {},  # noqa: B006
+    point: Point = Point(1.0),  # noqa: B008
+    place: Place = {"city": "Rome"},  # noqa: B006
+    order: Order = Order(sku="a"),  # noqa: B008
+    schema: str = "a name that pydantic keeps for itself",
+    untyped=None,
+) -> dict[str, Any]:
+    """Take one of each."""
+    return locals()
+
+
+def call(arguments: dict[str, Any] | None, **more: str) -> ToolCall:
+    return ToolCall(id="c", name="tool", arguments=arguments, **more)
+
+
+def test_every_kind_of_parameter_has_a_schema_and_is_coerced() -> None:
+    made = make_tool(everything)
+    jsonschema.Draft202012Validator.check_schema(dict(made.parameters))
+    properties = made.parameters["properties"]
+    assert set(properties) == set(everything.__annotations__) - {"return"} | {"untyped"}
+    assert made.parameters["required"] == ["text"]
+    assert properties["mode"]["enum"] == ["fast", "slow"]
+    assert properties["schema"] == {"type": "string", "default": "a name that pydantic keeps for itself"}
+    given_ = {
+        "text": "a",
+        "maybe": "3",
+        "colour": "blue",
+        "numbers": ["1", 2],
+        "table": {"a": "1"},
+        "point": {"x": 1},
+        "place": {"city": "Oslo", "street": "Main"},
+        "order": {"sku": "b", "count": 2},
+    }
+    values = made.function(**made.validate(call(given_)))
+    assert values["maybe"] == 3 and values["colour"] is Colour.BLUE and values["numbers"] == [1.0, 2.0]
+    assert values["table"] == {"a": 1} and values["point"] == Point(1.0) and values["place"]["street"] == "Main"
+    assert values["order"] == Order(sku="b", count=2) and values["mode"] == "fast" and values["untyped"] is None
+
+
+def test_what_is_left_out_has_the_functions_own_default() -> None:
+    values = make_tool(everything).validate(call({"text": "a"}))
+    assert values["colour"] is Colour.RED and values["point"] == Point(1.0) and values["order"] == Order(sku="a")
+
+
+def google(path: str, times: int = 1) -> str:
+    """Read a file.
+
+    It is read as text, and
+    cut where it is long.
+
+    Args:
+        path: where the
+            file is
+        times: how often
+
+    Returns:
+        the text
+    """
+    return path * times
+
+
+def numpy_style(path: str, times: int = 1) -> str:
+    """Read a file.
+
+    It is read as text, and
+    cut where it is long.
+
+    Parameters
+    ----------
+    path : str
+        where the
+        file is
+    times : int, optional
+        how often
+
+    Returns
+    -------
+    str
+        the text
+    """
+    return path * times
+
+
+def sphinx(path: str, times: int = 1) -> str:
+    """Read a file.
+
+    It is read as text, and
+    cut where it is long.
+
+    :param path: where the
+        file is
+    :param times: how often
+    :returns: the text
+    """
+    return path * times
+
+
+@pytest.mark.parametrize("function", [google, numpy_style, sphinx])
+def test_docstrings_of_three_styles_say_the_same(function: Any) -> None:
+    made = make_tool(function, name="read")
+    assert made.description == "Read a file.\n\nIt is read as text, and\ncut where it is long."
+    described = {name: about["description"] for name, about in made.parameters["properties"].items()}
+    assert described == {"path": "where the file is", "times": "how often"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, ["path", "required"]),
+        ({"path": 3}, ["path", "string"]),
+        ({"path": "a", "times": "many"}, ["times", "integer"]),
+        ({"path": "a", "depth": 1}, ["depth", "not permitted"]),
+        (None, ["not a JSON object", "Expecting"]),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_shows_the_schema(arguments: Any, words: list[str]) -> None:
+    made = make_tool(google)
+    with pytest.raises(BadCall) as refused:
+        made.validate(call(arguments, error="Expecting value." if arguments is None else ""))
+    text = str(refused.value)
+    assert text.startswith("Error: ") and [word for word in words if word not in text] == []
+    assert json.loads(text.partition("Schema: ")[2]) == dict(made.parameters)
+
+
+def test_the_refusal_of_a_nested_argument_names_its_place() -> None:
+    with pytest.raises(BadCall, match=r"order\.count: .*greater than or equal to 1"):
+        make_tool(everything).validate(call({"text": "a", "order": {"sku": "b", "count": 0}}))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(["text", "maybe", "point", "place", "order", "numbers", "?"]), anything))
+def test_arguments_are_coerced_or_refused(arguments: dict[str, Any]) -> None:
+    made = make_tool(everything)
+    try:
+        values = made.validate(call(arguments))
+    except BadCall:
+        return
+    assert isinstance(values["text"], str) and isinstance(values["point"], Point)
+
+
+def variadic(*paths: str) -> str:
+    """Take any number."""
+    return ""
+
+
+def free(**options: str) -> str:
+    """Take any name."""
+    return ""
+
+
+def positional(a: int, /) -> int:
+    """Take a position."""
+    return a
+
+
+def opaque(lock: Tool) -> str:
+    """Take what has no schema."""
+    return ""
+
+
+def dangling(a: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Name a type that is not there."""
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (variadic, r"variadic has the parameter \*paths"),
+        (free, r"free has the parameter \*\*options"),
+        (positional, "positional has the parameter a"),
+        (opaque, "opaque takes something that has no JSON schema"),
+        (dangling, "dangling cannot be read.*Nowhere"),
+    ],
+)
+def test_a_signature_that_no_model_can_call_is_refused(function: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_tool(function)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout": 0},
+        {"timeout": -1.0},
+        {"concurrency": 0},
+        {"max_output": 0},
+        {"retries": -1, "idempotent": True},
+        {"retries": 2},
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        tool(**settings)
+
+
+def test_the_mark_keeps_the_function_and_its_settings() -> None:
+    @tool(timeout=2.0, parallel=True, fatal=KeyError)
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    assert add(1, 2) == 3
+    assert make_tool(add).options == ToolOptions(timeout=2.0, parallel=True, fatal=(KeyError,))
+    assert make_tool(add, options=ToolOptions(timeout=9.0)).options.timeout == 9.0

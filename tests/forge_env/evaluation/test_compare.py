@@ -1,0 +1,107 @@
+"""`forge-env diff`: pairs are the same attempts at the same tasks; the statistics are those of the tasks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.core.episode import Episode, write_jsonl
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.compare import compare
+from forge_env.utils.statistics import clustered_mean
+
+
+def episode(task: str, attempt: int, reward: float | None, *, seed: int = 0) -> Episode:
+    outcome = Outcome.INFRA_FAULT if reward is None else Outcome.SCORED
+    made = Task(prompt=(), id=task)
+    return Episode(task=made, turns=(), outcome=outcome, reward=reward, id=f"{task}/{attempt}", seed=seed)
+
+
+def write(path: Path, rewards: dict[str, list[float | None]], *, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(path, [episode(t, i, r, seed=seed) for t, each in rewards.items() for i, r in enumerate(each)])
+    return path
+
+
+def test_only_what_both_did_is_compared(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0, 0.0], "y": [0.0, None], "z": [1.0, 1.0], "only": [1.0]})
+    second = write(tmp_path / "b.jsonl", {"z": [1.0, 1.0], "y": [1.0, 1.0], "x": [1.0, 1.0]})
+    success, reward = compare(first, second)
+    assert (success.measure, reward.measure) == ("success", "reward")
+    assert (success.tasks, success.episodes, success.unpaired) == (3, 5, (1, 1))
+    assert (success.first, success.second) == (pytest.approx(1.5 / 3), 1.0)
+    assert success.paired.difference == clustered_mean([0.5, 1.0, 0.0])
+    assert (success.paired.wins, success.paired.losses, success.paired.ties) == (2, 0, 1)
+    assert success.paired.p_value == 0.5
+
+
+def test_a_time_out_is_an_attempt_that_failed_and_has_no_reward_to_compare(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    slow = replace(episode("x", 0, None), outcome=Outcome.TIMEOUT)
+    write_jsonl(first, [episode("x", 0, 1.0), episode("y", 0, 0.0)])
+    write_jsonl(second, [slow, episode("y", 0, 0.0)])
+    success, reward = compare(first, second)
+    assert (success.episodes, success.first, success.second) == (2, 0.5, 0.0)
+    assert (reward.episodes, reward.first, reward.second) == (1, 0.0, 0.0)
+    write_jsonl(tmp_path / "c.jsonl", [slow])
+    assert [found.measure for found in compare(first, tmp_path / "c.jsonl")] == ["success"]
+
+
+def test_training_runs_are_compared_phase_by_phase(tmp_path: Path) -> None:
+    for run, after in (("a", 0.0), ("b", 1.0)):
+        write(tmp_path / run / "episodes/before.jsonl", {"x": [0.0]})
+        write(tmp_path / run / "episodes/after.jsonl", {"x": [after]})
+    write(tmp_path / "b/episodes/extra.jsonl", {"x": [0.0]})
+    found = {c.phase: c.paired.difference.value for c in compare(tmp_path / "a", tmp_path / "b")}
+    assert found == {"after": 1.0, "before": 0.0}
+
+
+def test_runs_without_a_common_task_are_refused(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", {"x": [1.0]}), write(tmp_path / "b.jsonl", {"y": [1.0]})
+    with pytest.raises(UserError, match="no attempt at a task in common"):
+        compare(first, second)
+    with pytest.raises(UserError, match="holds no episodes"):
+        compare(tmp_path / "nowhere", first)
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0]}, seed=1)
+    second = write(tmp_path / "b.jsonl", {"x": [1.0]}, seed=2)
+    assert main(["diff", str(first), str(second), "--json"]) == 0
+    success = json.loads(capfd.readouterr().out)["comparisons"][0]
+    assert (success["other_seeds"], success["unpaired"]) == (1, [1, 0])
+    assert success["paired"]["difference"] == {"value": 0.0, "low": None, "high": None, "tasks": 1}
+    assert main(["diff", str(first), str(second)]) == 0
+    out, err = capfd.readouterr()
+    assert "success" in out and "1 pairs have different seeds" in err and "1 and 0 episodes" in err
+
+
+def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0]})
+    second = write(tmp_path / "b.jsonl", {"y": [0.0]})
+    other = replace(episode("x", 0, 1.0), task=Task(prompt=(), target=4, id="x"), env="sql")
+    write_jsonl(second, [other])
+    with pytest.raises(
+        UserError, match="1 of the 2 tasks .* by the same id are different, as 'x' of .* of sql: compare"
+    ):
+        compare(first, second)
+
+
+def test_how_many_tasks_are_shared_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = write(tmp_path / "a.jsonl", {"x": [1.0], "y": [0.0], "z": [0.0]})
+    second = write(tmp_path / "b.jsonl", {"x": [1.0], "v": [1.0]})
+    assert compare(first, second)[0].all_tasks == (3, 2)
+    assert main(["diff", str(first), str(second)]) == 0
+    assert "note: they: 1 tasks are shared, of 3 and 2" in capfd.readouterr().err
+
+
+def test_a_success_is_the_environments(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", {"x": [0.8]}), tmp_path / "b.jsonl"
+    write_jsonl(second, [replace(episode("x", 0, 0.8), success=True)])
+    success, reward = compare(first, second)
+    assert (success.first, success.second, reward.paired.difference.value) == (0.0, 1.0, 0.0)

@@ -1,0 +1,142 @@
+"""Evaluation: the interval against its definition, order, concurrency, and faults that are no failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode, Group
+from forge_env.core.errors import ServiceError
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success, wilson
+
+TASKS = [Task(prompt=(), target=i) for i in range(12)]
+
+
+def episode(index: int, reward: float | None, outcome: Outcome = Outcome.SCORED) -> Episode:
+    return Episode(task=TASKS[index], turns=(), outcome=outcome, reward=reward, id=f"e/{index}")
+
+
+def group(index: int, *episodes: Episode) -> Group:
+    return Group(task=TASKS[index], episodes=episodes, id=f"g/{index}")
+
+
+# ---- the interval ----
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (8, 10, 0.4901625, 0.9433178),
+        (0, 10, 0.0, 0.2775328),
+        (10, 10, 0.7224672, 1.0),
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_wilson_against_published_numbers(successes: int, trials: int, low: float, high: float) -> None:
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-6)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_solves_its_equation(counts: tuple[int, int]) -> None:
+    """Each bound p lies z standard deviations of p away from the observed share."""
+    successes, trials = counts
+    share = successes / trials
+    low, high = wilson(successes, trials)
+    assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
+    for bound in (low, high):
+        assert abs(share - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), abs=1e-7)
+
+
+# ---- what counts ----
+
+
+def test_faults_are_counted_apart_and_never_as_failures() -> None:
+    result = Evaluation(
+        episodes=(
+            episode(0, 1.0),
+            episode(1, 0.0),
+            episode(2, 0.99),
+            episode(3, None, Outcome.INFRA_FAULT),
+            episode(4, None, Outcome.ENV_FAULT),
+            episode(5, 1.0, Outcome.TRUNCATED),
+        )
+    )
+    assert (result.successes, len(result.valid), result.faults) == (2, 4, 2)
+    assert result.success_rate == 0.5
+    assert result.interval == wilson(2, 4)
+    assert str(result) == "0.500 [0.150, 0.850] over 4 episodes, 2 faults"
+
+
+def test_a_timeout_is_an_attempt_that_failed_and_the_score_without_it_stands_beside() -> None:
+    slow = [episode(1, None, Outcome.TIMEOUT), episode(2, None, Outcome.TIMEOUT)]
+    result = Evaluation(episodes=(episode(0, 1.0), episode(1, 1.0), *slow, episode(3, None, Outcome.ENV_FAULT)))
+    assert (result.successes, len(result.attempts), result.timeouts, result.faults) == (2, 4, 2, 1)
+    assert result.success_rate == (1.0 + 0.5 + 0.0) / 3 and result.without_timeouts.value == 1.0
+    assert result.pass_at(2).value == 1.0 and result.pass_hat(2).value == 0.0, "of the one task with two attempts"
+    assert result.reward.value == 1.0, "a time-out has no reward"
+    metrics = result.metrics()
+    assert (metrics["success"], metrics["success_without_timeouts"], metrics["timeouts"]) == (0.5, 1.0, 2.0)
+    assert (metrics["episodes"], metrics["faults"]) == (4.0, 1.0)
+    assert str(result).endswith("over 4 episodes, 2 time-outs (without them 1.000), 1 faults")
+
+
+def test_time_outs_alone_are_no_success_and_no_reward() -> None:
+    result = Evaluation(episodes=(episode(0, None, Outcome.TIMEOUT),))
+    assert result.success_rate == 0.0 and math.isnan(result.without_timeouts.value)
+    assert {"reward", "success_without_timeouts"}.isdisjoint(result.metrics())
+
+
+def test_nothing_valid_is_no_rate_at_all() -> None:
+    result = Evaluation(episodes=(episode(0, None, Outcome.ENV_FAULT),))
+    assert math.isnan(result.success_rate)
+    assert result.interval == (0.0, 1.0)
+
+
+def test_success_is_the_full_reward() -> None:
+    rewards = [(1.0, True), (1.5, True), (0.999, False), (-1.0, False)]
+    assert [is_success(episode(0, reward)) for reward, _ in rewards] == [expected for _, expected in rewards]
+
+
+def test_success_is_what_the_environment_says_where_it_says_it() -> None:
+    said = [replace(episode(0, reward), success=success) for reward, success in ((0.8, True), (1.0, False))]
+    assert [is_success(each) for each in said] == [True, False]
+    assert [is_success(Episode.from_json(each.to_json())) for each in said] == [True, False]
+
+
+# ---- the run ----
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 99])
+async def test_order_is_the_tasks_and_concurrency_is_bounded(concurrency: int) -> None:
+    running = most = 0
+    done: list[int] = []
+
+    async def run_group(task: Task, index: int) -> Group:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(20 - index):  # the later ones end first
+            await asyncio.sleep(0)
+        running -= 1
+        assert TASKS[index] is task
+        return group(index, episode(index, 1.0))
+
+    result = await evaluate(run_group, TASKS, concurrency=concurrency, on_done=done.append)
+    assert [e.task for e in result.episodes] == TASKS
+    assert most == min(concurrency, len(TASKS))
+    assert done == list(range(1, len(TASKS) + 1))
+
+
+async def test_a_service_that_dies_surfaces_as_itself() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        raise ServiceError("the environment actor died")
+
+    with pytest.raises(ServiceError, match="actor died"):
+        await evaluate(run_group, TASKS, concurrency=4)

@@ -1,0 +1,38 @@
+"""Tool metrics: counted by tool, quantiles over the calls that ran, and no metric for a name that a model made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.types import Outcome, Task, ToolUse
+from forge_env.evaluation.metrics import tool_figures, tool_metrics
+
+TASK = Task(prompt=({"role": "user", "content": "?"},))
+
+
+def episode(*uses: ToolUse) -> Episode:
+    turn = Turn(kind="text", observation=(), message={"role": "assistant", "content": ""}, tool_uses=uses)
+    return Episode(task=TASK, turns=(turn,), outcome=Outcome.SCORED, reward=0.0, id="e")
+
+
+def test_calls_and_errors_are_counted_by_tool() -> None:
+    episodes = [
+        episode(ToolUse(name="add", seconds=0.1), ToolUse(name="add", error="bad_arguments")),
+        episode(ToolUse(name="add", seconds=9.0, error="timeout"), ToolUse(name="add", seconds=0.2, error="raised")),
+        episode(ToolUse(name="ad", error="unknown_tool"), ToolUse(name="dda", error="unknown_tool")),
+    ]
+    figures = tool_figures(episodes)
+    assert set(figures) == {"add", "unknown"}
+    assert figures["add"].calls == 4 and figures["unknown"].calls == 2
+    assert figures["add"].errors == {"bad_arguments": 1, "timeout": 1, "raised": 1}
+    assert figures["add"].seconds == [0.1, 9.0, 0.2]
+
+
+def test_quantiles() -> None:
+    metrics = tool_metrics([episode(*(ToolUse(name="t", seconds=float(s)) for s in range(101)))])
+    assert metrics["tool/t/p50_s"] == pytest.approx(50.0) and metrics["tool/t/p95_s"] == pytest.approx(95.0)
+    alone = tool_metrics([episode(ToolUse(name="t", seconds=2.0))])
+    assert (alone["tool/t/p50_s"], alone["tool/t/p95_s"]) == (2.0, 2.0)
+    never = tool_metrics([episode(ToolUse(name="t", error="bad_arguments"))])
+    assert never == {"tool/t/calls": 1, "tool/t/errors": 1, "tool/t/p50_s": 0.0, "tool/t/p95_s": 0.0}

@@ -1,0 +1,859 @@
+"""The rollout loop: every way in which an episode can end, and what is never turned into a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.scripted import ScriptedAgent
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.errors import InvariantError, PolicyError, SandboxError, TemplateError, UserError
+from forge_env.core.protocols import ContextFull, Conversation, NextTurn
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode, run_group
+from forge_env.utils.deadlines import queued
+
+TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
+LIMITS = EpisodeLimits(max_turns=5)
+Result = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
+
+
+class Counter(Env):
+    """Ends with reward 1 at the third turn; each turn before earns 0.25. Keeps count of what was closed."""
+
+    truncation_reward = -1.0
+
+    def __init__(self, closed: list[Env] | None = None) -> None:
+        self.closed = [] if closed is None else closed
+        self.turns = 0
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.seed(seed)
+        assert options is not None
+        return options["task"].prompt, {}
+
+    async def step(self, action: Action) -> Result:
+        self.turns += 1
+        done = self.turns == 3
+        news: list[Message] = [{"role": "user", "content": f"after {self.turns}"}]
+        return news, 1.0 if done else 0.25, done, False, {"rewards": {f"turn {self.turns}": 1.0}}
+
+    async def close(self) -> None:
+        self.closed.append(self)
+
+
+def agent(answer: str | Callable[[list[Message]], str] = "hi") -> ScriptedAgent:
+    script = answer if callable(answer) else lambda messages: answer
+
+    async def say(messages: list[Message]) -> Message:  # a loop in simulated time serves one thread
+        return {"role": "assistant", "content": script(messages)}
+
+    return ScriptedAgent(say)
+
+
+class Raises:
+    """An agent whose policy breaks at its second turn."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._first = agent()
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if conversation.turns:
+            raise self._error
+        return await self._first.act(conversation, tools)
+
+
+class CutOff(ScriptedAgent):
+    """An agent whose answers are cut off after so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(lambda messages: {"role": "assistant", "content": "hi"})
+        self._tokens = tokens
+
+    async def act(self, *args: Any) -> tuple[Turn, Action]:
+        turn, action = await super().act(*args)
+        return turn, replace(action, finish_reason="length", usage={"completion_tokens": self._tokens})
+
+
+class Hangs:
+    """An agent whose policy never answers, and is waited for no longer than it says."""
+
+    answer_seconds = 0.05
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+async def play(env_class: type[Env], who: Any = None, *, limits: EpisodeLimits = LIMITS, **options: Any) -> Episode:
+    async with EnvFactory(env_class) as factory:
+        return await run_episode(
+            factory, who or agent(), TASK, seed=7, episode_id="g/0", group_id="g", limits=limits, env_options=options
+        )
+
+
+def step_that(result: Any) -> type[Env]:
+    """An environment whose step returns `result`, or raises it."""
+
+    class Env_(Counter):
+        async def step(self, action: Action) -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    return Env_
+
+
+def reset_that(result: Any) -> type[Env]:
+    class Env_(Counter):
+        async def reset(self, **_: Any) -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    return Env_
+
+
+class StallsAtTheSecondTurn(Counter):
+    """Takes its time, which is its own or the model's."""
+
+    def __init__(self, by: Any, closed: list[Env] | None = None) -> None:
+        super().__init__(closed)
+        self.time_spent_by = by
+
+    async def step(self, action: Action) -> Result:
+        if self.turns:
+            await asyncio.Event().wait()
+        return await super().step(action)
+
+
+# ---- the model's doing: there is a reward ----
+
+
+async def test_an_episode_that_ends_is_scored_with_the_sum_of_its_steps() -> None:
+    result = await play(Counter)
+    assert result.outcome is Outcome.SCORED
+    assert result.reward == 1.5
+    assert [turn.reward for turn in result.turns] == [0.25, 0.25, 1.0]
+    assert result.rewards == {"turn 1": 1.0, "turn 2": 1.0, "turn 3": 1.0}
+    assert [m["content"] for m in result.messages] == ["go", "hi", "after 1", "hi", "after 2", "hi", "after 3"]
+    assert (result.id, result.group_id, result.seed, result.env, result.task) == ("g/0", "g", 7, "Counter", TASK)
+
+
+async def test_out_of_turns_is_truncated_with_the_environments_penalty() -> None:
+    result = await play(Counter, limits=EpisodeLimits(max_turns=2))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.5 - 1.0, 2)
+
+
+async def test_out_of_context_is_truncated_and_keeps_what_was_said() -> None:
+    result = await play(Counter, Raises(ContextFull()))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 1)
+    assert result.messages[-1]["content"] == "after 1"
+
+
+class FullOnce(Raises):
+    """An agent that finds no room for an answer before its `at`-th turn, or before every turn from there on."""
+
+    def __init__(self, at: int, *, times: float = 1) -> None:
+        super().__init__(ContextFull("the prompt has 9 tokens"))
+        self._at, self._times = at, times
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if len(conversation.turns) >= self._at and self._times > 0:
+            self._times -= 1
+            raise self._error
+        return await self._first.act(conversation, tools)
+
+
+class GoesOn(Counter):
+    """Takes a full context for no end, and knows what it was told."""
+
+    def __init__(self, end: Any = ((), 0.0, False, False, {"shortened": True})) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+        self._end = end
+
+    def on_limit(self, *told: str) -> Any:
+        self.told.append(told)
+        if isinstance(self._end, Exception):
+            raise self._end
+        return self._end
+
+    def final_info(self) -> dict[str, Any]:
+        return {"told": self.told, "closed": len(self.closed)}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_environment_may_go_on_after_a_prompt_that_leaves_no_room(at: int) -> None:
+    result = await play(GoesOn, FullOnce(at), limits=EpisodeLimits(max_turns=3))
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.5, 3), "it is no turn"
+    assert result.info["told"] == [["max_tokens", "the prompt has 9 tokens"]]
+    assert result.info["shortened"] and result.info["full_contexts"] == [at]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_environment_may_end_at_a_prompt_that_leaves_no_room(at: int) -> None:
+    result = await play(GoesOn, FullOnce(at), end=((), 0.5, True, False, {"rewards": {"part": 0.5}}))
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 0.5 + 0.25 * at, "environment")
+    assert (len(result.turns), result.rewards["part"]) == (at, 0.5)
+    assert Episode.from_json(result.to_json()) == result
+
+
+async def test_an_environment_that_only_asks_what_has_no_room_comes_to_an_end() -> None:
+    result = await play(GoesOn, FullOnce(1, times=math.inf))
+    assert (result.outcome, result.ended_by, len(result.turns)) == (Outcome.TRUNCATED, "max_tokens", 1)
+
+
+async def test_an_environment_is_told_what_has_ended_it_and_has_the_last_word() -> None:
+    result = await play(GoesOn, limits=EpisodeLimits(max_turns=2))
+    assert (result.outcome, result.ended_by) == (Outcome.TRUNCATED, "max_turns")
+    assert result.info["told"] == [["max_turns"]]
+    assert result.info["closed"] == 1, "it says it after its close"
+    fault = await play(GoesOn, Raises(PolicyError("engine died")))
+    assert (fault.outcome, fault.info["told"]) == (Outcome.INFRA_FAULT, [])
+
+
+async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it_did() -> None:
+    class Breaks(GoesOn):
+        def final_info(self) -> Any:
+            raise SystemExit("no words")
+
+    result = await play(Breaks, limits=EpisodeLimits(max_turns=2), end=KeyError("ending"))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
+    for name, text in (("on_limit", "KeyError: 'ending'"), ("final_info", "SystemExit: no words")):
+        said = result.info[f"{name}_error"]
+        assert said.startswith(f"{name} (tests/forge_env/rollout/test_rollout.py:") and said.endswith(text)
+    full = await play(GoesOn, FullOnce(1), end=KeyError("ending"))
+    assert full.outcome is Outcome.ENV_FAULT, "here its answer decides how the episode goes on"
+
+
+async def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
+    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="model")
+    assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 2)
+    assert (result.ended_by, result.error) == ("episode_seconds", "")
+
+
+async def test_a_step_that_the_model_stalls_is_no_fault() -> None:
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
+    result = await play(StallsAtTheSecondTurn, limits=limits, by="model")
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.25 - 1.0, "step_seconds")
+
+
+async def test_an_environment_may_truncate() -> None:
+    result = await play(step_that(((), 0.5, False, True, {})))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
+
+
+async def test_a_last_answer_that_was_cut_off_is_truncated() -> None:
+    result = await play(step_that(((), 0.0, True, False, {})), CutOff(512))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, -1.0)
+
+
+async def test_an_environment_may_call_it_the_models_fault() -> None:
+    result = await play(step_that(((), -0.5, True, False, {"outcome": "model_fault"})))
+    assert (result.outcome, result.reward) == (Outcome.MODEL_FAULT, -0.5)
+
+
+# ---- ours: there is no reward, never a zero ----
+
+
+async def test_a_constructor_that_raises_is_a_fault_of_the_environment() -> None:
+    class Broken(Counter):
+        def __init__(self) -> None:
+            raise ValueError("no board")
+
+    result = await play(Broken)
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+    assert "ValueError: no board" in result.error
+
+
+FAULTS = {
+    "reset raises": (reset_that(ValueError("odd")), "ValueError: odd"),
+    "step raises": (step_that(KeyError("odd")), "KeyError: 'odd'"),
+    "reward is NaN": (step_that(((), math.nan, True, False, {})), "nan"),
+    "reward is infinite": (step_that(((), math.inf, True, False, {})), "inf"),
+    "it says so": (step_that(((), 0.0, False, True, {"outcome": "env_fault"})), ""),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+async def test_an_environment_that_breaks_gets_no_reward(case: str) -> None:
+    env_class, words = FAULTS[case]
+    closed: list[Env] = []
+    result = await play(env_class, closed=closed)
+    assert (result.outcome, result.reward, len(closed)) == (Outcome.ENV_FAULT, None, 1)
+    assert words in result.error
+
+
+MALFORMED = {
+    "no five-tuple": step_that(((), 1.0, True)),
+    "reward is None": step_that(((), None, True, False, {})),
+    "reward is a text": step_that(((), "1.0", True, False, {})),
+    "info is None": step_that(((), 1.0, True, False, None)),
+    "no such outcome": step_that(((), 1.0, True, False, {"outcome": "fine"})),
+    "reset without info": reset_that(TASK.prompt),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_an_environment_that_breaks_the_contract_is_a_fault_and_no_crash(case: str) -> None:
+    assert (await play(MALFORMED[case])).outcome is Outcome.ENV_FAULT
+
+
+async def test_what_the_model_said_is_kept_when_the_environment_breaks_on_it() -> None:
+    result = await play(step_that(ValueError("odd")))
+    assert [turn.message["content"] for turn in result.turns] == ["hi"]
+    assert [message["content"] for message in result.messages] == ["go", "hi"]
+
+
+async def test_a_step_that_hangs_is_given_up() -> None:
+    class Slow(Counter):
+        async def step(self, action: Action) -> Any:
+            await asyncio.Event().wait()
+
+    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05, episode_seconds=30.0))
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+    assert "longer than 0.05 s" in result.error
+
+
+async def test_out_of_time_by_what_is_not_the_models_doing_has_no_reward() -> None:
+    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="service")
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.TIMEOUT, None, "episode_seconds")
+    assert "StallsAtTheSecondTurn" in result.error and "0.05 s of episode_seconds" in result.error
+
+
+async def test_nothing_is_the_models_doing_before_its_first_turn() -> None:
+    class Slow(Counter):
+        time_spent_by = "model"
+
+        async def reset(self, **_: Any) -> Any:
+            await asyncio.Event().wait()
+
+    result = await play(Slow, limits=EpisodeLimits(episode_seconds=0.05))
+    assert (result.outcome, result.reward, result.turns) == (Outcome.TIMEOUT, None, ())
+    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05))
+    assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
+
+
+async def test_time_that_an_environment_blocks_the_loop_for_counts() -> None:
+    class Blocks(Counter):
+        async def step(self, action: Action) -> Result:
+            until = asyncio.get_running_loop().time() + 0.03
+            while asyncio.get_running_loop().time() < until:
+                pass
+            return await super().step(action)
+
+    result = await play(Blocks, limits=EpisodeLimits(episode_seconds=0.05))
+    assert result.outcome is Outcome.TIMEOUT and len(result.turns) <= 2
+
+
+def test_whose_time_it_is_is_one_of_two_words() -> None:
+    with pytest.raises(UserError, match=r'Odd\.time_spent_by is \'agent\'; it is "model" or "service"'):
+
+        class Odd(Env):
+            time_spent_by = "agent"  # type: ignore[assignment]
+
+
+def test_the_clock_of_an_episode_stands_still_while_the_policy_generates() -> None:
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.05)
+
+    async def slow(messages: list[Message]) -> Message:
+        await asyncio.sleep(1000.0)
+        return {"role": "assistant", "content": "hi"}
+
+    result = simulated(World(), play(Counter, ScriptedAgent(slow), limits=limits))
+    assert (result.outcome, result.reward, result.ended_by) == (Outcome.SCORED, 1.5, "environment")
+
+
+def test_the_clock_of_an_episode_counts_all_of_its_steps() -> None:
+    class Slow(Counter):
+        async def step(self, action: Action) -> Result:
+            await asyncio.sleep(30.0)
+            return await super().step(action)
+
+    result = simulated(World(), play(Slow, limits=EpisodeLimits(step_seconds=60.0, episode_seconds=70.0)))
+    assert (result.outcome, len(result.turns)) == (Outcome.TIMEOUT, 3)
+
+
+async def test_an_agent_that_never_answers_is_given_up() -> None:
+    result = await play(Counter, Hangs())
+    assert (result.outcome, result.reward) == (Outcome.INFRA_FAULT, None)
+    assert result.error == "PolicyError: Hangs did not answer within 0.05 s"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.floats(0.1, 10),
+    turns=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3), st.floats(0, 20)), min_size=1, max_size=8),
+)
+def test_an_episode_never_has_more_of_its_environments_time_than_its_limit(
+    limit: float, turns: list[tuple[float, float, float]]
+) -> None:
+    """Of any mix of generating, working and waiting in a queue, only the work counts."""
+    worked = [0.0]
+
+    class Works(Env):
+        async def reset(self, **_: Any) -> Any:
+            return TASK.prompt, {}
+
+        async def step(self, action: Action) -> Result:
+            _, seconds, queue = turns[int(action.text)]
+            started = asyncio.get_running_loop().time()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                worked[0] += asyncio.get_running_loop().time() - started
+            async with queued():
+                await asyncio.sleep(queue)
+            return (), 0.0, int(action.text) == len(turns) - 1, False, {}
+
+    async def generates(messages: list[Message]) -> Message:
+        turn = len(messages) - 1
+        await asyncio.sleep(turns[turn][0])
+        return {"role": "assistant", "content": str(turn)}
+
+    limits = EpisodeLimits(max_turns=8, step_seconds=100.0, episode_seconds=limit)
+    result = simulated(World(), play(Works, ScriptedAgent(generates), limits=limits))
+    total = sum(seconds for _, seconds, _ in turns)
+    assert worked[0] <= limit + 1e-6
+    if abs(total - limit) > 1e-6:
+        assert result.outcome is (Outcome.TIMEOUT if total > limit else Outcome.SCORED)
+
+
+ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "environment": (Counter, {}),
+    "max_turns": (Counter, {"limits": EpisodeLimits(max_turns=2)}),
+    "max_tokens": (Counter, {"who": Raises(ContextFull())}),
+    "max_turn_tokens": (step_that(((), 0.0, True, False, {})), {"who": CutOff(512)}),
+    "max_tokens of a row": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20)}),
+    "environment that truncates": (step_that(((), 0.0, False, True, {})), {}),
+    "environment with a limit": (step_that(((), 0.0, False, True, {"ended_by": "step_seconds"})), {}),
+    "environment with a word of its own": (step_that(((), 0.0, True, False, {"ended_by": ["a fall"]})), {}),
+    "environment with an outcome": (step_that(((), 0.0, True, False, {"outcome": "model_fault"})), {}),
+    "environment with a fault": (step_that(((), 0.0, True, False, {"outcome": "infra_fault"})), {}),
+    "fault": (step_that(ValueError("odd")), {}),
+}
+TOLD = {
+    "max_tokens of a row": "max_tokens",
+    "environment that truncates": "environment",
+    "environment with a limit": "step_seconds",
+    "environment with a word of its own": "environment",
+    "environment with an outcome": "environment",
+    "environment with a fault": "",
+    "fault": "",
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+async def test_an_episode_says_what_ended_it(case: str) -> None:
+    env, options = ENDINGS[case]
+    result = await play(env, **options)
+    assert result.ended_by == TOLD.get(case, case)
+    assert Episode.from_json(result.to_json()) == result
+
+
+async def test_a_policy_that_does_not_answer_is_a_fault_underneath() -> None:
+    closed: list[Env] = []
+    result = await play(Counter, Raises(PolicyError("engine died")), closed=closed)
+    assert (result.outcome, result.reward, len(closed)) == (Outcome.INFRA_FAULT, None, 1)
+    assert result.error == "PolicyError: engine died"
+    assert len(result.turns) == 1
+
+
+@pytest.mark.parametrize("broken", [reset_that, step_that])
+async def test_a_sandbox_that_fails_is_a_fault_underneath(broken: Callable[[Any], type[Env]]) -> None:
+    result = await play(broken(SandboxError("gone")))
+    assert (result.outcome, result.reward, result.error) == (Outcome.INFRA_FAULT, None, "SandboxError: gone")
+
+
+async def test_a_sandbox_that_fails_in_the_constructor_is_a_fault_underneath() -> None:
+    class Broken(Counter):
+        def __init__(self) -> None:
+            raise SandboxError("gone")
+
+    assert (await play(Broken)).outcome is Outcome.INFRA_FAULT
+
+
+# ---- agents that break: a fault of that episode alone ----
+
+
+async def cancelled() -> None:
+    """Wait for a task that somebody else has cancelled."""
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+AGENT_ERRORS = {
+    "an exception": (ConnectionError("refused"), "ConnectionError: refused"),
+    "a time-out of its own": (TimeoutError("the connection timed out"), "TimeoutError: the connection timed out"),
+    "the end of the process": (SystemExit(3), "SystemExit: 3"),
+    "Ctrl-C that nobody pressed": (KeyboardInterrupt(), "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("case", AGENT_ERRORS)
+async def test_an_agent_that_raises_is_a_fault_with_its_place(case: str) -> None:
+    error, words = AGENT_ERRORS[case]
+    closed: list[Env] = []
+    result = await play(Counter, Raises(error), closed=closed)
+    assert (result.outcome, result.reward, len(result.turns), len(closed)) == (Outcome.INFRA_FAULT, None, 1, 1)
+    assert result.error.startswith("PolicyError: agent (") and result.error.endswith(words)
+
+
+async def test_the_siblings_of_an_agent_that_raises_go_on() -> None:
+    first = agent()
+
+    class Sometimes:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            if conversation.request_id.endswith("/1"):
+                raise SystemExit("no more")
+            return await first.act(conversation, tools)
+
+    async with EnvFactory(Counter) as factory:
+        group = await run_group(factory, Sometimes(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+    outcomes = [episode.outcome for episode in group.episodes]
+    assert outcomes == [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.SCORED]
+    assert "test_rollout.py:" in group.episodes[1].error and "SystemExit: no more" in group.episodes[1].error
+
+
+async def test_a_task_of_the_agent_that_fails_is_its_fault() -> None:
+    async def fail() -> None:
+        raise ConnectionError("refused")
+
+    class Tasks:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            async with asyncio.TaskGroup() as running:
+                running.create_task(fail())
+            raise AssertionError("unreachable")
+
+    result = await play(Counter, Tasks())
+    assert result.outcome is Outcome.INFRA_FAULT
+    assert result.error.startswith("PolicyError: agent (") and result.error.endswith("ConnectionError: refused")
+
+
+async def test_a_task_of_the_agent_that_was_cancelled_is_its_fault() -> None:
+    class Waits:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            await cancelled()
+            raise AssertionError("unreachable")
+
+    result = await play(Counter, Waits())
+    assert result.outcome is Outcome.INFRA_FAULT and "CancelledError" in result.error
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("of tasks", [error])])
+async def test_a_users_mistake_ends_the_run_in_one_sentence(wrap: Callable[[Exception], Exception]) -> None:
+    """It is the same for every episode: a key that is refused, a model that is unknown."""
+    with pytest.raises(UserError, match="refused the API key"):
+        await play(Counter, Raises(wrap(UserError("it refused the API key"))))
+
+
+@pytest.mark.parametrize("answer", [None, (1, 2), {"role": "assistant", "content": "hi"}])
+async def test_an_agent_that_returns_something_else_is_a_fault(answer: Any) -> None:
+    class Odd:
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> Any:
+            return answer
+
+    result = await play(Counter, Odd())
+    assert (result.outcome, result.reward) == (Outcome.INFRA_FAULT, None)
+    assert "Odd.act returned" in result.error and "must return a Turn and an Action" in result.error
+
+
+async def test_an_agent_may_be_a_plain_function() -> None:
+    """It runs in a thread."""
+    threads = []
+
+    class Plain:
+        def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            threads.append(threading.current_thread())
+            message: Message = {"role": "assistant", "content": "hi"}
+            return Turn(kind="text", observation=conversation.observation, message=message), Action(message=message)
+
+    result = await play(Counter, Plain())
+    assert (result.outcome, result.reward) == (Outcome.SCORED, 1.5)
+    assert threading.main_thread() not in threads
+
+
+async def test_a_bug_of_ours_raises_and_still_closes() -> None:
+    closed: list[Env] = []
+    with pytest.raises(InvariantError, match="a bug"):
+        await play(Counter, Raises(InvariantError("a bug")), closed=closed)
+    assert len(closed) == 1
+
+
+# ---- closing ----
+
+
+@pytest.mark.parametrize("who", [agent(), Hangs(), Raises(ContextFull())], ids=["scored", "late", "full"])
+async def test_the_environment_is_closed_once(who: Any) -> None:
+    closed: list[Env] = []
+    await play(Counter, who, limits=EpisodeLimits(episode_seconds=0.1), closed=closed)
+    assert len(closed) == 1
+
+
+async def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
+    closed: list[Env] = []
+    running = asyncio.create_task(play(Counter, Hangs(), closed=closed))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(closed) == 1
+
+
+async def test_a_close_that_raises_is_no_crash() -> None:
+    class Sticky(Counter):
+        async def close(self) -> None:
+            raise OSError("still busy")
+
+    assert isinstance(await play(Sticky), Episode)
+
+
+async def test_a_close_that_hangs_is_given_up() -> None:
+    class Stuck(Counter):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=0.2)
+    assert isinstance(await asyncio.wait_for(play(Stuck, limits=limits), 1.0), Episode)
+
+
+# ---- groups ----
+
+
+async def test_siblings_have_their_own_seed_and_id() -> None:
+    async with EnvFactory(Counter) as factory:
+        group = await run_group(factory, agent(), TASK, count=4, seed=100, group_id="train/3", limits=LIMITS)
+    assert [e.seed for e in group.episodes] == [100, 101, 102, 103]
+    assert [e.id for e in group.episodes] == [f"train/3/{i}" for i in range(4)]
+    assert {e.group_id for e in group.episodes} == {group.id} == {"train/3"}
+
+
+async def test_a_group_that_raises_leaves_nothing_running() -> None:
+    closed: list[Env] = []
+
+    class FirstRaises(Hangs):
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            if conversation.seed == 0:
+                raise InvariantError("a bug")
+            return await super().act(conversation, tools)
+
+    async with EnvFactory(Counter, closed=closed) as factory:
+        with pytest.raises(BaseException, match="a bug"):
+            await run_group(factory, FirstRaises(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert not left
+
+
+class Dice(Env):
+    """Rolls its own dice at every step, and gives way to others in between."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seed(seed)
+        await asyncio.sleep(0)
+        return [{"role": "user", "content": str(self.np_random.integers(10**9))}], {}
+
+    async def step(self, action: Action) -> Result:
+        for _ in range(int(self.np_random.integers(4))):
+            await asyncio.sleep(0)
+        roll = int(self.np_random.integers(10**9))
+        return [{"role": "user", "content": str(roll)}], roll / 10**9, roll % 4 == 0, False, {}
+
+
+async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
+    def script(messages: list[Message]) -> str:
+        return messages[-1]["content"][::-1]
+
+    def without_times(result: Episode) -> Episode:
+        return replace(result, turns=tuple(replace(turn, policy_seconds=0.0, env_seconds=0.0) for turn in result.turns))
+
+    async with EnvFactory(Dice) as factory:
+        crowd = await run_group(factory, agent(script), TASK, count=64, seed=5, group_id="g", limits=LIMITS)
+        for i in (0, 20, 63):
+            alone = await run_episode(
+                factory, agent(script), TASK, seed=5 + i, episode_id=f"g/{i}", group_id="g", limits=LIMITS
+            )
+            assert without_times(alone) == without_times(crowd.episodes[i])
+    assert len({e.messages[0]["content"] for e in crowd.episodes}) == 64
+
+
+# ---- plain methods ----
+
+
+class Meets(Env):
+    """A blocking environment: its step returns when `parties` of them are in step at once."""
+
+    barrier: threading.Barrier
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return TASK.prompt, {}
+
+    def step(self, action: Action) -> Result:
+        self.barrier.wait(2.0)
+        return (), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize(
+    "parties",
+    [
+        4,
+        pytest.param(
+            40,
+        ),
+    ],
+)
+async def test_blocking_environments_do_not_stall_each_other(parties: int) -> None:
+    class Meets_(Meets):
+        barrier = threading.Barrier(parties)
+
+    async with EnvFactory(Meets_) as factory:
+        group = await run_group(factory, agent(), TASK, count=parties, seed=0, group_id="g", limits=LIMITS)
+    assert group.rewards == (1.0,) * parties
+
+
+async def test_what_an_environment_says_besides_is_kept_for_the_record() -> None:
+    class Talkative(Env):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return [{"role": "user", "content": "?"}], {"place": "here", "pair": (1, 2)}
+
+        async def step(self, action: Action) -> Any:
+            return [], 1.0, True, False, {"rewards": {"part": 1.0}, "tests": {"passed": 1}, "thing": object()}
+
+    episode = await play(Talkative)
+    assert dict(episode.info) | {"thing": ""} == {"place": "here", "pair": [1, 2], "tests": {"passed": 1}, "thing": ""}
+    assert episode.info["thing"].startswith("<object object")
+    assert Episode.from_json(episode.to_json()) == episode
+
+
+# ---- several conversations in one episode ----
+
+
+class Interleaved(Env):
+    """Asks in three conversations, in an order of its own; the last answer ends it."""
+
+    ORDER = (0, 1, 0, 2, 1, 0)
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.turns = 0
+        return self._asked()
+
+    async def step(self, action: Action) -> Result:
+        self.turns += 1
+        if self.turns == len(self.ORDER):
+            return (), 1.0, True, False, {}
+        observation, info = self._asked()
+        return observation, 0.0, False, False, info
+
+    def _asked(self) -> tuple[Sequence[Message], dict[str, Any]]:
+        number = self.ORDER[self.turns]
+        content = f"turn {self.turns} of {number}"
+        return ({"role": "user", "content": content},), {"next": NextTurn(context=number, max_tokens=9), "seen": number}
+
+
+class Watches:
+    """Says how many messages it was shown, and keeps the ids and seeds that it was given."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int | None, int | None]] = []
+        self._agent = agent(lambda messages: f"{len(messages)} messages, first {messages[0]['content']!r}")
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        assert conversation.asked is not None
+        self.shown.append((conversation.request_id, conversation.seed, conversation.asked.max_tokens))
+        return await self._agent.act(conversation, tools)
+
+
+async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None:
+    who = Watches()
+    result = await play(Interleaved, who, limits=EpisodeLimits(max_turns=9))
+    assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
+    assert [turn.message["content"] for turn in result.turns] == [
+        "1 messages, first 'turn 3 of 2'",
+        "1 messages, first 'turn 1 of 1'",
+        "3 messages, first 'turn 1 of 1'",
+        "1 messages, first 'turn 0 of 0'",
+        "3 messages, first 'turn 0 of 0'",
+        "5 messages, first 'turn 0 of 0'",
+    ], "one after another, the one at hand last"
+    assert [request_id for request_id, _, _ in who.shown] == [
+        "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
+    ]  # fmt: skip
+    assert len({seed for _, seed, _ in who.shown}) == 3
+    assert {most for *_, most in who.shown} == {9}
+    assert result.info == {"seen": 0}, "what is asked of the next turn is no part of the record"
+
+
+async def test_an_episode_that_is_cut_shows_the_conversation_at_hand_last() -> None:
+    result = await play(Interleaved, Watches(), limits=EpisodeLimits(max_turns=3))
+    assert (result.outcome, len(result.turns)) == (Outcome.TRUNCATED, 3)
+    assert [m["content"] for m in result.tail] == ["turn 3 of 2"]
+
+
+async def test_what_was_asked_holds_for_one_turn() -> None:
+    class Once(Counter):
+        async def reset(self, **kwargs: Any) -> Any:
+            observation, _ = await super().reset(**kwargs)
+            return observation, {"next": NextTurn(max_tokens=3)}
+
+    seen: list[NextTurn | None] = []
+
+    class Notes(Watches):
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            seen.append(conversation.asked)
+            return await self._agent.act(conversation, tools)
+
+    assert (await play(Once, Notes())).outcome is Outcome.SCORED
+    assert seen == [NextTurn(max_tokens=3), None, None]
+
+
+async def test_messages_from_outside_that_no_template_takes_are_a_fault_and_our_own_a_mistake() -> None:
+    error = TemplateError("no place for it")
+    with pytest.raises(TemplateError):
+        await play(Counter, Raises(error))
+    result = await play(Interleaved, RaisesAtOnce(error))
+    assert (result.outcome, result.reward, result.error) == (Outcome.ENV_FAULT, None, "no place for it")
+
+
+class RaisesAtOnce(Raises):
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "words"),
+    [
+        (lambda reward: reward > 100, Outcome.SCORED, ""),
+        (lambda reward: np.True_, Outcome.SCORED, ""),
+        (lambda reward: 1 / 0, Outcome.ENV_FAULT, "success (FILE): ZeroDivisionError: division by zero"),
+        (lambda reward: "yes", Outcome.ENV_FAULT, "success: TypeError: it returned 'yes', and not True or False"),
+    ],
+)
+async def test_the_environment_says_what_a_success_is(said: Any, outcome: Outcome, words: str) -> None:
+    class Judging(Counter):
+        def success(self, reward: float) -> bool:
+            return said(reward)
+
+    result = await play(Judging)
+    assert (result.outcome, re.sub(r"\(.*test_rollout.py:\d+\)", "(FILE)", result.error)) == (outcome, words)
+    assert result.success is (None if words else bool(said(result.reward)))
+    assert (await play(Counter)).success is ((await play(Counter)).reward >= 1.0)

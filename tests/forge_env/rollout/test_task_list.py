@@ -1,0 +1,259 @@
+"""Tasks that are none: one and the same sentence wherever tasks are drawn, and never a trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.external.tasks import make_tasks
+from forge_env.cli.main import main
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from forge_env.gymnasium.env import SyncEnv
+from forge_env.rollout.factory import make
+from forge_env.rollout.task_list import BadTasks, read_tasks
+
+SOURCE = '''\
+import sys
+
+import forge_env
+from forge_env import Task, ToolEnv
+
+
+def ask(text):
+    return ({"role": "user", "content": text},)
+
+
+class Base(ToolEnv):
+    """Says yes."""
+
+    @forge_env.reward
+    def right(self) -> float:
+        return 1.0
+
+
+class Raises(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return {}["rows"]
+
+
+class Exits(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        sys.exit("no data")
+
+
+class Twice(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id="same") for i in range(count)]
+
+
+class Endless(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        i = 0
+        while True:
+            i += 1
+            yield Task(prompt=ask(f"{split} {i}"))
+
+
+class Dicts(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [{"prompt": "a"}] * count
+
+
+class IsDict(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return {"a": 1}
+
+
+class Later(Base):
+    @classmethod
+    async def tasks(cls, split="train", *, count, seed=0):
+        return []
+
+
+class Empty(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return []
+
+
+class TooMany(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}")) for i in range(count + 3)]
+
+
+class Text(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt="text", id=str(i)) for i in range(count)]
+
+
+class Things(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id=str(i), target=object()) for i in range(count)]
+
+
+class NoNumber(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"x": float("nan")}) for i in range(count)]
+
+
+class None_(Base):
+    """Has no tasks of its own."""
+'''
+
+SENTENCES = {
+    "Raises": "tasks('test', count=1) (bad.py:22): KeyError: 'rows'",
+    "Exits": "tasks('test', count=1) (bad.py:28): SystemExit: no data",
+    "Endless": "tasks('test', count=1) returned a generator; return a list of forge_env.Task",
+    "Dicts": "tasks('test') returned a list whose item 0 is a dict; return a list of forge_env.Task",
+    "IsDict": "tasks('test', count=1) returned a dict; return a list of forge_env.Task",
+    "Later": "tasks('test', count=1) returned a coroutine; return a list of forge_env.Task",
+    "Empty": "the environment bad.py:Empty has no tasks in the split 'test': choose another one",
+    "TooMany": "tasks('test', count=1) returned more than 1 tasks: return `count` of them",
+    "Text": "the task '0' of the split 'test' has a text as its prompt; a prompt is a tuple of messages: write "
+    'prompt=({"role": "user", "content": "..."},)',
+    "Things": "the task '0' of the split 'test': its target cannot be written as JSON (Object of type object is not "
+    "JSON serializable); keep to dicts, lists, text, finite numbers, booleans and None",
+    "NoNumber": "the task '0' of the split 'test': its metadata cannot be written as JSON (Out of range float values "
+    "are not JSON compliant); keep to dicts, lists, text, finite numbers, booleans and None",
+    "None_": "None_ has no tasks of its own: define the classmethod tasks()",
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bad.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def by_eval(name: str, capfd: pytest.CaptureFixture[str]) -> str:
+    command = ["eval", "--env", name, "--agent", "scripted:null", "--tasks", "1", "--out", "out", "--json"]
+    assert main(command) == 2
+    out, err = capfd.readouterr()
+    assert "Traceback" not in err
+    return json.loads(out)["error"]
+
+
+def by_gymnasium(name: str, capfd: pytest.CaptureFixture[str]) -> str:
+    env = SyncEnv(name, split="test")
+    try:
+        with pytest.raises(UserError) as raised:
+            env.reset(seed=0)
+    finally:
+        env.close()
+    return str(raised.value)
+
+
+def by_external(name: str, capfd: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(UserError) as raised:
+        make_tasks("test", count=1, seed=0, tasks=name, data="")
+    return str(raised.value)
+
+
+def by_factory(name: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """As training draws them."""
+    with pytest.raises(UserError) as raised:
+        make(name).tasks("test", count=1)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("draw", [by_eval, by_gymnasium, by_external, by_factory])
+def test_the_sentence_is_the_same_everywhere(
+    name: str, draw: Callable[[str, pytest.CaptureFixture[str]], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert draw(f"bad.py:{name}", capfd) == SENTENCES[name]
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_check_reports_it_as_a_finding(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", f"bad.py:{name}", "--tasks", "1", "--only", "tasks", "--json"]) == 1
+    (row,) = [row for row in json.loads(capfd.readouterr().out)["rows"] if row["name"] == "tasks"]
+    assert row["detail"] == SENTENCES[name].replace("'test'", "'train'")
+
+
+def test_ids_that_come_up_twice_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadTasks, match=r"^tasks\('test'\) holds the id 'same' more than once: draw without repetition"):
+        make("bad.py:Twice").tasks("test", count=2)
+
+
+class Numbers(Sequence[Task]):
+    """A sequence of a user's own, which has no end."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[Task]:
+        while True:
+            self.read += 1
+            yield self[self.read]
+
+    def __getitem__(self, index: Any) -> Any:
+        return Task(prompt=({"role": "user", "content": str(index)},))
+
+
+def test_no_more_is_read_of_a_sequence_than_is_needed() -> None:
+    numbers = Numbers()
+    with pytest.raises(BadTasks, match="returned more than 5 tasks"):
+        read_tasks("numbers", lambda: numbers, "test", count=5)
+    assert numbers.read == 6
+
+
+def test_a_call_that_never_returns_is_ended() -> None:
+    def tasks() -> list[Task]:
+        drawn: set[int] = set()
+        while len(drawn) < 2:
+            drawn.add(1)
+        return []
+
+    line = tasks.__code__.co_firstlineno
+    with pytest.raises(BadTasks) as raised:
+        read_tasks("shop", tasks, "test", count=5, seconds=0.05)
+    places = [f"(tests/forge_env/rollout/test_task_list.py:{line + n})" for n in (2, 3)]
+    assert [place for place in places if place in str(raised.value).replace(str(Path(__file__).parents[3]) + "/", "")]
+    assert str(raised.value).endswith("did not return within 0.05 s: let it end, and draw no more than `count` tasks")
+
+
+def test_a_call_that_returns_late_leaves_nothing_to_come() -> None:
+    task = Task(prompt=({"role": "user", "content": "a"},))
+
+    def tasks() -> list[Task]:
+        time.sleep(0.1)
+        return [task]
+
+    with pytest.raises(BadTasks, match="did not return within 0.01 s"):
+        read_tasks("shop", tasks, "test", count=1, seconds=0.01)
+    assert sum(range(10_000)) == 49_995_000
+    assert read_tasks("shop", lambda: (task,), "test", count=1, seconds=60.0) == (task,)
+
+
+def test_a_users_own_refusal_and_fewer_tasks_stay_as_they_are() -> None:
+    def refuses() -> list[Task]:
+        raise UserError("3 tasks were asked for, there are 2")
+
+    with pytest.raises(UserError, match="^3 tasks were asked for, there are 2$"):
+        read_tasks("shop", refuses, "test", count=3)
+    tasks = [Task(prompt=({"role": "user", "content": str(i)},)) for i in range(2)]
+    assert read_tasks("shop", lambda: tasks, "test", count=3) is tasks
+    assert read_tasks("shop", list, "test", count=0) == []

@@ -1,0 +1,91 @@
+"""A controller like the trainers', run by the tests as a process of its own: `python controller.py ENDING LOGS`.
+
+Prints a JSON line with the processes of its actors once they are ready, and another when the launcher is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from runtime_actors import Worker
+
+from forge_env.core.errors import UserError
+from forge_env.runtime.launcher import Launcher, within
+from trainers.setup.entry import _with_signals
+
+
+def children() -> list[int]:
+    pids: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            pids += [int(pid) for pid in (thread / "children").read_text().split()]
+        except FileNotFoundError:  # a thread that ended meanwhile
+            continue
+    return pids
+
+
+def descriptors() -> dict[str, int]:
+    """Open descriptors, by what they are."""
+    kinds: dict[str, int] = {}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            kind = os.readlink(link).split(":[")[-1 if "anon_inode" in os.readlink(link) else 0].strip("]")
+        except FileNotFoundError:
+            continue
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return kinds
+
+
+def tell(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+async def run(ending: str, logs: Path) -> None:
+    rounds = 4 if ending == "again" else 1
+    for index in range(rounds):
+        try:
+            await one_run(ending, logs / str(index))
+        finally:
+            temp = [path.name for path in Path(os.environ["TMPDIR"]).iterdir()]
+            tell(children=children(), descriptors=descriptors(), temp=temp)
+
+
+async def one_run(ending: str, logs: Path) -> None:
+    async with Launcher(logs) as launcher:
+        worker = launcher.spawn("worker", Worker, finishing=str(logs / "finishing") if ending == "slow" else "")
+        launcher.spawn("other", Worker)
+        launcher.processes("bare")
+        if ending == "early":  # no actor has answered yet
+            while len(children()) < 3:
+                await asyncio.sleep(0.001)
+            tell(pids=children())
+            await asyncio.Event().wait()
+        await asyncio.gather(*(launcher.start(name) for name in ("worker", "other", "bare")))
+        assert await within(10.0, worker.add.call_one(1, 2), "the worker") == 3
+        tell(pids=children())
+        if ending == "error":
+            raise UserError("a mistake inside")
+        if ending == "cancelled":
+            inner = asyncio.current_task()
+            assert inner is not None
+            asyncio.get_running_loop().call_soon(inner.cancel)
+        if ending in ("cancelled", "wait", "slow"):
+            await launcher.guard(within(600.0, worker.hold.call_one(), "the worker"))
+
+
+async def main(ending: str, logs: Path) -> int:
+    try:
+        return await _with_signals(run(ending, logs))
+    except UserError:
+        return 2
+    except asyncio.CancelledError:
+        return 4
+
+
+if __name__ == "__main__" and sys.argv[1] != "import":
+    sys.exit(asyncio.run(main(sys.argv[1], Path(sys.argv[2]))))

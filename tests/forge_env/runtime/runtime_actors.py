@@ -1,0 +1,205 @@
+"""Small actors for the tests of the runtime; imported by the tests and by Monarch's child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from state_dicts import fingerprints, make_state_dict
+
+from forge_env.core.errors import PolicyError, ReplicaBroken, ServiceError, UserError
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
+from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.weights import WeightStore
+
+OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
+
+
+class Worker(ForgeActor):
+    """Does what a test tells it."""
+
+    def __init__(self, *, failure: str = "", finishing: str = "", broken: bool = False, **base: Any) -> None:
+        super().__init__(**base)
+        if broken:
+            raise ValueError("the constructor broke")
+        self._failure = failure
+        self._finishing = finishing
+
+    async def on_start(self) -> None:
+        if self._failure in OWN:
+            raise OWN[self._failure]("cannot start: no weights in /nowhere")
+        if self._failure == "exit":
+            os._exit(3)
+        if self._failure:
+            raise ValueError(self._failure)
+
+    async def on_finish(self) -> None:
+        if self._finishing:
+            Path(self._finishing).touch()
+            await asyncio.sleep(1.0)
+            Path(self._finishing).unlink()
+
+    @concurrent_endpoint
+    async def add(self, a: int, b: int) -> int:
+        return a + b
+
+    @concurrent_endpoint
+    async def environ(self, name: str) -> str:
+        return os.environ.get(name, "")
+
+    @concurrent_endpoint
+    async def write(self) -> None:
+        print("a line by Python")
+        print("a line of errors", file=sys.stderr)
+        os.write(1, b"a line past Python\n")
+        subprocess.run(["echo", "a line by a child"], check=True)
+        sys.stdout.flush()
+
+    @concurrent_endpoint
+    async def fail(self, kind: str, message: str) -> None:
+        class LocalError(Exception):
+            """Cannot be pickled by reference."""
+
+        kinds = {**OWN, "ValueError": ValueError, "TimeoutError": TimeoutError, "LocalError": LocalError}
+        raise kinds[kind](message)
+
+    @concurrent_endpoint
+    async def hold(self, failing_rank: int = -1) -> None:
+        """Never answer; one rank raises instead."""
+        if self.rank == failing_rank:
+            raise UserError(f"rank {failing_rank} cannot take part")
+        await asyncio.Event().wait()
+
+
+class Counting(Worker):
+    """A worker for services: says who answers, and leaves a mark where a call arrives."""
+
+    idempotent = frozenset({"answer_when", "break_down", "die", "pid"})
+    broken = False
+    ping_error: Exception | None = None
+
+    def on_ping(self) -> None:
+        if self.ping_error is not None:
+            raise self.ping_error
+        if self.broken:
+            raise ReplicaBroken("it has no more numbers")
+
+    @concurrent_endpoint
+    async def break_down(self, pid: int) -> int:
+        """Break for good in the process of this id."""
+        if os.getpid() == pid:
+            self.broken = True
+            raise ReplicaBroken("it has no more numbers")
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def fail_pings(self) -> None:
+        self.ping_error = ValueError("7 is not prime")
+
+    @long_endpoint
+    async def work(self, marks: str) -> None:
+        """Begin a work without an end, and leave a mark when it begins and when it is cancelled."""
+        (Path(marks) / "begun").touch()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            (Path(marks) / "ended").touch()
+
+    @concurrent_endpoint
+    async def die(self) -> None:
+        """End the process, whichever it is."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @concurrent_endpoint
+    async def answer_when(self, go: str, marks: str) -> int:
+        """Answer with the process's id once the file `go` is there."""
+        (Path(marks) / str(os.getpid())).touch()
+        while not Path(go).exists():
+            await asyncio.sleep(0.01)
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def mark_and_hold(self, marks: str) -> None:
+        (Path(marks) / str(os.getpid())).touch()
+        await asyncio.Event().wait()
+
+
+class Caller(ForgeActor):
+    """Calls a service from a process of its own."""
+
+    def __init__(self, *, client: ServiceClient, **base: Any) -> None:
+        super().__init__(**base)
+        self._client = client
+
+    @concurrent_endpoint
+    async def ask(self) -> int:
+        pid: int = await self._client.pid.route()
+        return pid
+
+    @concurrent_endpoint
+    async def let_work(self, marks: str) -> None:
+        await self._client.work.route(marks)
+
+
+class Team(Worker):
+    """Ranks that add numbers up over all of them, in a thread, as a trainer does."""
+
+    async def on_start(self) -> None:
+        import torch.distributed as dist
+
+        await asyncio.to_thread(dist.init_process_group, "gloo")
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.sums: list[float] = []
+
+    @concurrent_endpoint
+    async def sum(self, value: float) -> list[float] | None:
+        """Add value * (rank + 1) up over the ranks; returns all sums so far."""
+        await asyncio.get_running_loop().run_in_executor(self.thread, self._sum, value)
+        return list(self.sums) if self.rank == 0 else None
+
+    @concurrent_endpoint
+    async def places(self) -> tuple[int, str, str]:
+        return self.rank, os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+
+    def _sum(self, value: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor(value * (self.rank + 1))
+        dist.all_reduce(total)
+        self.sums.append(total.item())
+
+
+class Holder(ForgeActor):
+    """Publishes and fetches weights that both sides can make from a seed."""
+
+    def __init__(self, *, store: WeightStore, **base: Any) -> None:
+        super().__init__(**base)
+        self._store = store
+
+    async def on_start(self) -> None:
+        self._store.attach()
+
+    @concurrent_endpoint
+    async def publish(self, version: int, seed: int) -> None:
+        await self._store.publish(version, make_state_dict(seed))
+
+    @concurrent_endpoint
+    async def publish_then_change(self, version: int, seed: int) -> None:
+        """Publish, and go on training in place as soon as the copy is taken."""
+        state_dict = make_state_dict(seed)
+        taken = self._store.take(version, state_dict)
+        for tensor in state_dict.values():
+            tensor.zero_()
+        await self._store.commit(taken)
+
+    @concurrent_endpoint
+    async def fetch(self, version: int) -> dict[str, str]:
+        async with self._store.fetch(version) as state_dict:
+            return fingerprints(state_dict)

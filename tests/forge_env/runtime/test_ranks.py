@@ -1,0 +1,108 @@
+"""Several processes of one actor: they find each other, are called together, and none is waited for in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.core.errors import ServiceError, UserError
+
+pytest.importorskip("monarch")
+
+from runtime_actors import Team, Worker
+
+from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
+
+DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
+
+
+@pytest_asyncio.fixture
+async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
+    async with Launcher(tmp_path / "logs") as opened:
+        yield opened
+
+
+async def start_two(launcher: Launcher, actor_class: type) -> tuple[Any, list[int]]:
+    """Two ranks; returns Monarch's handle of them, and their process ids."""
+    actor = launcher.spawn("team", actor_class, procs=2)
+    await launcher.start("team", seconds=3 * DEADLINE_S)
+    return actor, list((await within(DEADLINE_S, actor.pid.call(), "the team")).values())
+
+
+async def test_calls_reach_all_ranks_in_order_until_one_is_killed_inside_a_collective(tmp_path: Path) -> None:
+    logs = [tmp_path / "team.log", tmp_path / "team-1.log"]
+    async with Launcher(tmp_path) as launcher:
+        actor, pids = await start_two(launcher, Team)
+        team = AllRanks(actor)
+        # Made at once, awaited in any order: were two ranks to see them in different orders, the sums would mix.
+        calls = [team.sum.call_one(float(i)) for i in range(20)]
+        answers = await within(DEADLINE_S, asyncio.gather(*reversed(calls)), "the team")
+        assert max(answers, key=len) == [3.0 * i for i in range(20)]
+        assert await within(DEADLINE_S, team.sum.call(1.0), "the team") == [*(3.0 * i for i in range(20)), 3.0]
+        places = await within(DEADLINE_S, actor.places.call(), "the team")
+        assert list(places.values()) == [(0, "0", "2"), (1, "1", "2")]
+        assert [Path(f"/proc/{pid}/fd/1").readlink() for pid in pids] == logs
+
+        # Rank 1 is stopped first, so that rank 0 is surely inside of the collective, waiting for it.
+        os.kill(pids[1], signal.SIGSTOP)
+        work = asyncio.ensure_future(launcher.guard(within(10 * DEADLINE_S, team.sum.call_one(1.0), "the team")))
+        assert await within(DEADLINE_S, actor.slice(procs=0).add.call_one(1, 1), "rank 0") == 2
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(
+            ServiceError, match=f"^the team process of rank 1 died; the end of its log is in {logs[1]}$"
+        ):
+            await asyncio.wait_for(work, DEADLINE_S)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_an_error_of_one_rank_is_raised_while_the_others_never_answer(launcher: Launcher) -> None:
+    actor, _ = await start_two(launcher, Worker)
+    call = AllRanks(actor).hold.call_one(failing_rank=1)
+    with pytest.raises(UserError, match="^rank 1 cannot take part$"):
+        await asyncio.wait_for(launcher.guard(within(10 * DEADLINE_S, call, "the team")), DEADLINE_S)
+
+
+async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launcher) -> None:
+    """The rank that is left often notices first, with a sentence that names no process."""
+    _, pids = await start_two(launcher, Worker)
+
+    async def notice() -> None:
+        os.kill(pids[1], signal.SIGKILL)
+        raise ServiceError("the connection was closed by peer")
+
+    with pytest.raises(ServiceError, match="^the team process of rank 1 died"):
+        await launcher.guard(notice())
+
+
+async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
+    async def fail() -> None:
+        raise ServiceError("the store has no version 3")
+
+    with pytest.raises(ServiceError, match="^the store has no version 3$"):
+        await launcher.guard(fail())
+
+
+def test_a_meeting_point_listens_to_this_machine_only_and_goes_without_a_trace() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    point = MeetingPoint(2)
+    port = int(point.environ(1)["MASTER_PORT"])
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    addresses = [line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
+    assert addresses == [f"0100007F:{port:04X}"]
+    del point
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_first_rank_keeps_the_name_of_the_log() -> None:
+    assert log_of_rank(Path("logs/trainer.log"), 0) == Path("logs/trainer.log")
+    assert log_of_rank(Path("logs/trainer.log"), 3) == Path("logs/trainer-3.log")

@@ -1,0 +1,279 @@
+"""Services with real processes: routing, sessions, deaths by SIGKILL, hangs by SIGSTOP, scaling, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.core.errors import PolicyError, ReplicaDied, ServiceError, UserError
+
+pytest.importorskip("monarch")
+
+from runtime_actors import Caller, Counting
+
+from forge_env.runtime.launcher import Launcher, Spawned
+from forge_env.runtime.service import Service
+
+DEADLINE_S = 60.0
+
+
+@pytest_asyncio.fixture
+async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
+    async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
+        yield opened
+
+
+async def until(condition: Any, what: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def pids(service: Service) -> list[int]:
+    return sorted(await service.pid.fanout())
+
+
+async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    both = await pids(service)
+    assert len(set(both)) == 2 and os.getpid() not in both
+    held = [asyncio.create_task(service.hold.route()) for _ in range(3)]
+    await until(lambda: sum(member.calls for member in service.client._up.values()) == 3, "three calls")
+    # One replica has two calls in flight and one has one: the next call goes to the latter.
+    busy = {number: member.calls for number, member in service.client._up.items()}
+    assert sorted(busy.values()) == [1, 2]
+    quiet = await service.client._pick("")
+    assert quiet.calls == 1
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    answers = await asyncio.gather(*(service.pid.route() for _ in range(20)))
+    assert set(Counter(answers)) == set(both)
+
+
+async def test_a_session_stays_with_its_replica(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service(name="sticky")
+    homes = {name: await service.session(name).pid.route() for name in ("one", "two")}
+    for name, home in homes.items():
+        assert {await service.session(name).pid.route() for _ in range(5)} == {home}
+
+
+async def test_an_idempotent_call_survives_the_death_of_its_replica(launcher: Launcher, tmp_path: Path) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    call = asyncio.create_task(service.answer_when.route(str(tmp_path / "go"), str(marks)))
+    await until(lambda: list(marks.iterdir()), "the call's arrival")
+    first = int(next(marks.iterdir()).name)
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: len(list(marks.iterdir())) == 2, "the second try")
+    (tmp_path / "go").touch()
+    assert await call != first
+    assert service.client.retries == 1
+    await until(lambda: service.client.up == 2, "a replacement")
+    assert first not in await pids(service) and len(set(await pids(service))) == 2
+    assert [death.recovered_at is not None for death in service.deaths] == [True]
+
+
+async def test_a_call_with_effects_is_not_repeated(launcher: Launcher, tmp_path: Path) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    call = asyncio.create_task(service.mark_and_hold.route(str(marks)))
+    await until(lambda: list(marks.iterdir()), "the call's arrival")
+    os.kill(int(next(marks.iterdir()).name), signal.SIGKILL)
+    with pytest.raises(ReplicaDied, match=r"the counting_\d process died; the end of its log is in .*counting_\d\.log"):
+        await call
+    assert len(list(marks.iterdir())) == 1
+
+
+async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launcher: Launcher) -> None:
+    ready = []
+
+    async def on_ready(replica: Spawned) -> None:
+        ready.append(await replica.handle.add.call_one(1, 2))
+
+    service = Service(actor_class=Counting, arguments={}, name="alone", on_ready=on_ready)
+    await service.start()
+    (first,) = await pids(service)
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: service.client.up == 0, "the death")
+    assert await service.pid.route() != first
+    assert ready == [3, 3]
+
+
+async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) -> None:
+    service = await Counting.options(ping_seconds=1.0).as_service()
+    (first,) = await pids(service)
+    os.kill(first, signal.SIGSTOP)
+    assert await service.pid.route() != first
+    assert service.deaths[0].said == "the counting process did not answer a ping within 1 s, and was ended"
+    with pytest.raises(ProcessLookupError):  # it is not left behind, stopped
+        for _ in range(600):
+            os.kill(first, 0)
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+    (first,) = await pids(service)
+    # It breaks during a call that may be made again: the caller sees nothing of it.
+    assert await service.break_down.route(first) != first
+    assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
+
+
+@pytest.mark.slow
+async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    with pytest.raises(ReplicaDied, match=r"^counting.die lost 3 replicas: the counting_\d process died"):
+        await service.die.route()
+    assert service.client.retries == 2
+    await until(lambda: service.client.up == 2, "the replacements")
+    assert len(service.deaths) == 3 and len(set(await pids(service))) == 2
+
+
+@pytest.mark.slow
+async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=1).as_service()
+    caller = launcher.spawn("caller", Caller, client=service.client)
+    await launcher.start("caller")
+    (first,) = await pids(service)
+    assert await caller.ask.call_one() == first
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        second = await caller.ask.call_one()
+        assert second != first and second == (await pids(service))[0]
+
+
+async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Path) -> None:
+    """Cancelled, out of time, or dead: the work ends in the actor, which goes on."""
+    service = await Counting.options(seconds=0.001).as_service()  # a deadline that long calls do not have
+    caller = launcher.spawn("caller", Caller, client=service.client)
+    await launcher.start("caller")
+
+    async def marks(name: str) -> Path:
+        folder = tmp_path / name
+        await asyncio.to_thread(folder.mkdir)
+        return folder
+
+    cancelled, late, orphaned = [await marks(name) for name in ("cancelled", "late", "orphaned")]
+    call = asyncio.create_task(service.work.route(str(cancelled)))
+    await until((cancelled / "begun").exists, "the work")
+    call.cancel()
+    await until((cancelled / "ended").exists, "the end of what was cancelled")
+    with pytest.raises(ServiceError, match="counting.work did not answer within 0.2 s"):
+        await service.deadline(0.2).work.route(str(late))
+    await until((late / "ended").exists, "the end of what was late")
+    asking = asyncio.ensure_future(caller.let_work.call_one(str(orphaned)))
+    await until((orphaned / "begun").exists, "the work of the caller")
+    os.kill(await caller.pid.call_one(), signal.SIGKILL)
+    await until((orphaned / "ended").exists, "the end of what nobody waits for")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert await service.deadline(DEADLINE_S).add.route(1, 2) == 3
+
+
+async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> None:
+    """Who waits for its start is told, and so is who waits for a replica."""
+    asked = asyncio.Event()
+
+    async def never(replica: Spawned) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    service = Service(actor_class=Counting, arguments={}, name="slow", on_ready=never)
+    starting, calling = asyncio.create_task(service.start()), asyncio.create_task(service.add.route(1, 2))
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    await service.stop()
+    with pytest.raises(ServiceError, match="^slow was stopped before it was up$"):
+        await asyncio.wait_for(starting, DEADLINE_S)
+    with pytest.raises(ServiceError, match="^slow has no replica any more: it was stopped$"):
+        await asyncio.wait_for(calling, DEADLINE_S)
+
+
+@pytest.mark.slow
+async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+    await service.fail_pings.route()
+    await until(lambda: service.deaths, "the death")
+    assert service.deaths[0].said == (
+        "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
+    )
+
+
+async def test_scaling_up_and_down(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+    (first,) = await pids(service)
+    await service.scale(3)
+    assert first in await pids(service) and len(set(await pids(service))) == 3
+    await service.scale(1)
+    assert await pids(service) == [first]
+    with pytest.raises(UserError, match="num_replicas is 0: a service needs at least 1"):
+        await service.scale(0)
+    assert await service.pid.call_one() == first
+    assert service.deaths == []
+
+
+async def test_errors_of_the_actor_arrive_as_themselves(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    with pytest.raises(PolicyError, match="^just this$"):
+        await service.fail.route("PolicyError", "just this")
+    with pytest.raises(PolicyError, match="^just this$"):
+        await service.fail.fanout("PolicyError", "just this")
+    with pytest.raises(ServiceError, match=r"counting.fail failed: ValueError: 7 is not prime"):
+        await service.fail.route("ValueError", "7 is not prime")
+    with pytest.raises(ServiceError, match=r"counting.hold did not answer within 0.2 s"):
+        await service.deadline(0.2).hold.route()
+    with pytest.raises(UserError, match="counting has 2 replicas: call add with .route"):
+        await service.add.call_one(1, 2)
+
+
+async def test_a_service_that_cannot_start_says_why(launcher: Launcher) -> None:
+    with pytest.raises(UserError, match="^cannot start: no weights in /nowhere$"):
+        await Counting.options(num_replicas=2).as_service(failure="UserError")
+    with pytest.raises(ServiceError, match="the counting process died"):
+        await Counting.options().as_service(failure="exit")
+
+
+@pytest.mark.slow
+async def test_a_service_that_keeps_dying_ends_what_is_guarded(launcher: Launcher) -> None:
+    service = await Counting.options().as_service()
+
+    async def kill_again_and_again() -> None:
+        while True:
+            pid = await service.pid.route()
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not service.client.up, "the death")
+
+    with pytest.raises(ServiceError, match=r"the counting process died; .* has lost 6 replicas within 10 minutes"):
+        await launcher.guard(kill_again_and_again())
+
+
+async def test_the_death_of_an_actor_ends_what_is_guarded(launcher: Launcher) -> None:
+    actor = await Counting.options().as_actor(name="single")
+    os.kill(await actor.pid.call_one(), signal.SIGKILL)
+    with pytest.raises(ServiceError, match="the single process died"):
+        await launcher.guard(actor.hold.call_one())
+    await until(lambda: not actor.is_starting, "a place that is free, for nobody will fill it")
+    with pytest.raises(ServiceError, match="single has no replica any more: the single process died"):
+        await actor.add.route(1, 2)
+
+
+async def test_mistakes_are_one_sentence() -> None:
+    with pytest.raises(UserError, match="a service has no option 'replicas'. Did you mean num_replicas?"):
+        Counting.options(replicas=2)
+    with pytest.raises(UserError, match="num_replicas is 0: a service needs at least 1"):
+        Counting.options(num_replicas=0)
+    with pytest.raises(UserError, match="num_replicas is 2: an actor is one; use .as_service"):
+        await Counting.options(num_replicas=2).as_actor()
+    with pytest.raises(UserError, match="there is no open Launcher"):
+        await Counting.options().as_service()

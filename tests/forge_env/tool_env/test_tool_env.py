@@ -1,0 +1,302 @@
+"""ToolEnv: tools from methods, a model's mistakes as observations, rewards that are finite or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Turn
+from forge_env.core.errors import EnvError, SandboxError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.tools import reward, tool
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Task, ToolCall
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
+from forge_env.tool_env.tool_env import ToolEnv
+
+TASK = Task(prompt=({"role": "user", "content": "?"},), target="42")
+
+
+class Desk(ToolEnv):
+    """One tool for each way in which a tool can behave."""
+
+    system_prompt = "Be brief."
+    started: threading.Event
+    release: threading.Event
+
+    @tool
+    def repeat(self, word: str, times: int = 2, mode: Literal["up", "down"] = "down") -> str:
+        """Repeat a word.
+
+        Args:
+            word: what is
+                repeated
+            times: how often
+        """
+        return (word.upper() if mode == "up" else word.lower()) * min(times, 9)
+
+    @tool
+    async def total(self, numbers: list[float]) -> float:
+        """Add numbers."""
+        return sum(numbers)
+
+    @tool
+    def broken(self) -> str:
+        """Raise."""
+        raise ZeroDivisionError("no luck")
+
+    @tool
+    def sandbox(self) -> str:
+        """Fail underneath."""
+        raise SandboxError("the sandbox is gone")
+
+    @tool(timeout=0.02)
+    async def endless(self) -> str:
+        """Never end."""
+        await asyncio.Event().wait()
+        return "?"
+
+    @tool(max_output=5)
+    def chatty(self) -> str:
+        """Say much."""
+        return "0123456789"
+
+    @tool(timeout=20.0)
+    def wait(self) -> str:
+        """Block a thread until somebody else has made progress."""
+        self.started.set()
+        return "released" if self.release.wait(10.0) else "nobody came"
+
+    def not_a_tool(self) -> str:
+        return "secret"
+
+    @reward(weight=2.0)
+    def right(self, answer: str) -> float:
+        return float(answer == self.task.target)
+
+    @reward(weight=-0.5)
+    async def long(self, answer: str) -> bool:
+        return len(answer) > 2
+
+
+def call(name: str, arguments: dict[str, Any] | None, **more: str) -> ToolCall:
+    return ToolCall(id="call_7", name=name, arguments=arguments, **more)
+
+
+def says(text: str = "", *calls: ToolCall) -> Action:
+    return Action(message={"role": "assistant", "content": text}, tool_calls=calls)
+
+
+async def started(env: ToolEnv) -> ToolEnv:
+    await env.reset(seed=0, options={"task": TASK})
+    return env
+
+
+async def told(tool_call: ToolCall, env: ToolEnv | None = None) -> str:
+    """What the model is told after one call; the episode goes on in every case."""
+    env = await started(env or Desk())
+    messages, value, terminated, truncated, _ = await env.step(says("", tool_call))
+    assert (value, terminated, truncated) == (0.0, False, False)
+    [message] = messages
+    assert message["role"] == "tool" and message["tool_call_id"] == "call_7" and message["name"] == tool_call.name
+    return message["content"]
+
+
+# ---- what the model is shown ----
+
+
+def test_schema_comes_from_signature_and_docstring() -> None:
+    specs = {spec["function"]["name"]: spec for spec in Desk().tools}
+    assert set(specs) == {"repeat", "total", "broken", "sandbox", "endless", "chatty", "wait"}
+    assert specs["repeat"] == {
+        "type": "function",
+        "function": {
+            "name": "repeat",
+            "description": "Repeat a word.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "word": {"type": "string", "description": "what is repeated"},
+                    "times": {"type": "integer", "default": 2, "description": "how often"},
+                    "mode": {"type": "string", "enum": ["up", "down"], "default": "down"},
+                },
+                "required": ["word"],
+            },
+        },
+    }
+    parameters = specs["total"]["function"]["parameters"]
+    assert parameters["properties"] == {"numbers": {"type": "array", "items": {"type": "number"}}}
+
+
+def test_a_parameter_named_title_keeps_its_name() -> None:
+    class Shelf(ToolEnv):
+        @tool
+        def find(self, title: str) -> str:
+            """Find a book."""
+            return title
+
+    [spec] = Shelf().tools
+    assert spec["function"]["parameters"]["properties"] == {"title": {"type": "string"}}
+
+
+def test_subclasses_inherit_tools_and_may_replace_them() -> None:
+    class Other(Desk):
+        @tool
+        def repeat(self, word: str) -> str:
+            """Say it once."""
+            return word
+
+    names = [spec["function"]["name"] for spec in Other().tools]
+    assert sorted(names) == sorted(spec["function"]["name"] for spec in Desk().tools)
+    assert asyncio.run(told(call("repeat", {"word": "Ab"}), Other())) == "Ab"
+
+
+async def test_reset_shows_the_system_prompt_and_the_task() -> None:
+    messages, _ = await Desk().reset(seed=0, options={"task": TASK})
+    assert messages == ({"role": "system", "content": "Be brief."}, *TASK.prompt)
+    with pytest.raises(EnvError, match="options"):
+        await Desk().reset(seed=0)
+
+
+# ---- calls, right and wrong ----
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("repeat", {"word": "aB"}, "abab"),
+        ("repeat", {"word": "aB", "times": "3", "mode": "up"}, "ABABAB"),  # "3" is coerced
+        ("total", {"numbers": ["1", 2, 0.5]}, "3.5"),
+        ("chatty", {}, "01234\n[5 more characters]"),
+    ],
+)
+async def test_a_good_call_is_answered(name: str, arguments: dict[str, Any], answer: str) -> None:
+    assert await told(call(name, arguments)) == answer
+
+
+@pytest.mark.parametrize(
+    ("tool_call", "words"),
+    [
+        (call("repeat", {}), ["repeat", "word", "required"]),
+        (call("repeat", {"word": "a", "times": "many"}), ["times", "integer"]),
+        (call("repeat", {"word": "a", "mode": "left"}), ["mode", "'up'"]),
+        (call("repeat", {"word": "a", "loud": True}), ["loud", "not permitted"]),
+        (call("repaet", {"word": "a"}), ["no tool 'repaet'", "repeat, "]),
+        (call("not_a_tool", {}), ["no tool 'not_a_tool'"]),
+        (call("__class__", {}), ["no tool"]),
+        (call("repeat", None, raw="{", error="Expecting a value."), ["not a JSON object", "Expecting a value."]),
+        (call("", None, raw="{", error="Expecting a value."), ["no tool ''", "Expecting a value."]),
+        (call("broken", {}), ["ZeroDivisionError", "no luck"]),
+        (call("endless", {}), ["endless took longer than 0.02 s"]),
+    ],
+)
+async def test_a_mistake_is_told_to_the_model(tool_call: ToolCall, words: list[str]) -> None:
+    text = await told(tool_call)
+    assert text.startswith("Error: ")
+    assert "secret" not in text
+    assert [word for word in words if word not in text] == []
+
+
+async def test_calls_of_one_turn_are_answered_in_order() -> None:
+    env = await started(Desk())
+    calls = [ToolCall(id=f"call_{i}", name="repeat", arguments={"word": "x", "times": i}) for i in range(3)]
+    messages, *_ = await env.step(says("", *calls))
+    assert [(m["tool_call_id"], m["content"]) for m in messages] == [("call_0", ""), ("call_1", "x"), ("call_2", "xx")]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["repeat", "total", "nothing"]),
+    arguments=st.none()
+    | st.dictionaries(st.sampled_from(["word", "times", "numbers", "mode", "?"]), anything, max_size=4),
+)
+def test_no_arguments_make_it_raise(name: str, arguments: dict[str, Any] | None) -> None:
+    assert isinstance(asyncio.run(told(call(name, arguments))), str)
+
+
+async def test_tools_switched_off_are_shown_and_answer_nothing() -> None:
+    env = Desk(use_tools=False)
+    assert env.tools == Desk().tools
+    text = await told(call("repeat", {"word": "ab"}), env)
+    assert "switched off" in text and "abab" not in text
+
+
+async def test_a_plain_method_does_not_stall_the_event_loop() -> None:
+    env = Desk()
+    env.started, env.release = threading.Event(), threading.Event()
+
+    async def another() -> None:
+        assert await asyncio.to_thread(env.started.wait, 10.0)
+        env.release.set()
+
+    answer, _ = await asyncio.gather(told(call("wait", {}), env), another())
+    assert answer == "released"
+
+
+async def test_what_breaks_underneath_a_tool_is_not_told_to_the_model() -> None:
+    with pytest.raises(SandboxError):
+        await told(call("sandbox", {}))
+
+
+# ---- rewards ----
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "parts"),
+    [
+        ("42", 2.0, {"right": 1.0, "long": 0.0}),
+        ("no", 0.0, {"right": 0.0, "long": 0.0}),
+        ("wrong", -0.5, {"right": 0.0, "long": 1.0}),
+    ],
+)
+async def test_the_score_is_the_weighted_sum(answer: str, score: float, parts: dict[str, float]) -> None:
+    env = await started(Desk())
+    messages, value, terminated, truncated, info = await env.step(says(answer))
+    assert (list(messages), value, terminated, truncated) == ([], score, True, False)
+    assert info["rewards"] == parts
+
+
+class Answers(Agent):
+    """An agent that says one thing."""
+
+    async def act(self, conversation: Conversation, tools: Any) -> tuple[Turn, Action]:
+        action = says("42")
+        return Turn(kind="text", observation=conversation.observation, message=action.message), action
+
+
+class Judge(ToolEnv):
+    """Its reward is what the test says."""
+
+    value: Any
+
+    @reward
+    def judged(self, answer: str) -> Any:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "many", ValueError("broken")])
+async def test_a_reward_that_is_no_number_is_a_fault_of_the_environment(value: Any) -> None:
+    class Broken(Judge):
+        pass
+
+    Broken.value = value
+    async with EnvFactory(Broken) as factory:
+        result = await run_episode(factory, Answers(), TASK, seed=0, episode_id="e", limits=EpisodeLimits())
+    assert result.outcome is Outcome.ENV_FAULT
+    assert result.reward is None
+    assert result.error

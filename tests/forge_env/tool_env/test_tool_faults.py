@@ -1,0 +1,127 @@
+"""A tool that never works is seen in what an evaluation says: its episodes do not go from the score without a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, HTTPException
+
+from forge_env.cli.main import main
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.errors import SandboxError, ServiceError
+from forge_env.core.tools import make_tool
+from forge_env.core.types import Outcome, Task, ToolCall, ToolFailure, ToolUse
+from forge_env.evaluation.metrics import faulted_tool, tool_figures, tool_metrics
+from forge_env.tool_env.toolbox import Toolbox
+from tests.envs.serving import serve
+
+AGENT = """
+import json
+
+def play(messages):
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": json.loads(messages[-1]["content"]).get("capital", "")
+                if messages[-1]["content"].startswith("{") else ""}
+    name, country = messages[-1]["content"].split()
+    call = {"type": "function", "function": {"name": name, "arguments": {"country": country}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    app = FastAPI()
+
+    @app.get("/good/{country}", operation_id="good")
+    async def good(country: str) -> dict[str, str]:
+        return {"capital": "Paris"}
+
+    @app.get("/broken/{country}", operation_id="broken")
+    async def broken(country: str) -> None:
+        raise HTTPException(501, "never")
+
+    @app.get("/locked/{country}", operation_id="locked")
+    async def locked(country: str) -> None:
+        raise HTTPException(401, "who are you?")
+
+    with serve(app) as url:
+        yield url
+
+
+def evaluate(service: str, asked: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[Any, str]:
+    Path("agent.py").write_text(AGENT)
+    rows = [{"prompt": f"{name} Land{i}", "answer": "Paris"} for i, name in enumerate(asked)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--env", "tool_api", "--tools", f"openapi:{service}/openapi.json", "--option", "data=tasks.jsonl"]
+    where = ["--agent", "scripted:agent.py:play", "--split", "all", "--tasks", str(len(asked)), "-n", "1"]
+    main(["eval", *options, *where, "--out", "out", *more])
+    captured = capsys.readouterr()
+    return (json.loads(captured.out) if "--json" in more else captured.out), captured.err
+
+
+def test_an_endpoint_that_always_fails_is_counted_and_warned_of(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["good", "good", "broken", "broken", "locked"]
+    result, _ = evaluate(service, asked, capsys, "--json")
+    assert (result["episodes"], result["successes"], result["faults"]) == (3, 2, {"ServiceError": 2})
+    assert result["first_errors"]["ServiceError"].startswith("ServiceError: tool broken: GET ")
+    shown = {name: (tool["calls"], tool["errors"], tool["faults"]) for name, tool in result["tools"].items()}
+    assert shown == {"good": (2, {}, 0), "broken": (0, {}, 2), "locked": (1, {"http_401": 1}, 0)}
+    assert result["warnings"] == [
+        "the tool broken never worked in 2 calls: 2 episodes ended by a fault of it and are not in the score",
+        "the tool locked never worked in 1 calls: http_401 1",
+    ]
+    text, notes = evaluate(service, asked, capsys)
+    assert "note: the tool broken never worked in 2 calls" in notes and "faults" in text
+
+
+async def test_the_fault_of_a_tool_names_it_once() -> None:
+    error = SandboxError("gone")
+
+    def search(a: int) -> str:
+        """Search."""
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(SandboxError, match="^tool search: gone$"):
+            await Toolbox({"search": make_tool(search)}).answer([ToolCall(id="", name="search", arguments={"a": 1})])
+    assert str(ServiceError("gone")) == "gone"
+
+
+async def test_a_failure_that_a_function_returns_is_counted() -> None:
+    def search(a: int) -> str:
+        """Search."""
+        return ToolFailure("Error: nothing", kind="empty")
+
+    call = ToolCall(id="", name="search", arguments={"a": 1})
+    [message], [use] = await Toolbox({"search": make_tool(search)}).answer([call])
+    assert (message["content"], use.error) == ("Error: nothing", "empty")
+    assert type(message["content"]) is str  # it is written down and sent elsewhere, as any text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "name"),
+    [
+        (Outcome.INFRA_FAULT, "ServiceError: tool search: GET http://x was answered with 500", "search"),
+        (Outcome.ENV_FAULT, "tool buy (shop.py:41): KeyError: 'x'", "buy"),
+        (Outcome.ENV_FAULT, "the tool buy raised KeyError: 'x'", "buy"),
+        (Outcome.INFRA_FAULT, "PolicyError: the agent said: tool buy: no", ""),
+        (Outcome.ENV_FAULT, "reset (shop.py:3): ValueError: tool buy: no", ""),
+        (Outcome.TIMEOUT, "tool buy: no", ""),
+    ],
+)
+def test_the_tool_that_ended_an_episode(outcome: Outcome, error: str, name: str) -> None:
+    task = Task(prompt=({"role": "user", "content": "?"},))
+    use = ToolUse(name="search", seconds=1.0)
+    turn = Turn(kind="text", observation=(), message={"role": "assistant", "content": ""}, tool_uses=(use,))
+    episode = Episode(task=task, turns=(turn,), outcome=outcome, reward=None, error=error, id="e")
+    assert faulted_tool(episode) == name
+    figures = tool_figures([episode])
+    assert {tool: each.faults for tool, each in figures.items() if each.faults} == ({name: 1} if name else {})
+    assert tool_metrics([episode]).get(f"tool/{name}/faults", 0) == int(bool(name))

@@ -1,0 +1,285 @@
+"""Toolbox: order, parallel calls, places, retries, time-outs that stop the work, faults, and what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+import pytest
+
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
+from forge_env.core.errors import EnvError, SandboxError
+from forge_env.core.tools import make_tool, tool
+from forge_env.core.types import ToolCall
+from forge_env.tool_env.toolbox import Toolbox
+from forge_env.utils.deadlines import Deadline
+
+
+def box(*functions: Callable[..., Any]) -> Toolbox:
+    tools = [make_tool(function) for function in functions]
+    return Toolbox({each.name: each for each in tools})
+
+
+def calls(*names: str, **arguments: Any) -> list[ToolCall]:
+    return [ToolCall(id=f"call_{i}", name=name, arguments=arguments) for i, name in enumerate(names)]
+
+
+async def said(toolbox: Toolbox, *names: str, **arguments: Any) -> list[str]:
+    messages, _ = await toolbox.answer(calls(*names, **arguments))
+    return [message["content"] for message in messages]
+
+
+async def test_calls_run_one_after_another_unless_they_are_declared_parallel() -> None:
+    running, most = 0, {"one": 0, "many": 0}
+
+    async def work(kind: str) -> str:
+        nonlocal running
+        running += 1
+        most[kind] = max(most[kind], running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running -= 1
+        return kind
+
+    @tool
+    async def one() -> str:
+        """Work."""
+        return await work("one")
+
+    @tool(parallel=True)
+    async def many() -> str:
+        """Work."""
+        return await work("many")
+
+    assert await said(box(one, many), "one", "one", "many", "many", "many", "one") == [
+        "one", "one", "many", "many", "many", "one",
+    ]  # fmt: skip
+    assert most == {"one": 1, "many": 3}
+
+
+async def test_parallel_calls_that_need_each_other_meet() -> None:
+    barrier = threading.Barrier(3)
+
+    @tool(parallel=True)
+    def meet() -> int:
+        """Wait for the others."""
+        return barrier.wait(20.0)
+
+    assert sorted(await said(box(meet), "meet", "meet", "meet")) == ["0", "1", "2"]
+
+
+async def test_places_are_shared_by_all_episodes_and_waiting_for_one_does_not_count() -> None:
+    running, most = 0, 0
+    full, release = asyncio.Event(), asyncio.Event()
+
+    @tool(concurrency=2, timeout=5.0)
+    async def scarce() -> str:
+        """Use a place."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 2:
+            full.set()
+        try:
+            await release.wait()
+        finally:
+            running -= 1
+        return "done"
+
+    scarce_tool = make_tool(scarce)
+
+    async def episode(seconds: float) -> list[str]:
+        return await Deadline(seconds).run(said(Toolbox({"scarce": scarce_tool}), "scarce"))
+
+    async def holders() -> None:
+        """Two that use their time up in the only two places; then the places are worth having."""
+        ends = await asyncio.gather(episode(0.3), episode(0.3), return_exceptions=True)
+        assert [type(end) for end in ends] == [TimeoutError, TimeoutError]
+        release.set()
+
+    holding = asyncio.create_task(holders())
+    await full.wait()
+    # the others have far less time than they wait for
+    assert await asyncio.gather(*(episode(0.1) for _ in range(4))) == [["done"]] * 4
+    await holding
+    assert most == 2
+
+
+def test_the_pause_before_a_further_attempt_does_not_count() -> None:
+    @tool(retries=3, idempotent=True)
+    async def weak() -> None:
+        """Fail."""
+        raise ValueError("weak")
+
+    call = said(Toolbox({"weak": make_tool(weak)}), "weak")
+    assert simulated(World(), Deadline(0.01).run(call)) == ["Error: ValueError: weak"]
+
+
+async def test_a_call_out_of_time_is_told_and_its_work_is_stopped() -> None:
+    stopped = asyncio.Event()
+    thread_stopped = threading.Event()
+
+    @tool(timeout=0.05)
+    async def coroutine() -> None:
+        """Never end."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    @tool(timeout=0.05)
+    def thread() -> None:
+        """Never end."""
+        try:
+            while True:
+                pass
+        finally:
+            thread_stopped.set()
+
+    toolbox = box(coroutine, thread)
+    assert await said(toolbox, "coroutine") == ["Error: coroutine took longer than 0.05 s and was stopped."]
+    assert stopped.is_set()
+    messages, [use] = await toolbox.answer(calls("thread"))
+    assert messages[0]["content"] == "Error: thread took longer than 0.05 s and was stopped."
+    assert (use.name, use.error) == ("thread", "timeout") and use.seconds >= 0.05
+    assert await asyncio.to_thread(thread_stopped.wait, 10.0)
+
+
+async def test_a_tools_own_timeout_error_is_an_error_like_any_other() -> None:
+    @tool
+    def impatient() -> None:
+        """Raise."""
+        raise TimeoutError("the other side")
+
+    assert await said(box(impatient), "impatient") == ["Error: TimeoutError: the other side"]
+
+
+async def test_an_idempotent_tool_is_tried_again() -> None:
+    attempts: list[str] = []
+
+    @tool(retries=2, idempotent=True)
+    def flaky(fails: int) -> str:
+        """Fail a few times."""
+        attempts.append("x")
+        if len(attempts) <= fails:
+            raise ConnectionError("gone")
+        return "here"
+
+    assert await said(box(flaky), "flaky", fails=2) == ["here"]
+    assert len(attempts) == 3
+    attempts.clear()
+    assert await said(box(flaky), "flaky", fails=9) == ["Error: ConnectionError: gone"]
+    assert len(attempts) == 3
+
+
+async def test_faults_are_not_told_to_the_model() -> None:
+    @tool(fatal=(KeyError,))
+    def fatal() -> None:
+        """Raise."""
+        raise KeyError("the table is gone")
+
+    @tool(parallel=True)
+    def underneath() -> None:
+        """Raise."""
+        raise SandboxError("the sandbox is gone")
+
+    with pytest.raises(EnvError, match=r"tool fatal \(.*test_toolbox.py:\d+\): KeyError: 'the table is gone'"):
+        await said(box(fatal), "fatal")
+    for names in (["underneath"], ["underneath", "underneath"]):
+        with pytest.raises(SandboxError, match="the sandbox is gone"):
+            await said(box(underneath), *names)
+
+
+@dataclass
+class Point:
+    x: float
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("text", "text"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (None, "null"),
+        ({"a": [1, None]}, '{"a":[1,null]}'),
+        (["ü", float("nan")], '["ü",NaN]'),
+        (Point(1.0), '{"x":1.0}'),
+        (Model(name="n"), '{"name":"n"}'),
+        ({1, 2} - {2}, "{1}"),
+    ],
+)
+async def test_results_are_text_or_json(value: Any, text: str) -> None:
+    @tool
+    def give() -> Any:
+        """Give it."""
+        return value
+
+    assert await said(box(give), "give") == [text]
+
+
+async def test_long_results_and_long_errors_are_cut() -> None:
+    @tool(max_output=10)
+    def long() -> str:
+        """Say much."""
+        return "0123456789abc"
+
+    @tool(max_output=10)
+    def wrong() -> str:
+        """Say much."""
+        raise ValueError("x" * 1000)
+
+    assert await said(box(long), "long") == ["0123456789\n[3 more characters]"]
+    assert [len(text) < 50 for text in await said(box(wrong), "wrong")] == [True]
+
+
+async def test_what_became_of_each_call_is_recorded() -> None:
+    @tool
+    def fine() -> str:
+        """Do it."""
+        return "fine"
+
+    @tool
+    def broken() -> str:
+        """Raise."""
+        raise ValueError("no")
+
+    toolbox = box(fine, broken)
+    mixed = [*calls("fine", "broken", "nothing"), *calls("fine", depth=1)]
+    _, uses = await toolbox.answer(mixed)
+    assert [(use.name, use.error) for use in uses] == [
+        ("fine", ""),
+        ("broken", "raised"),
+        ("nothing", "unknown_tool"),
+        ("fine", "bad_arguments"),
+    ]
+
+
+async def test_cancelling_a_turn_gives_the_places_back() -> None:
+    began = asyncio.Event()
+
+    @tool(concurrency=1)
+    async def hold(for_ever: bool) -> str:
+        """Hold a place."""
+        began.set()
+        if for_ever:
+            await asyncio.Event().wait()
+        return "free"
+
+    toolbox = box(hold)
+    task = asyncio.create_task(said(toolbox, "hold", for_ever=True))
+    await began.wait()
+    waiting = asyncio.create_task(said(toolbox, "hold", for_ever=False))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await asyncio.wait_for(waiting, 10.0) == ["free"]

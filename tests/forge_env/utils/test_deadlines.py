@@ -1,0 +1,219 @@
+"""Deadlines: they fire, and their clocks stand still while a caller waits in a queue of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
+from forge_env.utils.deadlines import Deadline, queued
+
+
+async def in_queue(event: asyncio.Event) -> str:
+    async with queued():
+        await event.wait()
+    return "through"
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def after(seconds: float) -> asyncio.Event:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    return event
+
+
+async def test_a_deadline_fires_and_cancels_the_work() -> None:
+    cancelled = False
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    deadline = Deadline(0.01)
+    with pytest.raises(TimeoutError):
+        await deadline.run(work())
+    assert deadline.expired and cancelled
+
+
+async def test_results_and_exceptions_come_through() -> None:
+    async def work(waits: bool, fails: bool) -> str:
+        if waits:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+        if fails:
+            raise TimeoutError("of its own")
+        return "done"
+
+    for waits in (False, True):
+        deadline = Deadline(5.0)
+        assert await deadline.run(work(waits, False)) == "done"
+        deadline = Deadline(5.0)
+        with pytest.raises(TimeoutError, match="of its own"):
+            await deadline.run(work(waits, True))
+        assert not deadline.expired
+
+
+async def test_a_caller_that_is_cancelled_cancels_the_work() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(Deadline(5.0).run(work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_work_that_waits_for_tasks_and_time_outs_of_its_own() -> None:
+    async def work() -> list[int]:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await for_ever()
+        return list(await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0.001, 2)))
+
+    deadline = Deadline(5.0)
+    assert await deadline.run(work()) == [1, 2]
+    assert not deadline.expired
+
+
+@pytest.mark.parametrize("waits_before", [False, True])
+async def test_waiting_in_a_queue_does_not_count(waits_before: bool) -> None:
+    async def work() -> str:
+        if waits_before:
+            await asyncio.sleep(0)
+        return await in_queue(after(0.15))
+
+    inner, outer = Deadline(0.05), Deadline(0.1)
+    assert await outer.run(inner.run(work())) == "through"
+    assert not inner.expired and not outer.expired
+
+
+async def test_the_clock_goes_on_after_the_queue() -> None:
+    async def work() -> None:
+        await in_queue(after(0.05))
+        await for_ever()
+
+    deadline = Deadline(0.03)
+    with pytest.raises(TimeoutError):
+        await deadline.run(work())
+    assert deadline.expired
+
+
+async def test_time_before_the_queue_counts() -> None:
+    deadline = Deadline(0.2)
+
+    async def work() -> float:
+        await asyncio.sleep(0.02)
+        async with queued():
+            return deadline._left
+
+    assert await deadline.run(work()) <= 0.18
+
+
+async def test_two_waits_at_once_stop_the_clock_once() -> None:
+    async def work() -> list[str]:
+        return await asyncio.gather(in_queue(after(0.1)), in_queue(after(0.2)))
+
+    assert await Deadline(0.05).run(work()) == ["through"] * 2
+
+
+async def test_a_wait_that_outlives_its_deadline_starts_no_clock() -> None:
+    place = asyncio.Event()
+
+    async def work() -> asyncio.Task[str]:
+        task = asyncio.create_task(in_queue(place))
+        await asyncio.sleep(0)
+        return task
+
+    task = await Deadline(5.0).run(work())
+    place.set()
+    assert await task == "through"
+
+
+async def test_a_deadline_inside_a_queue_runs() -> None:
+    """The scoring has its own: only the clocks around the queue stand still."""
+    inner, outer = Deadline(0.1), Deadline(0.05)
+
+    async def work() -> None:
+        async with queued():
+            await inner.run(for_ever())
+
+    with pytest.raises(TimeoutError):
+        await outer.run(work())
+    assert inner.expired and not outer.expired
+
+
+def test_every_mix_of_waits_ends_with_its_result() -> None:
+    """Nested deadlines around work of every shape give back what the work gives."""
+
+    async def work(steps: int) -> int:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        return steps
+
+    async def all_of_them() -> None:
+        for steps in range(4):
+            nested: Coroutine[Any, Any, int] = work(steps)
+            for _ in range(4):
+                nested = Deadline(5.0).run(nested)
+            assert await nested == steps
+
+    asyncio.run(all_of_them())
+
+
+@settings(deadline=None)
+@given(
+    limit=st.floats(0.01, 10),
+    parts=st.lists(st.tuples(st.sampled_from(["work", "queue", "two queues"]), st.floats(0, 4)), max_size=12),
+)
+def test_however_the_clock_stops_and_goes_on_it_counts_the_work_and_no_more(
+    limit: float, parts: list[tuple[str, float]]
+) -> None:
+    worked = [0.0]
+
+    async def work() -> None:
+        for kind, seconds in parts:
+            started = asyncio.get_running_loop().time()
+            try:
+                if kind == "work":
+                    await asyncio.sleep(seconds)
+                elif kind == "queue":
+                    await in_queue(after(seconds))
+                else:
+                    await asyncio.gather(in_queue(after(seconds)), in_queue(after(seconds / 2)))
+            finally:
+                worked[0] += (asyncio.get_running_loop().time() - started) * (kind == "work")
+
+    async def main() -> Deadline:
+        deadline = Deadline(limit)
+        try:
+            await deadline.run(work())
+        except TimeoutError:
+            assert deadline.expired
+        return deadline
+
+    deadline = simulated(World(), main())
+    total = sum(seconds for kind, seconds in parts if kind == "work")
+    assert worked[0] <= limit + 1e-6
+    assert deadline.used == pytest.approx(worked[0], abs=1e-6)
+    if abs(total - limit) > 1e-6:
+        assert deadline.expired == (total > limit)

@@ -1,0 +1,155 @@
+"""Plain functions in threads: results, context, and work that really stops when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+
+from forge_env.utils.threads import GivenUp, invoke
+
+word: ContextVar[str] = ContextVar("word", default="none")
+
+
+async def test_both_kinds_of_functions_are_called() -> None:
+    async def slow(a: int, *, b: int) -> int:
+        return a + b
+
+    assert await invoke(slow, 1, b=2) == 3
+    assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
+
+
+async def test_a_plain_function_that_returns_an_awaitable_is_awaited() -> None:
+    async def later() -> str:
+        return "later"
+
+    assert await invoke(lambda: later()) == "later"
+
+
+async def test_exceptions_come_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await invoke(lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await invoke(lambda: next(iter(())))
+
+
+async def test_context_variables_are_the_callers() -> None:
+    word.set("mine")
+    assert await invoke(word.get) == "mine"
+
+
+async def test_many_blocking_calls_run_at_once() -> None:
+    barrier = threading.Barrier(200)
+    assert len(set(await asyncio.gather(*(invoke(barrier.wait, 20.0) for _ in range(200))))) == 200
+
+
+async def test_a_call_that_is_given_up_stops() -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def endless() -> None:
+        began.set()
+        try:
+            while True:
+                pass
+        except GivenUp:
+            stopped.set()
+            raise
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await invoke(endless)
+    assert began.is_set()
+    assert await asyncio.to_thread(stopped.wait, 10.0)
+
+
+async def test_what_comes_after_a_blocking_call_is_not_run() -> None:
+    release, left, went_on = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        try:
+            release.wait(20.0)
+            went_on.set()
+        finally:
+            left.set()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await invoke(block)
+    release.set()
+    assert await asyncio.to_thread(left.wait, 10.0)
+    assert not went_on.is_set()
+
+
+async def test_giving_up_never_hits_the_next_call() -> None:
+    """Calls that end in the very moment in which they are given up, many times over, in the same few threads."""
+
+    async def once(i: int) -> int | None:
+        try:
+            async with asyncio.timeout(0.0005 * (i % 5)):
+                return await invoke(sum, range(3000))
+        except TimeoutError:
+            return None
+
+    for _ in range(40):
+        results = await asyncio.gather(*(once(i) for i in range(20)))
+        assert set(results) <= {None, sum(range(3000))}
+        assert await invoke(lambda: "whole") == "whole"
+
+
+def test_giving_up_leaves_nothing_pending_in_the_interpreter() -> None:
+    """Where something stays pending for ever, CPython 3.11 never gets past the first line of a traced function."""
+    code = """
+import asyncio, sys, threading
+from forge_env.utils.threads import invoke
+
+def endless():
+    began.set()
+    while True:
+        pass
+
+async def main():
+    call = asyncio.create_task(invoke(endless))
+    await asyncio.to_thread(began.wait)
+    call.cancel()
+    await asyncio.wait({call})
+    while any(thread.name == "forge_env" and thread.is_alive() for thread in threading.enumerate()):
+        await asyncio.sleep(0.01)
+
+def traced():
+    return "got past it"
+
+import forge_env.utils.threads
+forge_env.utils.threads.IDLE_SECONDS = 0.01  # so that the end of the thread can be waited for
+began = threading.Event()
+asyncio.run(main())
+sys.settrace(lambda *event: None)
+print(traced())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("got past it\n", "")
+
+
+def test_a_process_ends_while_a_tool_sleeps() -> None:
+    """A thread that cannot be interrupted does not keep the process alive."""
+    code = """
+import asyncio, time
+from forge_env.utils.threads import invoke
+
+async def main():
+    try:
+        async with asyncio.timeout(0.05):
+            await invoke(time.sleep, 600)
+    except TimeoutError:
+        print("given up")
+
+asyncio.run(main())
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "given up", "")
+    assert time.monotonic() - started < 60

@@ -1,0 +1,715 @@
+"""The namespace sandbox with real processes: what code does, what it may not do, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
+from sandboxes import open_sandbox
+
+if sys.platform != "linux":
+    pytest.skip("the namespace sandbox needs Linux", allow_module_level=True)
+
+ROOT = Path(__file__).parents[3]
+PROMPT_S = 4.0  # far below the sleeps and wall limits below, far above any start-up time
+
+
+@pytest_asyncio.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    try:
+        async with open_sandbox("namespace") as opened:
+            yield opened
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+async def run(sandbox: Sandbox, code: str, **fields: Any) -> ExecResult:
+    return await sandbox.run(ExecRequest(code=textwrap.dedent(code), **fields))
+
+
+async def call(sandbox: Sandbox, code: str, *args: Any, **fields: Any) -> ExecResult:
+    return await run(sandbox, code, call=Call(function="f", args=args), **fields)
+
+
+async def value(sandbox: Sandbox, code: str, *args: Any, **fields: Any) -> Any:
+    result = await call(sandbox, code, *args, **fields)
+    assert result.status is ExecStatus.OK and result.value is not None, result
+    return json.loads(result.value)
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return every living process below `pid`, in the host's numbers."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- what ordinary code does ---
+
+
+@pytest.mark.asyncio
+async def test_prints_reads_stdin_and_exits(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "import sys; print(input().upper()); print('e', file=sys.stderr)", stdin="hällo\n")
+    assert (result.status, result.exit_code, result.signal) == (ExecStatus.OK, 0, None)
+    assert (result.stdout, result.stderr, result.value) == ("HÄLLO\n", "e\n", None)
+    assert not result.truncated_stdout and not result.truncated_stderr
+    assert result.backend == "namespace" and 0 < result.cpu_s <= result.wall_s + 0.1
+    assert result.peak_memory_bytes > 2**20
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("import sys; sys.exit(3)", 3), ("exit(4)", 4), ("import sys; sys.exit('no')", 1), ("raise SystemExit", 0)],
+)
+async def test_exit_codes(sandbox: Sandbox, code: str, exit_code: int) -> None:
+    result = await run(sandbox, code)
+    assert result.exit_code == exit_code
+    assert result.status is (ExecStatus.OK if exit_code == 0 else ExecStatus.NONZERO)
+    assert result.stderr == ("no\n" if "no" in code else "")
+
+
+@pytest.mark.asyncio
+async def test_traceback_shows_only_the_snippet(sandbox: Sandbox) -> None:
+    code = "def f(x):\n    return apply(lambda: 1 / x)\n"
+    result = await call(sandbox, code, 0, setup="def apply(g):\n    return g()\n")
+    assert (result.status, result.exit_code) == (ExecStatus.NONZERO, 1)
+    assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert 'File "<snippet>", line 2' in result.stderr and "1 / x" in result.stderr
+    assert "<setup>" not in result.stderr and "guest" not in result.stderr
+
+
+@pytest.mark.asyncio
+async def test_syntax_error_is_the_codes_fault(sandbox: Sandbox) -> None:
+    for code in ("def f(:", "x = '\0'", "x = '\ud800'"):
+        result = await run(sandbox, code)
+        assert result.status is ExecStatus.NONZERO and result.stderr, (code, result)
+
+
+@pytest.mark.asyncio
+async def test_broken_setup_is_our_fault(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "print('never')", setup="1 / 0")
+    assert result.status is ExecStatus.SANDBOX_ERROR and "ZeroDivisionError" in result.error and not result.stdout
+
+
+@pytest.mark.asyncio
+async def test_call_returns_plain_json(sandbox: Sandbox) -> None:
+    code = "print(__name__)\ndef f(*args): return [args, (1, 2), {'k': None, 3: 1.5}, True, 'ü']"
+    assert await value(sandbox, code, [1], "a") == [[[1], "a"], [1, 2], {"k": None, "3": 1.5}, True, "ü"]
+    result = await call(sandbox, code)
+    assert result.stdout == "__main__\n"
+
+
+@pytest.mark.asyncio
+async def test_common_modules_and_threads_work(sandbox: Sandbox) -> None:
+    code = """
+    import asyncio, concurrent.futures, dataclasses, multiprocessing, pickle, sqlite3, subprocess, tempfile, threading
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    def f():
+        threading.Thread(target=lambda: print("late")).start()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool, tempfile.TemporaryFile() as file:
+            file.write(b"x")
+            squares = list(pool.map(lambda x: x * x, range(4)))
+        queue = multiprocessing.get_context("fork").Queue()
+        child = multiprocessing.get_context("fork").Process(target=queue.put, args=(5,))
+        child.start()
+        got = queue.get()
+        child.join()
+        shell = subprocess.run(["/bin/sh", "-c", "echo $((6*7))"], capture_output=True, text=True).stdout
+        return [squares, got, shell, pickle.loads(pickle.dumps(Point(1))).x, asyncio.run(asyncio.sleep(0, 9))]
+    """
+    assert await value(sandbox, code) == [[0, 1, 4, 9], 5, "42\n", 1, 9]
+
+
+@pytest.mark.asyncio
+async def test_undecodable_output_is_replaced(sandbox: Sandbox) -> None:
+    result = await run(sandbox, r"import os; os.write(1, b'a\xffb')")
+    assert result.stdout == "a\ufffdb"
+
+
+@pytest.mark.asyncio
+async def test_many_at_once(sandbox: Sandbox) -> None:
+    code = "def f(x): return x * x"
+    got = await asyncio.gather(*(value(sandbox, code, number) for number in range(32)))
+    assert got == [number**2 for number in range(32)]
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_slot_is_not_wall_time() -> None:
+    async with open_sandbox("namespace", slots=1) as sandbox:
+        begin = time.monotonic()
+        results = await asyncio.gather(*(run(sandbox, "import time; time.sleep(0.3)") for _ in range(3)))
+        assert time.monotonic() - begin >= 0.9
+    assert max(result.wall_s for result in results) < 0.9
+
+
+# --- limits ---
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(60)",
+        "10 ** 10 ** 8",  # holds the GIL
+        "import signal, time\nfor s in (15, 2, 14, 24): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)",
+        "import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass",
+        "import os, time\nif not os.fork(): os.setsid()\ntime.sleep(60)",
+    ],
+)
+async def test_wall_limit_kills(sandbox: Sandbox, code: str) -> None:
+    result = await run(sandbox, code, limits=Limits(wall_s=0.5))
+    assert (result.status, result.signal, result.exit_code) == (ExecStatus.TIMEOUT, signal.SIGKILL, None)
+    assert 0.5 <= result.wall_s < PROMPT_S
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ignore", ["", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])
+async def test_cpu_limit_kills(sandbox: Sandbox, ignore: str) -> None:
+    result = await run(sandbox, ignore + "while True: pass", limits=Limits(wall_s=30, cpu_s=1))
+    assert result.status is ExecStatus.TIMEOUT and 0.8 <= result.cpu_s < 3 and result.wall_s < 25
+    assert result.signal == (signal.SIGKILL if ignore else signal.SIGXCPU)
+
+
+@pytest.mark.asyncio
+async def test_output_before_the_timeout_is_kept(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "print('seen', flush=True)\nwhile True: pass", limits=Limits(wall_s=0.5))
+    assert (result.status, result.stdout) == (ExecStatus.TIMEOUT, "seen\n")
+
+
+@pytest.mark.asyncio
+async def test_memory_limit(sandbox: Sandbox) -> None:
+    limits = Limits(memory_bytes=128 * 2**20)
+    for code in ("x = bytearray(1 << 30)", "x = []\nwhile True: x.append(' ' * 10**6)"):
+        result = await run(sandbox, code, limits=limits)
+        assert result.status is ExecStatus.MEMORY, result
+        assert result.peak_memory_bytes < 2 * limits.memory_bytes
+    caught = "try: bytearray(1 << 30)\nexcept MemoryError: print('caught')"
+    assert (await run(sandbox, caught, limits=limits)).stdout == "caught\n"
+
+
+@pytest.mark.asyncio
+async def test_fork_bomb_is_stopped_and_gone(sandbox: Sandbox) -> None:
+    await run(sandbox, "pass")  # so that the slot has its helper
+    before = len(descendants(os.getpid()))
+    result = await run(sandbox, "import os\nwhile True: os.fork()", limits=Limits(wall_s=3, processes=10))
+    assert result.status in (ExecStatus.PIDS, ExecStatus.TIMEOUT)
+    code = """
+    import os, signal
+    def f():
+        children = 0
+        try:
+            while os.fork(): children += 1
+            signal.pause()
+        except OSError:
+            return children
+    """
+    assert await value(sandbox, code, limits=Limits(processes=10)) == 9
+    await until(lambda: len(descendants(os.getpid())) == before)
+
+
+@pytest.mark.asyncio
+async def test_uncaught_process_limit_is_named(sandbox: Sandbox) -> None:
+    code = "import os, signal\nwhile True:\n    if not os.fork(): signal.pause()"
+    assert (await run(sandbox, code, limits=Limits(processes=5))).status is ExecStatus.PIDS
+    threads = "import threading, time\nfor _ in range(9): threading.Thread(target=time.sleep, args=(60,)).start()"
+    assert (await run(sandbox, threads, limits=Limits(processes=5, wall_s=PROMPT_S))).status is ExecStatus.PIDS
+
+
+@pytest.mark.asyncio
+async def test_honest_output_is_intact_and_the_cap_cuts(sandbox: Sandbox) -> None:
+    code = "print('x' * 200_000)"
+    whole = await run(sandbox, code, limits=Limits(output_bytes=300_000))
+    assert whole.stdout == "x" * 200_000 + "\n" and not whole.truncated_stdout
+    cut = await run(sandbox, code, limits=Limits(output_bytes=50_000))
+    assert (cut.status, cut.stdout, cut.truncated_stdout) == (ExecStatus.OK, "x" * 50_000, True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fd", [1, 2, 3])
+async def test_flood_is_killed(sandbox: Sandbox, fd: int) -> None:
+    code = f"import os\nwhile True: os.write({fd}, b'x' * 65536)"
+    result = await run(sandbox, code, limits=Limits(wall_s=20, output_bytes=10_000))
+    assert result.status is ExecStatus.OUTPUT_LIMIT and result.wall_s < 15
+    assert len(result.stdout) <= 10_000 and len(result.stderr) <= 10_000
+
+
+@pytest.mark.asyncio
+async def test_files_and_tmp_are_limited(sandbox: Sandbox) -> None:
+    code = """
+    import errno, os
+    def f():
+        seen = []
+        for name, count in (("one", 100), *((f"many{i}", 1) for i in range(20))):
+            try:
+                with open("/tmp/" + name, "wb", buffering=0) as file:
+                    for _ in range(count): file.write(b"x" * 2**20)
+            except OSError as error:
+                seen.append(errno.errorcode[error.errno])
+        return sorted(set(seen)), sum(os.path.getsize("/tmp/" + name) for name in os.listdir("/tmp"))
+    """
+    errors, size = await value(sandbox, code, limits=Limits(file_bytes=4 * 2**20, tmp_bytes=8 * 2**20))
+    assert errors == ["EFBIG", "ENOSPC"] and size <= 8 * 2**20
+
+
+@pytest.mark.asyncio
+async def test_crash_is_signaled(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "import ctypes; ctypes.string_at(0)")
+    assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGSEGV)
+    result = await run(sandbox, "import os; os.kill(os.getpid(), 9)")
+    assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGKILL)
+
+
+# --- isolation ---
+
+
+@pytest.mark.asyncio
+async def test_nothing_passes_from_one_run_to_the_next() -> None:
+    async with open_sandbox("namespace", slots=1) as sandbox:
+        await run(sandbox, "import math, json, builtins; math.pi = 3; json.dumps = None; builtins.leak = 1")
+        await run(sandbox, "open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')")
+        await run(sandbox, "import os, time\nif not os.fork(): os.setsid(); time.sleep(60)")
+        code = """
+        import builtins, json, math, os
+        def f():
+            pids = [n for n in os.listdir("/proc") if n.isdigit()]
+            return math.pi, hasattr(builtins, "leak"), os.listdir("/tmp"), os.listdir("/dev/shm"), pids
+        """
+        assert await value(sandbox, code) == [3.141592653589793, False, [], [], ["1", "2"]]
+
+
+@pytest.mark.asyncio
+async def test_concurrent_runs_cannot_meet(sandbox: Sandbox) -> None:
+    """Abstract sockets belong to the network namespace: a name bound by one run is unknown to the other."""
+    bind = "import os, socket, time\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0x')\ns.listen()\n"
+    await run(sandbox, "pass")
+    idle = len(descendants(os.getpid()))
+    server = asyncio.create_task(run(sandbox, bind + "os.fork(); time.sleep(60)", limits=Limits(wall_s=30)))
+    await until(lambda: len(descendants(os.getpid())) == idle + 3)  # it forked, so it listens
+    code = "import socket\ndef f():\n  s = socket.socket(socket.AF_UNIX)\n  return s.connect_ex('\\0x')"
+    assert await value(sandbox, code) == errno.ECONNREFUSED
+    assert (await run(sandbox, bind)).status is ExecStatus.OK
+    server.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await server
+
+
+@pytest.mark.asyncio
+async def test_host_files_env_and_processes_are_hidden(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "public").write_text("secret")
+    (tmp_path / "public").chmod(0o644)
+    paths = [str(tmp_path / "public"), "/etc/shadow", "/etc/passwd", str(ROOT / "forge_env"), str(Path.home() / ".ssh")]
+    code = """
+    import os, sys
+    def f(paths):
+        there = [path for path in paths if os.path.lexists(path)]
+        processes = [n for n in os.listdir("/proc") if n.isdigit()]
+        environ = open("/proc/self/environ", "rb").read().decode() if os.access("/proc/self/environ", os.R_OK) else ""
+        fds = [n for n in os.listdir("/proc/self/fd") if int(n) > 3 and os.path.exists("/proc/self/fd/" + n)]
+        return there, processes, sorted(os.environ), environ, fds, os.listdir("/tmp"), os.getcwd(), sorted(sys.path)
+    """
+    there, processes, names, environ, fds, tmp, cwd, path = await value(sandbox, code, paths)
+    assert (there, processes, fds, tmp, cwd) == ([], ["1", "2"], [], [], "/tmp")
+    assert names == ["HOME", "LANG", "PATH"] and "FORGE" not in environ and "USER" not in environ
+    assert not any("site-packages" in entry or str(ROOT) in entry for entry in path)
+
+
+@pytest.mark.asyncio
+async def test_network_is_denied(sandbox: Sandbox) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        code = """
+        import errno, socket
+        def f(port):
+            seen = []
+            for target in (("127.0.0.1", port), ("192.0.2.1", 80), ("169.254.169.254", 80)):
+                try:
+                    socket.create_connection(target, timeout=2).close()
+                    seen.append("connected")
+                except OSError as error:
+                    seen.append(errno.errorcode.get(error.errno, "?"))
+            for family in (socket.AF_VSOCK, socket.AF_NETLINK, socket.AF_PACKET, 38):
+                try:
+                    socket.socket(family, socket.SOCK_DGRAM)
+                    seen.append("opened")
+                except OSError as error:
+                    seen.append(errno.errorcode[error.errno])
+            return seen
+        """
+        seen = await value(sandbox, code, server.getsockname()[1])
+    assert seen == ["ENETUNREACH"] * 3 + ["EAFNOSUPPORT"] * 4
+
+
+@pytest.mark.asyncio
+async def test_dangerous_calls_are_denied(sandbox: Sandbox) -> None:
+    code = """
+    import ctypes, errno, os, platform
+    libc = ctypes.CDLL(None, use_errno=True)
+    def attempt(result):
+        return errno.errorcode[ctypes.get_errno()] if result < 0 else "done"
+    def f():
+        x86 = platform.machine() == "x86_64"
+        return {
+            "mount": attempt(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None)),
+            "unshare": attempt(libc.unshare(0x10000000)),
+            "clone": attempt(libc.syscall(56 if x86 else 220, 0x10000000 | 17, 0, 0, 0, 0)),
+            "clone3": attempt(libc.syscall(435, 0, 0)),
+            "ptrace": attempt(libc.ptrace(16, 1, 0, 0)),
+            "io_uring": attempt(libc.syscall(425, 1, 0)),
+            "bpf": attempt(libc.syscall(321 if x86 else 280, 0, 0, 0)),
+            "keyctl": attempt(libc.syscall(250 if x86 else 219, 0, 0, 0)),
+            "memfd": attempt(libc.memfd_create(b"x", 0)),
+            "unknown": attempt(libc.syscall(999)),
+            "setuid": attempt(libc.setuid(0)),
+            "kill_init": attempt(libc.kill(1, 9)) in ("done", "EPERM") and os.getpid() == 2,
+            "write_root": [path for path in ("/", "/usr", "/etc", "/dev") if os.access(path, os.W_OK)],
+        }
+    """
+    seen = await value(sandbox, code)
+    assert seen.pop("setuid") in ("EPERM", "EINVAL")  # EINVAL: there is no such uid in its user namespace
+    ours = {"clone3": "ENOSYS", "unknown": "ENOSYS", "kill_init": True, "write_root": []}
+    assert seen == dict.fromkeys(seen, "EPERM") | ours
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="x32 exists on x86_64 only")
+async def test_x32_calls_kill(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 39)")
+    assert (result.status, result.signal) == (ExecStatus.SIGNALED, signal.SIGSYS)
+
+
+@pytest.mark.asyncio
+async def test_capabilities_are_what_the_kernel_says(sandbox: Sandbox) -> None:
+    code = "def f(): return dict(l.split(':', 1) for l in open('/proc/self/status').read().splitlines() if ':' in l)"
+    status = {name: text.split() for name, text in (await value(sandbox, code)).items()}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == (["1"], ["2"])
+    assert [int(status[name][0], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+    assert sandbox.capabilities.seccomp and sandbox.capabilities.capabilities_dropped
+    assert sandbox.capabilities.host_watch_denied
+    assert sandbox.capabilities.uid_drop == (os.geteuid() == 0)
+    assert "0" not in status["Uid"] and "0" not in status["Gid"]
+
+
+@pytest.mark.asyncio
+async def test_code_may_raise_its_stack_up_to_its_memory_and_give_threads_large_ones(sandbox: Sandbox) -> None:
+    code = """
+import resource, sys, threading
+def f():
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (2**27, hard))
+    sys.setrecursionlimit(10**6)
+    def depth(n): return n and 1 + depth(n - 1)
+    threading.stack_size(2**25)
+    deep = []
+    thread = threading.Thread(target=lambda: deep.append(depth(20_000)))
+    thread.start(); thread.join()
+    return [soft <= 2**23, hard, depth(50_000), deep]
+"""
+    limits = Limits(wall_s=20, cpu_s=20)
+    result = await sandbox.run(ExecRequest(code=code, call=Call(function="f"), limits=limits))
+    assert result.value is not None, result
+    assert json.loads(result.value) == [True, limits.memory_bytes, 50_000, [20_000]]
+
+
+# --- forged results ---
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('PASSED'); import sys; sys.exit(0)",
+        "print('PASSED'); import os; os._exit(0)",
+        "def f(): import os; os._exit(0)",
+        "def f(): raise SystemExit(0)",
+        "def f():\n class I(int):\n  __eq__ = lambda s, o: True\n return I(1)",
+        "def f():\n class E:\n  __eq__ = lambda s, o: True\n return E()",
+        "def f():\n class D(dict): pass\n return [D()]",
+        "def f(): return {(1, 2): 3}",
+        "def f():\n x = []\n x.append(x)\n return x",
+        "def f(): return 'x' * 10**6",
+        "def f(): return b'x'",
+        "f = 1",
+        "pass",
+        "import os\nos.write(3, b'V\\xff\\0\\0\\0[1]')\nos._exit(0)",
+        "import os\nos.write(3, b'V\\1\\0\\0\\0001junk')\nos._exit(0)",
+        "import os\nos.close(3)\ndef f(): return 1",
+        "import os\nif not os.fork(): os._exit(0)\nos.abort()\ndef f(): return 1",
+    ],
+)
+async def test_no_value_no_pass(sandbox: Sandbox, code: str) -> None:
+    result = await call(sandbox, code)
+    assert result.status in (ExecStatus.NONZERO, ExecStatus.SIGNALED) and result.value is None, result
+
+
+@pytest.mark.asyncio
+async def test_code_cannot_claim_our_fault_or_another_exit(sandbox: Sandbox) -> None:
+    for code in ("import os; os.write(3, b'E forged'); os._exit(1)", "import os; os.write(3, b'M'); os._exit(0)"):
+        result = await run(sandbox, code)
+        assert result.status is (ExecStatus.NONZERO if "_exit(1)" in code else ExecStatus.OK) and not result.error
+
+
+@pytest.mark.asyncio
+async def test_forked_copies_do_not_answer(sandbox: Sandbox) -> None:
+    assert await value(sandbox, "import os\npid = os.fork()\ndef f(): return pid > 0") is True
+
+
+@pytest.mark.asyncio
+async def test_patched_library_is_the_codes_own_problem(sandbox: Sandbox) -> None:
+    result = await call(sandbox, "import json\njson.dumps = lambda value: '[\"forged\"]'\ndef f(): return 1")
+    assert result.status is ExecStatus.OK and json.loads(result.value or "") == ["forged"]  # a wrong answer, no more
+    assert await value(sandbox, "def f(): return 1") == 1
+
+
+# --- life and death ---
+
+
+@pytest.mark.asyncio
+async def test_cancelling_kills_the_snippet(sandbox: Sandbox) -> None:
+    await run(sandbox, "pass")
+    idle = len(descendants(os.getpid()))
+    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_s=60)))
+    await until(lambda: len(descendants(os.getpid())) == idle + 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(descendants(os.getpid())) == idle
+    assert (await run(sandbox, "print(1)")).stdout == "1\n"
+
+
+def processes(sandbox: Sandbox, *, runs: int) -> int:
+    """Return how many processes there are while the first `runs` slots are busy with code that forked once."""
+    helpers = runs if sandbox.capabilities.memory_limit.startswith("cgroup") else 0
+    return 2 + helpers + 3 * runs
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["starter", "zygote", "helper"])
+async def test_killed_zygote_is_replaced(victim: int) -> None:
+    idle = set(descendants(os.getpid()))
+    async with open_sandbox("namespace") as sandbox:
+        await run(sandbox, "pass")
+        family = sorted(set(descendants(os.getpid())) - idle)
+        if victim == len(family):
+            pytest.skip("without control groups there are no helpers")
+        code = "import os, time; os.fork(); time.sleep(60)"  # two forked, so two have started
+        busy = [asyncio.create_task(run(sandbox, code, limits=Limits(wall_s=60))) for _ in range(2)]
+        await until(lambda: len(set(descendants(os.getpid())) - idle) == processes(sandbox, runs=2))
+        snippets = set(descendants(os.getpid())) - idle - set(family)
+        os.kill(family[victim], signal.SIGKILL)
+        if victim == 2:
+            done, others = await asyncio.wait(busy, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            results = [task.result() for task in done]
+            assert len(others) == 1  # the neighbour goes on
+            others.pop().cancel()
+        else:
+            results = await asyncio.wait_for(asyncio.gather(*busy), 20)
+            assert len(results) == 2
+        assert {result.status for result in results} == {ExecStatus.SANDBOX_ERROR}
+        assert all(result.error and result.exit_code is None for result in results)
+        await asyncio.wait(busy)
+        if victim < 2:
+            await until(lambda: not any(alive(pid) for pid in snippets))
+        again = await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(4)))
+        assert [result.stdout for result in again] == ["1\n"] * 4
+    assert set(descendants(os.getpid())) == idle
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("killed", [True, False], ids=["dies", "hangs"])
+async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.host.execution._GRACE_S", 0.2)
+    idle = set(descendants(os.getpid()))
+    async with open_sandbox("namespace") as sandbox:
+        _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
+        os.kill(zygote, signal.SIGSTOP)
+        task = asyncio.create_task(run(sandbox, "print(1)", limits=Limits(wall_s=1)))
+        if killed:
+            await asyncio.sleep(0)  # one turn of the loop: the request is sent
+            os.kill(zygote, signal.SIGKILL)
+        assert (await asyncio.wait_for(task, 20)).stdout == "1\n"
+    assert set(descendants(os.getpid())) == idle
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_after_close() -> None:
+    def traces() -> tuple[list[str], list[int], str, list[str]]:
+        links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+        fds = sorted(os.readlink(link) for link in links if os.path.lexists(link))  # not that of listdir itself
+        canaries = [name for name in os.listdir("/tmp") if name.startswith("forge-env")]
+        return fds, descendants(os.getpid()), Path("/proc/self/mounts").read_text(), canaries
+
+    before = traces()
+    async with open_sandbox("namespace") as sandbox:
+        assert traces()[1] != before[1]
+        await run(sandbox, "import os\nif not os.fork(): os.setsid(); __import__('time').sleep(60)")
+        await run(sandbox, "1 / 0")
+        busy = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_s=60)))
+        await until(lambda: len(descendants(os.getpid())) >= len(before[1]) + 4)
+    (ended,) = await asyncio.gather(busy, return_exceptions=True)
+    assert isinstance(ended, SandboxError) or ended.status is ExecStatus.SANDBOX_ERROR
+    assert traces() == before
+    await sandbox.close()
+    with pytest.raises(SandboxError):
+        await run(sandbox, "print(1)")
+
+
+OWNER = """
+import asyncio
+from forge_env.core.sandbox import ExecRequest, Limits
+from sandboxes import open_sandbox
+
+async def main():
+    async with open_sandbox("namespace") as sandbox:
+        print(sandbox.capabilities.uid_drop, sandbox.capabilities.memory_limit, flush=True)
+        code = "import os, time; os.fork() or os.setsid(); time.sleep(60)"
+        limits = Limits(wall_s=60)
+        await asyncio.gather(*(sandbox.run(ExecRequest(code=code, limits=limits)) for _ in range(2)))
+
+asyncio.run(main())
+"""
+
+
+def owner_process(python: str, **settings: Any) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if "site-packages" in entry)])
+    environ = {"PYTHONPATH": path, "PATH": os.environ.get("PATH", "")}
+    return subprocess.Popen(
+        [python, "-c", OWNER],
+        cwd="/",
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **settings,
+    )
+
+
+@pytest.mark.asyncio
+async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
+    with owner_process(sys.executable) as owner:
+        assert owner.stdout is not None and owner.stdout.readline().split()[0] in ("True", "False")
+        await until(lambda: len(descendants(owner.pid)) == processes(sandbox, runs=2))
+        family = descendants(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+        await until(lambda: not any(alive(pid) for pid in family))
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; as an ordinary user all tests do it")
+async def test_works_for_an_ordinary_user() -> None:
+    python = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
+    user: dict[str, Any] = {"user": 61234, "group": 61234, "extra_groups": []}
+    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if "site-packages" in p)])}
+    trial = [python or "", "-c", "import sandboxes, forge_env.core.sandbox"]
+    if python is None or subprocess.run(trial, cwd="/", env=environ, capture_output=True, **user).returncode:
+        pytest.skip("an ordinary user cannot import the project with a system Python of this version here")
+    with owner_process(python, **user) as owner:
+        assert owner.stdout is not None and owner.stderr is not None
+        said = owner.stdout.readline().split()
+        if not said and "SandboxUnavailable" in (error := owner.stderr.read()):
+            pytest.skip(error.strip().rpartition("\n")[2])
+        assert said[0] == "False"  # confined by a user namespace, not by another uid
+        wanted = 2 + 2 * (4 if said[1].startswith("cgroup") else 3)
+        await until(lambda: len(descendants(owner.pid)) == wanted)
+        family = descendants(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+        await until(lambda: not any(alive(pid) for pid in family))
+
+
+# --- opening ---
+
+
+@pytest.mark.asyncio
+async def test_set_order_is_the_same_in_every_sandbox(sandbox: Sandbox) -> None:
+    code = "def f(): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})"
+    async with open_sandbox("namespace") as other:
+        assert await value(sandbox, code) == await value(other, code)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_says_what_is_missing() -> None:
+    """Root without CAP_SYS_ADMIN, as in a default container."""
+    weak = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", sys.executable, "-c", OWNER]
+    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ.get("PATH", "")}
+    ended = subprocess.run(weak, cwd="/", env=environ, capture_output=True, text=True, timeout=30)
+    last = ended.stderr.strip().rpartition("\n")[2]
+    assert ended.returncode == 1 and "SandboxUnavailable: namespace sandbox: the kernel refused" in last
+    assert "Operation not permitted" in last and "--cap-add SYS_ADMIN" in last
+
+
+@pytest.mark.asyncio
+async def test_unknown_names_and_settings_are_user_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="Did you mean namespace"):
+        async with open_sandbox("namespce"):
+            pass
+    with pytest.raises(UserError, match="slotz"):
+        async with open_sandbox("namespace", slotz=1):
+            pass
+    with pytest.raises(UserError, match="slots"):
+        async with open_sandbox("namespace", slots=0):
+            pass
+    monkeypatch.setenv("FORGE_ENV_SANDBOX", "nowhere")
+    with pytest.raises(UserError, match="nowhere"):
+        async with open_sandbox():
+            pass
+
+
+@pytest.mark.asyncio
+async def test_arguments_that_are_no_json_raise_at_once(sandbox: Sandbox) -> None:
+    with pytest.raises(TypeError):
+        await call(sandbox, "def f(x): return x", object())
+
+
+def test_importing_the_package_loads_no_backend() -> None:
+    code = "import sys, sandboxes; print({m for m in sys.modules if 'sandboxes.' in m} - {'sandboxes.settings'})"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

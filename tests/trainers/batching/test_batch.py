@@ -1,0 +1,150 @@
+"""Layout of samples: nothing lost, nothing doubled, and packing invisible to a loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Row
+from forge_env.core.errors import InvariantError
+from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+
+
+def make_row(token_ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> Row:
+    return Row(
+        token_ids=tuple(token_ids),
+        mask=tuple(mask),
+        logprobs=tuple(logprobs or [-float(i + 1) if m else 0.0 for i, m in enumerate(mask)]),
+        versions=tuple(0 if m else -1 for m in mask),
+    )
+
+
+rows = st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=1, max_size=9).map(
+    lambda pairs: make_row([token for token, _ in pairs], [mask for _, mask in pairs])
+)
+samples_strategy = st.lists(
+    st.builds(lambda rows, a: Sample(rows=tuple(rows), advantage=a), st.lists(rows, max_size=3), st.floats(-2, 2)),
+    max_size=7,
+)
+
+
+def model_values(batch: MicroBatch) -> torch.Tensor:
+    """A stand-in for a causal model: a value that depends on the token and on its place in its row, (B, L)."""
+    places = torch.arange(batch.tokens.shape[1]).expand(batch.tokens.shape)
+    return batch.tokens * 100 + (places if batch.positions is None else batch.positions) + 1
+
+
+def loss_layout(batches: list[MicroBatch]) -> dict[int, tuple]:
+    """What a loss sees of each sample, without the padding on its right."""
+    seen = {}
+    for batch in batches:
+        values, scattered = model_values(batch), batch.scatter(model_values(batch).flatten()[batch.selected])
+        picked = values.flatten()[batch.source.clamp(min=0)]
+        laid_out = torch.where(batch.source >= 0, picked, 0)
+        for line, index in enumerate(batch.samples):
+            assert index not in seen
+            width = int((batch.source[line] >= 0).sum())
+            seen[index] = (
+                laid_out[line, :width].tolist(),
+                scattered[line, :width].tolist(),
+                batch.padding_mask[line, :width].tolist(),
+                batch.generator_logprobs[line, :width].tolist(),
+                batch.advantages[line].tolist(),
+            )
+            assert not batch.padding_mask[line, width:].any()
+            assert not laid_out[line, width:].any()
+    return seen
+
+
+@settings(deadline=None)
+@given(samples_strategy, st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 4]))
+def test_packing_and_padding_give_the_loss_the_same_values(samples, max_tokens, pack_length, multiple):
+    padded = pack(samples, max_tokens=max_tokens, pack_length=0, pad_id=0)
+    packed = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0, multiple=multiple)
+    assert loss_layout(padded) == loss_layout(packed)
+
+
+@settings(deadline=None)
+@given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]))
+def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_length):
+    batches = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0)
+    seen: dict[int, list[tuple[int, float]]] = {}
+    for batch in batches:
+        lines = (batch.slots // batch.source.shape[1]).tolist()
+        logprobs = batch.generator_logprobs.flatten()[batch.slots].tolist()
+        for line, target, logprob in zip(lines, batch.targets.tolist(), logprobs, strict=True):
+            seen.setdefault(batch.samples[line], []).append((target, logprob))
+        assert len(set(batch.selected.tolist())) == len(batch.selected) == int(batch.padding_mask.sum())
+    for index, sample in enumerate(samples):
+        expected = [
+            (row.token_ids[i], row.logprobs[i]) for row in sample.rows for i in range(1, len(row.mask)) if row.mask[i]
+        ]
+        assert seen.get(index, []) == expected
+
+
+@settings(deadline=None)
+@given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]))
+def test_micro_batches_keep_to_the_limit_unless_one_episode_alone_needs_more(samples, max_tokens, pack_length):
+    for batch in pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0):
+        most_rows = max(len(samples[index].rows) for index in batch.samples)
+        assert batch.tokens.numel() <= max_tokens or len(batch.tokens) <= most_rows
+
+
+def test_one_episode_of_two_rows_worked_by_hand():
+    first = make_row([5, 6, 7, 8], [False, False, True, True])
+    second = make_row([9, 3, 4, 2], [False, True, True, False])  # the last token trains nothing and is not read
+    (batch,) = pack([Sample(rows=(first, second), advantage=2.0)], max_tokens=99, pack_length=0, pad_id=0)
+    assert batch.tokens.tolist() == [[5, 6, 7], [9, 3, 0]]
+    assert batch.positions is None
+    assert batch.source.tolist() == [[0, 1, 2, 3, 4]]
+    assert batch.selected.tolist() == [1, 2, 3, 4]
+    assert batch.targets.tolist() == [7, 8, 3, 4]
+    assert batch.padding_mask.tolist() == [[False, True, True, True, True]]
+    assert batch.generator_logprobs.tolist() == [[0.0, -3.0, -4.0, -2.0, -3.0]]
+    assert batch.advantages.tolist() == [[2.0]]
+    assert batch.units == (4, 1)
+    assert batch.split(torch.tensor([1.0, 2.0, 3.0, 4.0])) == [[1.0, 2.0, 3.0, 4.0]]
+
+
+def test_packed_positions_restart_with_each_row_and_with_the_padding():
+    episodes = [Sample(rows=(make_row([1, 2, 3], [False, True, True]),)) for _ in range(2)]
+    (batch,) = pack(episodes, max_tokens=6, pack_length=6, pad_id=0, multiple=6)
+    assert batch.tokens.tolist() == [[1, 2, 1, 2, 0, 0]]
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 1, 0, 1, 0, 1]]
+
+
+def test_non_finite_generator_logprobs_leave_the_mask_and_the_counts():
+    row = make_row([1, 2, 3, 4], [False, True, True, True], [0.0, math.nan, -math.inf, -0.5])
+    (batch,) = pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
+    assert batch.padding_mask.tolist() == [[False, False, True]]
+    assert batch.generator_logprobs.tolist() == [[0.0, 0.0, -0.5]]
+    assert batch.units == (1, 1)
+    assert batch.targets.tolist() == [2, 3, 4]  # their logprobs are still wanted
+
+
+def test_reference_logprobs_are_laid_out_or_refused():
+    row = make_row([1, 2, 3, 4], [False, True, False, True])
+    sample = Sample(rows=(row,), ref_logprobs=(-0.1, -0.2))
+    (batch,) = pack([sample], max_tokens=9, pack_length=0, pad_id=0)
+    assert batch.ref_logprobs is not None
+    torch.testing.assert_close(batch.ref_logprobs, torch.tensor([[-0.1, 0.0, -0.2]]))
+    (mixed,) = pack([sample, Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
+    assert mixed.ref_logprobs is None
+    with pytest.raises(InvariantError, match="1 values of ref_logprobs for 2 sampled"):
+        pack([Sample(rows=(row,), ref_logprobs=(-0.1,))], max_tokens=9, pack_length=0, pad_id=0)
+
+
+def test_a_row_whose_fields_differ_in_length_is_a_bug():
+    row = Row(token_ids=(1, 2), mask=(False, True), logprobs=(0.0,), versions=(-1, 0))
+    with pytest.raises(InvariantError, match="different lengths"):
+        pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
+
+
+def test_an_empty_batch_counts_nothing():
+    assert empty_batch(4).units == (0, 0)
+    assert empty_batch(4).tokens.shape == (1, 4)

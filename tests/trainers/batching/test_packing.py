@@ -1,0 +1,196 @@
+"""Plans of micro-batches: everything once, within the limits, nearly full, and even over ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainers.batching.packing import Layout, flops_crossover, plan_packed, plan_padded, round_up, row_cost
+
+episodes_strategy = st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=14)
+limits = {"max_tokens": st.integers(1, 90), "multiple": st.sampled_from([1, 4]), "ranks": st.integers(1, 4)}
+
+
+def width(layout: Layout, episodes: list[list[int]], multiple: int = 1) -> int:
+    """Tokens of one sequence of a micro-batch."""
+    return round_up(max(sum(episodes[e][r] for e, r in sequence) for sequence in layout), multiple)
+
+
+def area(layout: Layout, episodes: list[list[int]], multiple: int = 1) -> int:
+    """Tokens of a micro-batch, padding included."""
+    return len(layout) * width(layout, episodes, multiple)
+
+
+def cost(layout: Layout, episodes: list[list[int]], *, padded: bool) -> float:
+    if padded:
+        return len(layout) * row_cost(width(layout, episodes))
+    return sum(row_cost(episodes[e][r]) for sequence in layout for e, r in sequence)
+
+
+def check_plan(plans: list[list[Layout]], episodes: list[list[int]], ranks: int) -> None:
+    """What holds for every plan, whatever the limits."""
+    assert len(plans) == ranks
+    counts = [len(plan) for plan in plans]
+    assert max(counts) - min(counts) <= 1, "ranks run in lock-step"
+    layouts = [layout for plan in plans for layout in plan]
+    assert all(sequence for layout in layouts for sequence in layout)
+    placed = Counter(place for layout in layouts for sequence in layout for place in sequence)
+    assert placed == Counter((e, r) for e, rows in enumerate(episodes) for r, length in enumerate(rows) if length)
+    home = {e: number for number, layout in enumerate(layouts) for sequence in layout for e, _ in sequence}
+    for number, layout in enumerate(layouts):
+        assert {home[e] for sequence in layout for e, _ in sequence} == {number}, "an episode was cut"
+
+
+@settings(deadline=None)
+@given(episodes_strategy, st.integers(1, 60), st.fixed_dictionaries(limits))
+def test_packed_plans_keep_every_row_once_and_the_limits(episodes, pack_length, given_limits):
+    plans = plan_packed(episodes, pack_length=pack_length, **given_limits)
+    check_plan(plans, episodes, given_limits["ranks"])
+    multiple, max_tokens = given_limits["multiple"], given_limits["max_tokens"]
+    longest_row = max((length for rows in episodes for length in rows), default=0)
+    for layout in (layout for plan in plans for layout in plan):
+        assert width(layout, episodes, multiple) <= round_up(max(pack_length, longest_row), multiple)
+        alone = len({e for sequence in layout for e, _ in sequence}) == 1
+        assert area(layout, episodes, multiple) <= max_tokens or alone
+
+
+@settings(deadline=None)
+@given(episodes_strategy, st.fixed_dictionaries(limits))
+def test_padded_plans_keep_every_row_once_and_the_limits(episodes, given_limits):
+    plans = plan_padded(episodes, **given_limits)
+    check_plan(plans, episodes, given_limits["ranks"])
+    for layout in (layout for plan in plans for layout in plan):
+        assert all(len(sequence) == 1 for sequence in layout)
+        alone = len({e for sequence in layout for e, _ in sequence}) == 1
+        assert area(layout, episodes, given_limits["multiple"]) <= given_limits["max_tokens"] or alone
+
+
+@settings(deadline=None)
+@given(episodes_strategy, st.integers(0, 60), st.fixed_dictionaries(limits), st.randoms(use_true_random=False))
+def test_plans_do_not_depend_on_the_order_of_episodes_or_rows(episodes, pack_length, given_limits, shuffler):
+    def shapes(given: list[list[int]]) -> list[list[list[list[int]]]]:
+        plan = plan_packed(given, pack_length=pack_length, **given_limits) if pack_length else None
+        plan = plan or plan_padded(given, **given_limits)
+        return [[[[given[e][r] for e, r in seq] for seq in layout] for layout in part] for part in plan]
+
+    shuffled = [shuffler.sample(rows, len(rows)) for rows in shuffler.sample(episodes, len(episodes))]
+    assert shapes(episodes) == shapes(episodes)
+    assert shapes(episodes) == shapes(shuffled)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 90))
+def test_no_two_micro_batches_of_a_best_fit_would_fit_into_one(lengths, pack_length):
+    (plan,) = plan_packed([[n] for n in lengths], max_tokens=pack_length, pack_length=pack_length)
+    # Best fit leaves at most one micro-batch half empty, and filling them evenly does not make them more.
+    assert len(plan) <= max(1, 2 * sum(lengths) / pack_length) + 1
+    assert not lengths or len(plan) >= sum(lengths) / pack_length
+
+
+def lognormal(count: int, *, median: float = 600, sigma: float = 0.8, most: int = 8192, seed: int = 0) -> list[int]:
+    drawn = np.random.default_rng(seed).lognormal(math.log(median), sigma, count)
+    return np.clip(drawn, 1, most).astype(int).tolist()
+
+
+def cut(lengths: list[int], sizes: list[int]) -> list[list[int]]:
+    """Cut row lengths into episodes of the sizes, again and again."""
+    episodes, start = [], 0
+    while start < len(lengths):
+        size = sizes[len(episodes) % len(sizes)]
+        episodes.append(lengths[start : start + size])
+        start += size
+    return episodes
+
+
+MIXES = {
+    "one row each": cut(lognormal(1024), [1]),
+    "one to four rows each": cut(lognormal(1024, seed=1), [1, 4, 2, 3]),
+    "long rows": cut(lognormal(512, median=3000, sigma=0.5, seed=2), [1]),
+    "few": cut(lognormal(64, seed=3), [1]),
+}
+
+
+CASES = [(mix, max_tokens) for mix in MIXES for max_tokens in (8192, 32768) if (mix, max_tokens) != ("few", 32768)]
+
+
+@pytest.mark.parametrize(("mix", "max_tokens"), CASES)
+def test_padding_of_a_lognormal_mix_is_at_most_five_percent(mix, max_tokens):
+    episodes = MIXES[mix]
+    (plan,) = plan_packed(episodes, max_tokens=max_tokens, pack_length=8192)
+    tokens = sum(map(sum, episodes))
+    assert 1 - tokens / sum(area(layout, episodes) for layout in plan) <= 0.05
+    (padded,) = plan_padded(episodes, max_tokens=max_tokens)
+    assert len(plan) <= len(padded)
+
+
+def test_full_sequences_waste_at_most_five_percent_too():
+    for mix in ("one row each", "one to four rows each"):
+        (plan,) = plan_packed(MIXES[mix], max_tokens=8192, pack_length=8192)
+        assert len(plan) - 1 <= sum(map(sum, MIXES[mix])) / 8192 / 0.95
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("pack_length", [0, 8192])
+def test_ranks_have_the_same_rounds_and_about_the_same_flops_in_each(pack_length, ranks):
+    episodes = MIXES["one to four rows each"]
+    given = {"max_tokens": 16384, "ranks": ranks}
+    plans = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else plan_padded(episodes, **given)
+    check_plan(plans, episodes, ranks)
+    costs = np.zeros((ranks, max(map(len, plans))))
+    for rank, plan in enumerate(plans):
+        costs[rank, : len(plan)] = [cost(layout, episodes, padded=not pack_length) for layout in plan]
+    per_rank = costs.sum(1)
+    # Padding to the longest row makes lumps; packing does not.
+    assert per_rank.max() / per_rank.mean() <= (1.05 if pack_length else 1.2)
+    assert costs.max(0).sum() / per_rank.mean() <= (1.05 if pack_length else 1.3), "waiting in lock-step"
+
+
+def test_flops_and_not_tokens_are_shared_out():
+    episodes = [[8000], *([1000] for _ in range(8))]  # the same number of tokens, not the same number of FLOPs
+    first, second = plan_packed(episodes, max_tokens=16000, pack_length=16000, ranks=2, crossover=2000.0)
+    loads = [sum(row_cost(episodes[e][r], 2000.0) for s in layout for e, r in s) for layout in (first[0], second[0])]
+    assert loads == [8000 + 32000, 8 * 1500]
+    even = plan_packed(episodes + [[1000]] * 8, max_tokens=16000, pack_length=16000, ranks=2, crossover=math.inf)
+    tokens = [sum(sum(1000 if e else 8000 for e, _ in s) for s in layout) for (layout,) in even]
+    assert tokens == [12000, 12000]
+
+
+def test_micro_batches_worked_by_hand():
+    # Two micro-batches of two sequences of 7 do; filled evenly they hold 6 and 5, and 7, 2 and 1. The larger is first.
+    (plan,) = plan_packed([[7], [6], [5], [2], [1]], max_tokens=14, pack_length=7, crossover=math.inf)
+    assert plan == [[[(1, 0)], [(2, 0)]], [[(0, 0)], [(3, 0), (4, 0)]]]
+    # Three rows of an episode that is larger than the limit: three sequences of 4 waste nothing, two of 8 would.
+    (plan,) = plan_packed([[4, 4, 4]], max_tokens=8, pack_length=8)
+    assert plan == [[[(0, 0)], [(0, 1)], [(0, 2)]]]
+    # A row that is not read has no place; an episode without rows neither.
+    assert plan_packed([[0, 3], [], [0]], max_tokens=8, pack_length=8) == [[[[(0, 1)]]]]
+    assert plan_packed([], max_tokens=8, pack_length=8, ranks=2) == [[], []]
+    assert plan_padded([[]], max_tokens=8, ranks=2) == [[], []]
+
+
+def test_the_crossover_is_parameters_over_layers_times_width():
+    config = {
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "num_hidden_layers": 3,
+        "intermediate_size": 16,
+        "vocab_size": 100,
+    }
+    layer = 8 * 16 + 2 * (8 * 8) + 16 * 8 + 3 * 8 * 16  # q, k and v, o, the feed-forward's three
+    assert flops_crossover(config) == (3 * layer + 8 * 100) / (3 * 16)
+    assert row_cost(50, 100.0) == 75.0
+
+
+def test_planning_twice_gives_the_same_plan():
+    episodes = cut(lognormal(300), [2, 1])
+    random.Random(0).shuffle(episodes)
+    plans = [plan_packed(episodes, max_tokens=4096, pack_length=2048, ranks=3) for _ in range(2)]
+    assert plans[0] == plans[1]

@@ -1,0 +1,79 @@
+"""The on-policy check: what is judged, what is said, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainers.controller.alarms import MismatchAlarm, make_alarm
+from trainers.grpo import Config
+
+
+def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
+    return {
+        "mean_abs_logprob_difference": difference,
+        "kl": kl,
+        "ratio_min": 0.999,
+        "ratio_max": 1.25,
+    }
+
+
+def alarm(dtype: str = "float32", **settings: float) -> tuple[MismatchAlarm, list[str]]:
+    said: list[str] = []
+    return MismatchAlarm(dtype=dtype, say=said.append, **settings), said
+
+
+def test_what_was_expected_is_said_once() -> None:
+    check, said = alarm()
+    assert check(1, metrics(3e-7), is_fresh=True) == 0.0
+    assert said == [
+        "on-policy check: mean |logprob difference| 3e-07, k3 0, ratio within [0.999, 1.25]: as expected for float32"
+    ]
+    assert check(2, metrics(3e-7), is_fresh=True) == 0.0 and len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "found", "expected"),
+    [
+        ("float32", {}, metrics(2e-4), 1.0),
+        ("float32", {}, metrics(5e-5, kl=0.01), 1.0),  # a few tokens, far off
+        ("bfloat16", {}, metrics(2e-2, kl=1e-3), 0.0),
+        ("bfloat16", {}, metrics(0.2), 1.0),
+        ("bfloat16", {}, metrics(2e-2, kl=0.06), 1.0),
+        ("float32", {"bound": 0.5}, metrics(0.4, kl=1.0), 0.0),
+        ("bfloat16", {"bound": 1e-3}, metrics(2e-3), 1.0),
+        ("float32", {}, metrics(float("nan")), 1.0),
+    ],
+)
+def test_bounds(dtype: str, settings: dict[str, float], found: dict[str, float], expected: float) -> None:
+    check, said = alarm(dtype, **settings)
+    assert check(1, found, is_fresh=True) == expected
+    assert len(said) == 1 and said[0].startswith("warning: on-policy check at step 1" if expected else "on-policy")
+    if expected:
+        for cause in ("temperature", "stale weights", "chat template", "dtype"):
+            assert cause in said[0]
+
+
+def test_one_step_warns_and_the_metric_has_them_all() -> None:
+    check, said = alarm()
+    assert [check(step, metrics(1.0), is_fresh=True) for step in range(1, 100)] == [1.0] * 99
+    assert [line.split(":")[1] for line in said] == [" on-policy check at step 1"]
+
+
+def test_stale_tokens_and_steps_without_tokens_are_not_judged() -> None:
+    check, said = alarm()
+    assert check(1, metrics(9.0), is_fresh=False) == check(2, {"tokens": 0.0}, is_fresh=True) == 0.0
+    assert said == []
+    assert check(3, metrics(0.0), is_fresh=True) == 0.0 and len(said) == 1
+
+
+def test_the_bound_is_that_of_the_coarser_dtype() -> None:
+    config = Config()
+    assert make_alarm(config, print).dtype == "float32"
+    config.services.generator.with_gpus = True
+    assert make_alarm(config, print).dtype == "bfloat16"
+    config = Config()
+    config.services.trainer.with_gpus = True
+    config.training.mismatch_alarm = 0.25
+    assert (make_alarm(config, print).dtype, make_alarm(config, print).bound) == ("bfloat16", 0.25)
+    config.training.dtype = "float32"
+    assert make_alarm(config, print).dtype == "float32"

@@ -1,0 +1,806 @@
+"""The loop with plain functions in place of actors: staleness, exactly-once, faults, deadlines, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.errors import ReplicaDied, ServiceError
+from forge_env.core.types import Outcome, Task
+from trainers.controller.ledger import Ledger
+from trainers.controller.loop import MAX_FAULTS_IN_A_ROW, Loop
+from trainers.controller.ready import ReadyGroup
+from trainers.objective.advantages import group_relative
+from trainers.objective.objective import Objective
+
+TASKS = [Task(prompt=(), target=i) for i in range(5)]
+
+
+def episode(index: int, sibling: int, outcome: Outcome = Outcome.SCORED, error: str = "") -> Episode:
+    """An episode whose only sampled token is the number of its group."""
+    turn = Turn(
+        kind="sampled",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        prompt_ids=(0,),
+        token_ids=(index,),
+        logprobs=(-1.0,),
+        versions=((0, 1),),
+        starts_row=True,
+    )
+    return Episode(
+        task=TASKS[index % len(TASKS)],
+        turns=(turn,),
+        outcome=outcome,
+        reward=float(sibling % 2) if outcome.is_valid else None,
+        id=f"{index}/{sibling}",
+        error=error,
+    )
+
+
+def group(index: int, outcomes: Sequence[Outcome] = (Outcome.SCORED,) * 2, error: str = "") -> Group:
+    members = tuple(episode(index, i, outcome, error) for i, outcome in enumerate(outcomes))
+    return Group(task=TASKS[index % len(TASKS)], episodes=members, id=str(index))
+
+
+async def ticks(count: int) -> None:
+    """Give way to the others `count` times: a latency without a clock."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Record:
+    """Runs a loop and writes down what happened when."""
+
+    run_group: Callable[[Task, int], Awaitable[Group]]
+    train_ticks: int = 2
+    pull_ticks: int = 1
+    published: int = 0
+    """Version that the trainer published last."""
+    version: int = 0
+    """Weight version that every engine has."""
+    admitted: dict[int, int] = field(default_factory=dict)
+    """Group -> version at its admission."""
+    trained: list[list[int]] = field(default_factory=list)
+    """Groups of each optimizer step."""
+    most_open: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    async def rollout(self, task: Task, index: int) -> Group:
+        assert task is TASKS[index % len(TASKS)]
+        self.admitted[index] = self.version
+        done = self.version * len(self.trained[0]) if self.trained else 0
+        self.most_open = max(self.most_open, len(self.admitted) - done)
+        return await self.run_group(task, index)
+
+    async def train(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.trained.append([int(group.id) for group in groups])
+        await ticks(self.train_ticks)
+        return {"loss": 0.5}
+
+    async def publish(self, step: int) -> dict[str, float]:
+        assert self.published == self.version, "a version was published while the engines took another one over"
+        self.published = step
+        return {"published": float(step)}
+
+    async def pull(self, step: int) -> dict[str, float]:
+        await ticks(self.pull_ticks)
+        assert self.published == step, "another version was published meanwhile"
+        self.version = step
+        return {"pulled": float(step)}
+
+    def on_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        assert {int(g.id) for g in groups} == set(self.trained[step - 1])
+        assert metrics["loss"] == 0.5 and metrics["published"] == step
+        self.steps.append(step)
+
+    def loop(self, **settings: Any) -> Loop:
+        objective = make_objective(**settings.pop("objective", {}))
+        return Loop(
+            objective=objective,
+            task=lambda number: TASKS[number % len(TASKS)],
+            run_group=self.rollout,
+            train_step=settings.pop("train_step", self.train),
+            publish_weights=settings.pop("publish_weights", self.publish),
+            pull_weights=settings.pop("pull_weights", self.pull),
+            on_step=self.on_step,
+            **{"steps": 4, "batch_size": 2, "patience": 20.0, **settings},
+        )
+
+
+def make_objective(**parts: Any) -> Objective:
+    return Objective(**{"loss": torch.nn.Identity(), "advantages": group_relative, "group_size": 2, **parts})
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """The block leaves no task behind, however it ends."""
+    before = asyncio.all_tasks()
+    try:
+        yield
+    finally:
+        assert asyncio.all_tasks() <= before
+
+
+# ---- staleness, exactly once ----
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+@settings(max_examples=40, deadline=None)
+@given(
+    latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    train_ticks=st.integers(0, 20),
+    pull_ticks=st.integers(0, 40),
+    batch_size=st.integers(1, 3),
+)
+@example(latencies=[30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], train_ticks=0, pull_ticks=1, batch_size=1)
+def test_staleness_is_bounded_and_every_group_trains_once(
+    staleness: int, latencies: list[int], train_ticks: int, pull_ticks: int, batch_size: int
+) -> None:
+    """A group admitted at version v trains at the latest in the step that starts from v + S."""
+    steps = 6
+
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(latencies[index % len(latencies)])
+        return group(index)
+
+    async def run() -> Record:
+        record = Record(run_group, train_ticks, pull_ticks)
+        async with nothing_left():
+            await record.loop(steps=steps, batch_size=batch_size, staleness=staleness).run()
+        return record
+
+    record = asyncio.run(run())
+    assert record.steps == [1, 2, 3, 4, 5, 6] and record.version == steps
+    assert [len(groups) for groups in record.trained] == [batch_size] * steps
+    trained_in = {index: step for step, groups in enumerate(record.trained) for index in groups}  # from version `step`
+    assert len(trained_in) == steps * batch_size
+    assert record.most_open <= (staleness + 1) * batch_size
+    for index, version in record.admitted.items():
+        if version + staleness < steps:
+            assert version <= trained_in.get(index, steps) <= version + staleness
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> None:
+    """With quick rollouts and slow steps the bound is reached: generation really overlaps with training."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group, train_ticks=50)
+    await record.loop(steps=6, staleness=staleness).run()
+    lags = {step - record.admitted[i] for step, groups in enumerate(record.trained) for i in groups}
+    assert max(lags) == staleness
+    assert record.most_open == (staleness + 1) * 2
+
+
+@pytest.mark.parametrize(("staleness", "interval"), [(0, 1), (1, 1), (2, 1), (2, 3), (3, 2)])
+async def test_engines_take_weights_over_while_the_next_step_trains(staleness: int, interval: int) -> None:
+    """Its metrics come with the update after it, but for the last one, which is waited for."""
+    steps, seen, during = 7, [], []
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    async def train(groups: Sequence[Group]) -> dict[str, float]:
+        await ticks(3)
+        during.append(record.published - record.version)
+        return {}
+
+    record = Record(run_group, pull_ticks=8)
+    loop = record.loop(steps=steps, staleness=staleness, sync_interval=interval, train_step=train)
+    loop.on_step = lambda step, groups, metrics: seen.append((metrics.get("published"), metrics.get("pulled")))
+    async with nothing_left():
+        await loop.run()
+    updates = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
+    assert [int(published) for published, _ in seen if published] == updates
+    waited = updates if staleness == 0 else [0, *updates[:-2], updates[-1]]
+    assert [int(pulled or 0) for published, pulled in seen if published] == waited
+    overlaps = staleness >= interval  # else the next step waits for groups of the very weights that are taken over
+    assert any(during) == overlaps and record.version == steps
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(
+    latencies=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    train_ticks=st.integers(0, 20),
+    pull_ticks=st.integers(0, 40),
+    evaluation_ticks=st.integers(0, 60),
+    pace=st.sampled_from([(0, 1, 1), (0, 1, 3), (1, 1, 2), (2, 1, 1), (2, 2, 4), (3, 3, 3), (5, 2, 2)]),
+)
+def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
+    deterministic: bool,
+    latencies: list[int],
+    train_ticks: int,
+    pull_ticks: int,
+    evaluation_ticks: int,
+    pace: tuple[int, int, int],
+) -> None:
+    """Whatever the latencies are: nothing is published meanwhile, no promise of the loop is broken, and it ends."""
+    staleness, sync_interval, interval = pace
+    steps, evaluated, running = 7, [], 0
+    if deterministic:
+        staleness, sync_interval = 0, 1
+
+    async def run_group(task: Task, index: int) -> Group:
+        nonlocal running
+        running += 1
+        await ticks(latencies[index % len(latencies)])
+        running -= 1
+        return group(index)
+
+    async def run() -> Record:
+        record = Record(run_group, train_ticks, pull_ticks)
+
+        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+            return list(await asyncio.gather(*(record.rollout(task, index) for task, index in numbered)))
+
+        async def evaluate(step: int) -> None:
+            for _ in range(evaluation_ticks):
+                assert record.version == record.published == step == len(record.trained)
+                assert not (deterministic and running), "the engine answers nobody else"
+                await asyncio.sleep(0)
+            evaluated.append(step)
+
+        loop = record.loop(
+            steps=steps,
+            staleness=staleness,
+            sync_interval=sync_interval,
+            run_wave=run_wave if deterministic else None,
+            evaluate=evaluate,
+            is_evaluated=lambda step: step % interval == 0 and step < steps,
+        )
+        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        async with nothing_left():
+            await loop.run()
+        return record
+
+    record = asyncio.run(run())
+    assert evaluated == list(range(interval, steps, interval))
+    assert record.steps == list(range(1, steps + 1)) and record.version == steps
+    trained_in = {index: step for step, groups in enumerate(record.trained) for index in groups}
+    assert len(trained_in) == steps * 2
+    for index, version in record.admitted.items():
+        if version + staleness < steps:
+            assert version <= trained_in.get(index, steps) <= version + staleness
+
+
+async def test_rollouts_go_on_beside_an_evaluation() -> None:
+    """With room for groups of the next steps, they are sampled while the weights are measured."""
+    begun: list[int] = []
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group)
+
+    async def evaluate(step: int) -> None:
+        before = len(record.admitted)
+        await ticks(20)
+        begun.append(len(record.admitted) - before)
+
+    await record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2).run()
+    assert begun == [2]
+
+
+async def test_an_error_of_an_evaluation_ends_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    async def evaluate(step: int) -> None:
+        raise ServiceError("the environments are gone")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="the environments are gone"):
+            await record.loop(staleness=1, evaluate=evaluate, is_evaluated=lambda step: step == 2).run()
+    assert record.steps == [1, 2], "the step before it is written down"
+
+
+async def test_an_error_of_a_pull_in_the_background_ends_the_run() -> None:
+    """While the trainer waits for groups that never come, long before the next update would notice."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        if index >= 2:
+            await asyncio.Event().wait()
+        return group(index)
+
+    async def pull(step: int) -> dict[str, float]:
+        await ticks(20)
+        raise ServiceError("the engine is gone")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="the engine is gone"):
+            await record.loop(staleness=2, pull_weights=pull).run()
+    assert record.steps == [1]
+
+
+async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(60 if index == 0 else 1)
+        return group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=10, staleness=3)
+    await loop.run()
+    (step,) = [step for step, groups in enumerate(record.trained) if 0 in groups]
+    assert 0 < step <= 3 and loop.ledger.trained == 20
+
+
+async def test_a_straggler_delays_and_does_not_grow_stale() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(200 if index == 0 else 1)
+        return group(index)
+
+    record = Record(run_group)
+    await record.loop(steps=10, staleness=1).run()
+    assert 0 in [index for groups in record.trained[:2] for index in groups]
+
+
+async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
+    outcomes = [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.TRUNCATED, Outcome.SCORED]
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, outcomes, "gone")
+
+    async def train(groups: Sequence[Group]) -> dict[str, float]:
+        assert [[e.outcome for e in each.episodes] for each in groups] == [outcomes]
+        return {"loss": 0.5}
+
+    record = Record(run_group)
+    record.trained = [[0]]
+    loop = record.loop(steps=1, batch_size=1, train_step=train)
+    await loop.run()
+    assert loop.faults["infra_fault"] >= 1
+
+
+# ---- faults ----
+
+
+async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 3)
+        faulty = index % 3 != 0
+        return group(index, [Outcome.SCORED, Outcome.ENV_FAULT if faulty else Outcome.SCORED], "broken")
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=1)
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
+    assert loop.faults["env_fault"] == loop.faults["dropped groups"] >= 18
+
+
+async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 3)
+        if index % 4 == 1:
+            raise ReplicaDied("envs.run_group lost 3 replicas: the envs process died")
+        return group(index, [Outcome.SCORED] * 2)
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=1)
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
+    assert loop.ledger.dropped == {"its processes died": loop.faults["dropped groups"]} and loop.ledger.dropped
+
+
+async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        raise ReplicaDied("the envs process died")
+
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*the envs process died"):
+            await Record(run_group).loop().run()
+
+
+async def test_faults_all_the_time_end_the_run_and_name_the_error() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.INFRA_FAULT] * 2, "SandboxError: no more processes")
+
+    record = Record(run_group)
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=rf"{MAX_FAULTS_IN_A_ROW} groups in a row.*no more processes"):
+            await record.loop().run()
+    assert record.trained == []
+    assert len(record.admitted) <= MAX_FAULTS_IN_A_ROW + 4
+
+
+async def test_a_good_group_now_and_then_keeps_the_run_going() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        good = index % MAX_FAULTS_IN_A_ROW == MAX_FAULTS_IN_A_ROW - 1
+        return group(index, [Outcome.SCORED if good else Outcome.ENV_FAULT] * 2, "broken")
+
+    record = Record(run_group)
+    await record.loop(steps=3, batch_size=1).run()
+    assert len(record.trained) == 3
+
+
+async def test_groups_of_one_end_the_run_with_a_sentence() -> None:
+    """`--grpo.n_samples 1`: every group is dropped, and no episode has an error to name."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.SCORED])
+
+    with pytest.raises(ServiceError):
+        await Record(run_group).loop().run()
+
+
+# ---- dynamic sampling ----
+
+
+def flat_group(index: int, reward: float = 1.0) -> Group:
+    """A group whose two episodes have the same reward."""
+    members = group(index).episodes
+    return Group(
+        task=TASKS[index % len(TASKS)], episodes=tuple(replace(e, reward=reward) for e in members), id=str(index)
+    )
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: int) -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(index % 4)
+        return group(index) if index % 3 == 0 else flat_group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=5, staleness=staleness, objective={"needs_signal": True})
+    async with nothing_left():
+        await loop.run()
+    trained = [index for groups in record.trained for index in groups]
+    assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
+    assert loop.faults["groups without signal"] >= 18
+    assert loop.faults["dropped groups"] == 0
+
+
+async def test_without_dynamic_sampling_they_are_trained_on() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index)
+
+    record = Record(run_group)
+    loop = record.loop(steps=2)
+    await loop.run()
+    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+
+
+async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index, reward=0.25)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
+            await record.loop(objective=objective, warn=warnings.append).run()
+    assert [warning.split()[0] for warning in warnings] == ["3"]
+    assert record.trained == []
+
+
+async def test_groups_from_which_nothing_is_learned_are_warned_of_where_none_is_dropped() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index == 4 else flat_group(index, reward=0.25)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    loop = record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2)
+    await loop.run()
+    assert len(record.trained) == 6  # it goes on
+    # The row ends with the group that has a signal; the next one is counted and not warned of again.
+    assert [warning.split()[0] for warning in warnings] == ["4"]
+    assert "0.25 in the last: nothing is learned from their rewards" in warnings[0]
+    counts = loop.rows_without_signal
+    assert counts["groups_idle"] >= 11 and counts["groups_idle_longest_row"] == counts["groups_idle"] - 4
+
+    again = Record(run_group)
+    resumed = again.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=3, faults=loop.faults)
+    await resumed.run()
+    assert len(warnings) == 1 and resumed.rows_without_signal["groups_idle"] > counts["groups_idle"]
+
+
+async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index % 8 == 7 else flat_group(index)
+
+    record = Record(run_group)
+    await record.loop(steps=3, batch_size=1, objective={"needs_signal": True, "signal_error": 8}).run()
+    assert len(record.trained) == 3
+
+
+async def test_neither_is_said_where_both_are_off() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index > 600 else flat_group(index)
+
+    warnings: list[str] = []
+    record = Record(run_group)
+    objective = {"needs_signal": True, "signal_warning": 0, "signal_error": 0}
+    await record.loop(steps=1, batch_size=1, objective=objective, warn=warnings.append).run()
+    assert len(record.trained) == 1 and warnings == []
+
+
+async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index)
+
+    record = Record(run_group)
+    lengths = {"needs_signal": True, "signal_reward": lambda e: float(e.id[-1])}  # differs where the rewards do not
+    loop = record.loop(steps=2, objective=lengths)
+    await loop.run()
+    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+
+
+async def test_a_time_out_amid_groups_without_a_signal_names_them() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        if index >= 5:
+            await asyncio.Event().wait()
+        return flat_group(index)
+
+    with pytest.raises(ServiceError, match="the last 5 groups were dropped"):
+        await Record(run_group).loop(patience=0.05, objective={"needs_signal": True}).run()
+
+
+async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.INFRA_FAULT] * 2, "gone")
+
+    loop = Record(run_group).loop(objective={"needs_signal": True})
+    with pytest.raises(ServiceError, match="too few valid episodes"):
+        await loop.run()
+    assert loop.faults["groups without signal"] == 0
+
+
+async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_happened() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index, [Outcome.TIMEOUT, Outcome.TIMEOUT, Outcome.SCORED], "the services were slow")
+
+    record = Record(run_group)
+    loop = record.loop()
+    words = "32 groups in a row had too few valid episodes; .*: timeout 2; the last error: the services were slow"
+    with pytest.raises(ServiceError, match=words):
+        await loop.run()
+    assert not record.trained and loop.faults["timeout"] == 64
+
+
+# ---- waves ----
+
+
+@dataclass
+class Waves:
+    """Runs groups in waves, and writes down which began together; every third has no signal."""
+
+    began: list[list[int]] = field(default_factory=list)
+
+    async def __call__(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        assert all(task is TASKS[number % len(TASKS)] for task, number in numbered)
+        self.began.append([number for _, number in numbered])
+        await ticks(len(self.began) % 5)
+        return [flat_group(number) if number % 3 == 0 else group(number) for _, number in numbered]
+
+
+async def test_waves_begin_what_a_step_still_needs() -> None:
+    waves, record = Waves(), Record(lambda task, index: pytest.fail("a group was begun alone"))
+    loop = record.loop(steps=3, batch_size=4, objective={"needs_signal": True}, run_wave=waves)
+    async with nothing_left():
+        await loop.run()
+    assert waves.began[:4] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11]]
+    assert record.trained == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
+    assert loop.faults["groups without signal"] == 6
+
+
+async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> None:
+    """Wherever the checkpoint falls: before a wave, in it, or between two of them."""
+
+    async def record(late: int, **place: Any) -> tuple[Waves, Record, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
+        done = place.get("steps_done", 0)
+        waves, places = Waves(), []
+        record = Record(lambda task, index: pytest.fail("a group was begun alone"), published=done, version=done)
+
+        async def after_step(step: int) -> None:
+            await ticks(late)  # the next wave begins meanwhile
+            places.append((loop.ledger.state_dict(), loop.ready_groups))
+
+        loop = record.loop(
+            steps=5, batch_size=4, objective={"needs_signal": True}, run_wave=waves, after_step=after_step, **place
+        )
+        loop.on_step = lambda step, groups, metrics: None
+        await loop.run()
+        return waves, record, places
+
+    found = []
+    for late in range(12):
+        whole, trained, places = await record(late)
+        for step, (place, ready) in enumerate(places[:-1], 1):
+            ledger = Ledger()
+            ledger.load_state_dict(place)
+            rest, trained_after, _ = await record(late, steps_done=step, ledger=ledger, ready=ready)
+            began = whole.began[whole.began.index(rest.began[0]) :]
+            both = min(len(began), len(rest.began))  # the end of a run may come before its last wave, or after it
+            assert began[:both] == rest.began[:both]
+            assert trained_after.trained == trained.trained[step:]
+            found.append((len(place["open"]), len(place["ready"])))
+    assert {(4, 0), (2, 2), (4, 4)} & {*found} and len({*found}) > 1
+
+
+async def test_no_signal_in_waves_is_warned_of_and_ends_the_run() -> None:
+    async def flat(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        return [flat_group(number) for _, number in numbered]
+
+    warnings: list[str] = []
+    record = Record(lambda task, index: pytest.fail("a group was begun alone"))
+    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
+    async with nothing_left():
+        with pytest.raises(ServiceError, match="8 groups in a row"):
+            await record.loop(objective=objective, warn=warnings.append, run_wave=flat).run()
+    assert [warning.split()[0] for warning in warnings] == ["3"]
+
+
+async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
+    async def hangs(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        with pytest.raises(ServiceError, match=r"nothing has moved for 0\.05 s: 0 of 2 open groups are finished"):
+            await Record(lambda task, index: pytest.fail("alone")).loop(patience=0.05, run_wave=hangs).run()
+
+
+# ---- deadlines and exceptions ----
+
+
+async def test_no_group_in_time_ends_the_run() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        with pytest.raises(
+            ServiceError,
+            match=r"nothing has moved for 0\.05 s: 0 of 2 open.*wait for groups 0, 1; the env",
+        ):
+            await Record(run_group).loop(patience=0.05).run()
+
+
+async def test_a_group_may_take_as_long_as_something_moves() -> None:
+    """It is back only after twice the looks that are taken within the patience, each of which saw a step more."""
+    steps, back = itertools.count(), asyncio.Event()
+
+    async def progress() -> int:
+        step = next(steps)
+        if step >= 16:
+            back.set()
+        return step
+
+    async def run_group(task: Task, index: int) -> Group:
+        await back.wait()
+        return group(index)
+
+    record = Record(run_group)
+    async with nothing_left():
+        await record.loop(steps=1, patience=0.05, progress=progress).run()
+    assert record.steps == [1] and next(steps) > 16
+
+
+class Bug(Exception):
+    """Not one of forge_env's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceError("the trainer died"),
+        pytest.param(
+            Bug("a bug"),
+        ),
+    ],
+    ids=["ServiceError", "Bug"],
+)
+@pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights"])
+async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
+    async def breaks(*_: Any) -> Any:
+        await ticks(3)
+        raise error
+
+    async def run_group(task: Task, index: int) -> Group:
+        if where == "run_group" and index == 3:
+            await breaks()
+        return group(index)
+
+    async with nothing_left():
+        with pytest.raises(type(error), match=str(error)):
+            await Record(run_group).loop(**({} if where == "run_group" else {where: breaks})).run()
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
+    started = asyncio.Event()
+
+    async def run_group(task: Task, index: int) -> Group:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with nothing_left():
+        running = asyncio.create_task(Record(run_group).loop(staleness=2).run())
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_no_steps_is_no_work() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index)
+
+    record = Record(run_group)
+    async with nothing_left():
+        await record.loop(steps=0).run()
+    assert (record.trained, record.version) == ([], 0)
+
+
+# ---- going on ----
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: int) -> None:
+    """Stopped after any step and gone on with: every prompt is trained on once, and only what was running begins again.
+
+    What was ready is trained on as it was, and none is older than staleness allows.
+    """
+
+    async def flaky(task: Task, index: int) -> Group:
+        await ticks(index % 4)
+        return group(index, (Outcome.ENV_FAULT,) * 2 if index % 3 == 1 else (Outcome.SCORED,) * 2)
+
+    async def record(**place: Any) -> tuple[Record, Loop, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
+        done = place.get("steps_done", 0)
+        record, places = Record(flaky, train_ticks=20, published=done, version=done), []
+
+        async def after_step(step: int) -> None:
+            assert record.steps[-1] == step == loop.steps_done  # it is written down by then
+            places.append((loop.ledger.state_dict(), loop.ready_groups))
+
+        loop = record.loop(steps=6, staleness=staleness, after_step=after_step, **place)
+        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        await loop.run()
+        return record, loop, places
+
+    whole, _, places = await record()
+    assert whole.steps == [1, 2, 3, 4, 5, 6]
+    assert any(ready for _, ready in places) == (staleness > 0)
+    for step, (place, ready) in enumerate(places, 1):
+        ledger = Ledger()
+        ledger.load_state_dict(place)
+        assert [each.number for each in sorted(ready, key=lambda each: each.number)] == place["ready"]
+        rest, loop, _ = await record(steps_done=step, ledger=ledger, ready=ready)
+        assert rest.steps == list(range(step + 1, 7))
+        trained = [index for groups in whole.trained[:step] + rest.trained for index in groups]
+        assert len(trained) == len(set(trained)) == loop.ledger.trained == 12
+        assert not set(place["ready"]) & set(rest.admitted)
+        assert set(place["open"]) - set(place["ready"]) <= set(rest.admitted) or step == 6
+        admitted = {each.number: whole.admitted[each.number] for each in ready} | rest.admitted
+        for later, groups in enumerate(rest.trained, step):  # from version `later`
+            assert all(0 <= later - admitted[index] <= staleness for index in groups)
+        if staleness == 0:
+            assert rest.trained == whole.trained[step:]
+
+
+async def test_a_loop_that_has_all_its_steps_admits_nothing() -> None:
+    record = Record(lambda task, index: pytest.fail("a group was admitted"))
+    await record.loop(steps=4, steps_done=4).run()
+    assert record.admitted == {} and record.steps == []

@@ -1,0 +1,81 @@
+"""What serves as the reference model, and settings that contradict each other, before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.errors import UserError
+from trainers.config import SHORT_OPTIONS
+from trainers.objective.objective import Objective
+from trainers.objective.plugins import names_reference, resolve
+from trainers.run.services import has_reference, placement
+from trainers.setup.parser import parse
+
+OWN = "def four(logprobs, ref_logprobs, advantages, padding_mask):\n    return logprobs.sum()\n"
+BETA = ("--grpo.beta", "0.1")
+REFERENCE = ("--services.ref_model.procs", "1")
+
+
+def resolved(*arguments: str, page: str = "grpo") -> tuple[Objective, bool]:
+    """The objective of these options, and whether a reference model is started."""
+    module = importlib.import_module(f"trainers.{page}")
+    config = parse(module.Config, list(arguments), SHORT_OPTIONS)
+    made = resolve(module.objective(config), config)
+    assert names_reference(config) == bool(made.kl_reference)
+    assert ("ref_model on CPU" in placement(config)) == has_reference(config)
+    return made, has_reference(config)
+
+
+def test_who_serves_as_the_reference() -> None:
+    for arguments, expected in {
+        (): ("", False),
+        REFERENCE: ("", False),  # nothing needs it
+        BETA: ("generator", False),
+        (*BETA, *REFERENCE): ("model", True),
+        (*BETA, *REFERENCE, "--grpo.kl_in", "reward"): ("model", True),
+        ("--grpo.kl_in", "reward"): ("", False),
+    }.items():
+        made, is_started = resolved(*arguments)
+        assert (made.kl_reference, is_started) == expected, arguments
+
+
+def test_a_loss_of_the_users_own_has_one_where_it_names_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    names, plain = f"{tmp_path / 'mine.py'}:four", "trainers.objective.losses:SFTLoss"
+    assert resolved("--loss", names, *REFERENCE)[1] and resolved("--loss", names)[0].kl_reference == "generator"
+    assert not resolved("--loss", plain, *BETA, *REFERENCE)[1], "the weight is the page's loss's, which is not used"
+    assert resolved("--loss", plain, *BETA, *REFERENCE, "--grpo.kl_in", "reward")[1]
+
+
+def test_the_penalty_is_in_one_place() -> None:
+    made, _ = resolved(*BETA, *REFERENCE)
+    assert made.kl_penalty is None and (made.loss.beta, made.loss.kl) == (0.1, "k3")  # type: ignore[attr-defined]
+    made, _ = resolved(*BETA, *REFERENCE, "--grpo.kl_in", "reward")
+    assert made.kl_penalty is not None and (made.kl_penalty.beta, made.kl_penalty.kind) == (0.1, "k1")
+    assert made.loss.beta == 0  # type: ignore[attr-defined]
+    made, _ = resolved(*BETA, *REFERENCE, "--grpo.kl_in", "reward", "--grpo.kl", "k3")
+    assert made.kl_penalty is not None and made.kl_penalty.kind == "k3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*BETA, "--grpo.kl_in", "reward"), r"needs a reference model.*--services\.ref_model\.procs 1"),
+        ((*BETA, *REFERENCE, "--grpo.kl_in", "reward", "--grpo.kl_straight_through", "true"), "no gradient goes"),
+        (
+            ("--training.old_logprobs", "trainer", "--loss", "trainers.objective.losses:SimpleGRPOLoss"),
+            "does not name old_log",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        resolved(*arguments)
+
+
+@pytest.mark.parametrize("page", ["grpo", "dapo", "gspo", "sapo", "cispo", "reinforce"])
+def test_every_page_can_take_old_logprobs(page: str) -> None:
+    assert resolved("--training.old_logprobs", "trainer", page=page)[0].kl_reference == ""

@@ -1,0 +1,126 @@
+"""A step's samples: who is asked for which logprobs, that they come back in place, and errors that surface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from forge_env.core.errors import ServiceError
+from forge_env.core.types import Outcome
+from tests.trainers.episodes import episode, group, turn
+from trainers.batching.batch import Sample
+from trainers.controller.sample_maker import SampleMaker
+from trainers.objective.advantages import centred
+from trainers.objective.kl_reward import KLPenalty
+from trainers.objective.losses import GRPOLoss
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import OldLogprobs
+from trainers.objective.overlong import is_truncated
+
+GROUPS = [
+    group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0, outcome=Outcome.TRUNCATED)),
+    group(episode(turn(3, 3, 3), reward=0.0), episode(turn(4), turn(5), reward=1.0)),
+]
+
+
+def made(**parts: object) -> Objective:
+    return Objective(loss=lambda logprobs: logprobs, advantages=centred, group_size=2, **parts)  # type: ignore[arg-type]
+
+
+async def tokens(samples: Sequence[Sample]) -> list[list[float]]:
+    """Logprobs that tell which token they are of: minus its id."""
+    return [[-float(t) for row in s.rows for t, m in zip(row.token_ids, row.mask, strict=True) if m] for s in samples]
+
+
+async def halves(samples: Sequence[Sample]) -> list[list[float]]:
+    return [[value / 2 for value in values] for values in await tokens(samples)]
+
+
+async def test_each_sample_gets_its_own_logprobs() -> None:
+    make = SampleMaker(objective=made(kl_reference="model"), reference=tokens)
+    samples, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
+    assert [s.ref_logprobs for s in samples] == [(-1, -1), (-2,), (-3, -3, -3), (-4, -5)]
+    assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
+    assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
+    assert set(metrics) == {"seconds/reference"}
+
+
+async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
+    penalty = KLPenalty(beta=0.5)  # generator -1, so differences of 0, 1, 2 and 3, 4
+    objective = made(kl_reference="model", skips=is_truncated, kl_penalty=penalty)
+    old = OldLogprobs(objective=objective, logprobs=halves)
+    await old.begin_window([[], GROUPS])
+    assert old.take() is None
+    samples, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
+    assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1.5,) * 3, (-2, -2.5)]
+    assert [s.ref_logprobs for s in samples] == [(-1, -1), (-3, -3, -3), (-4, -5)]
+    # Rewards less penalties: 1 and -0.5; -3 and -2.5.
+    assert [s.advantage for s in samples] == [0.75, -0.25, 0.25]
+    assert metrics["kl_penalty"] == (0 + 0.5 + 3 + 3.5) / 4
+
+
+async def test_with_nothing_to_ask_for_there_is_nothing_to_measure() -> None:
+    samples, metrics = await SampleMaker(objective=made())(GROUPS)
+    assert metrics == {} and {(s.ref_logprobs, s.old_logprobs) for s in samples} == {(None, None)}
+    generator, _ = await SampleMaker(objective=made(kl_reference="generator"))(GROUPS)
+    assert [s.ref_logprobs for s in generator] == [(-1, -1), (-1,), (-1, -1, -1), (-1, -1)]
+
+
+async def test_old_logprobs_are_asked_for_once_a_window_and_never_for_its_first_step() -> None:
+    asked: list[int] = []
+
+    async def counted(samples: Sequence[Sample]) -> list[list[float]]:
+        asked.append(len(samples))
+        return await tokens(samples)
+
+    old = OldLogprobs(objective=made(), logprobs=counted)
+    assert await old.begin_window([GROUPS]) == {} and old.take() is None and asked == []
+    metrics = await old.begin_window([GROUPS, GROUPS[:1], GROUPS[1:]])
+    assert set(metrics) == {"seconds/old_logprobs"} and asked == [2, 2]
+    assert [old.take() for _ in range(3)] == [None, [[-1, -1], [-2]], [[-3, -3, -3], [-4, -5]]]
+    assert asked == [2, 2]
+
+
+async def test_an_error_surfaces_as_itself() -> None:
+    async def breaks(samples: Sequence[Sample]) -> list[list[float]]:
+        raise ServiceError("the reference process died")
+
+    with pytest.raises(ServiceError, match="the reference process died"):
+        await SampleMaker(objective=made(kl_reference="model"), reference=breaks)(GROUPS)
+    with pytest.raises(ServiceError, match="the reference process died"):
+        await OldLogprobs(objective=made(), logprobs=breaks).begin_window([GROUPS, GROUPS])
+
+
+ROWS_ASKED = ((GRPOLoss(), [1, 2, 3, 4, 5]), (GRPOLoss(beta=0.1), [7, 8, 1, 2, 3, 4, 5]))
+
+
+@pytest.mark.parametrize(("loss", "asked"), ROWS_ASKED)
+async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone(loss: GRPOLoss, asked: list[int]) -> None:
+    """Where the loss gets nothing of the others; a penalty in the loss needs them all."""
+    flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
+    seen: list[int] = []
+
+    async def logprobs(samples: Sequence[Sample]) -> list[list[float]]:
+        seen.extend(dict.fromkeys(token for s in samples for row in s.rows for token in row.token_ids if token))
+        return await halves(samples)
+
+    objective = replace(made(), loss=loss)
+    old = OldLogprobs(objective=objective, logprobs=logprobs)
+    await old.begin_window([GROUPS, [flat, *GROUPS]])
+    assert seen == asked and old.take() is None
+    samples, _ = await SampleMaker(objective=objective)([flat, *GROUPS], old.take())
+    assert [s.old_logprobs for s in samples][2:] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
+    assert {s.old_logprobs for s in samples[:2]} == ({None} if len(asked) == 5 else {(-3.5,), (-4.0,)})
+
+
+async def test_nobody_is_asked_for_the_old_logprobs_of_a_step_without_any_advantage() -> None:
+    flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
+
+    async def logprobs(samples: Sequence[Sample]) -> list[list[float]]:
+        raise AssertionError("it was asked")
+
+    old = OldLogprobs(objective=replace(made(), loss=GRPOLoss()), logprobs=logprobs)
+    await old.begin_window([[flat], [flat]])
+    assert (old.take(), old.take()) == (None, [None, None])

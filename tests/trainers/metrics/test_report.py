@@ -1,0 +1,229 @@
+"""The report of a run: all that it writes; and of one that goes on, what came after the checkpoint is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import Evaluation
+from trainers.config import MetricsConfig
+from trainers.metrics.report import Report
+from trainers.metrics.system import SystemMetrics
+
+VALUES = {"reward": 0.5, "success": 0.25, "s/step": 2.0, "loss": float("nan")}
+
+
+@pytest.fixture
+def open_report(tmp_path: Path) -> Iterator:
+    """Reports on one folder, one after another."""
+    opened: list[Report] = []
+
+    def make() -> Report:
+        for report in opened:
+            report.close()
+        opened.append(Report(tmp_path, {"metrics": asdict(MetricsConfig())}))
+        return opened[-1]
+
+    yield make
+    opened[-1].close()
+
+
+def episode(reward: float) -> Episode:
+    return Episode(task=Task(prompt=()), turns=(), outcome=Outcome.SCORED, reward=reward, id=f"{reward}")
+
+
+def write_steps(report: Report, *steps: int) -> None:
+    for step in steps:
+        report.trained(step, [(episode(step / 10), 0.5)])
+        report.metrics("train", step, {**VALUES, "reward": step / 10})
+        report.point(step, {**VALUES, "reward": step / 10})
+        report.episodes("train", [episode(step / 10)])
+
+
+def steps_in(folder: Path) -> list[tuple[str, int]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(record["phase"], record["step"]) for record in records]
+
+
+def trained_steps(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "trained.jsonl").read_text().splitlines()]
+
+
+def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = open_report()
+    report.metrics("warmup", 5, {"loss": 3.0})
+    report.episodes("before", [episode(1.0), episode(0.0)])
+    write_steps(report, 1, 2)
+    mark = json.loads(json.dumps(report.mark()))
+    write_steps(report, 3, 4)
+    report.episodes("after", [episode(1.0)])
+    report.summary({"steps": 4})
+    (tmp_path / "report.html").write_text("of the run that was complete")
+
+    again = open_report()
+    again.go_back(mark)
+    assert steps_in(tmp_path) == [("warmup", 5), ("train", 1), ("train", 2)]
+    assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2]
+    assert again.evaluation("before").success_rate == 0.5
+    assert trained_steps(tmp_path) == [1, 2]
+    assert not (tmp_path / "episodes" / "after.jsonl").exists() and not (tmp_path / "summary.json").exists()
+    assert not (tmp_path / "report.html").exists()
+    assert [(point["step"], point["reward"], point["seconds"]) for point in again.curve] == [
+        (1, 0.1, 2.0),
+        (2, 0.2, 2.0),
+    ]
+    write_steps(again, 3)
+    assert steps_in(tmp_path)[-1] == ("train", 3) and len(again.curve) == 3
+    assert trained_steps(tmp_path) == [1, 2, 3]
+    assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2, 0.3]
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["time"] >= mark["seconds"]  # the run's own time goes on
+    again.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3]
+    assert [event.step for event in events.Scalars("warmup/loss")] == [5]
+
+
+def test_a_record_with_a_gap_is_refused_and_left_alone(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    report = open_report()
+    write_steps(report, 1, 2)
+    mark = report.mark()
+    (tmp_path / "episodes" / "train.jsonl").write_text("")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    write_steps(report, 3)
+    (tmp_path / "episodes" / "train.jsonl").unlink()
+    with pytest.raises(UserError, match=r"train.jsonl has 0 bytes, and had \d+ when"):
+        open_report().go_back(mark)
+    assert (tmp_path / "metrics.jsonl").read_bytes().startswith(before)
+    assert steps_in(tmp_path)[-1] == ("train", 3)
+
+
+def test_all_sinks_are_told_and_all_go_back(tmp_path: Path) -> None:
+    """The run's own and a sink of the user's; TensorBoard is above, and W&B in tests/trainers/metrics."""
+    (tmp_path / "mine.py").write_text(MINE)
+    settings = {"metrics": asdict(MetricsConfig(tensorboard=False, sinks=[f"{tmp_path / 'mine.py'}:Mine"]))}
+    folder = tmp_path / "run"
+    report = Report(folder, settings)
+    write_steps(report, 1, 2)
+    mark = report.mark()
+    write_steps(report, 3)
+    report.close()
+    again = Report(folder, settings)
+    again.go_back(mark)
+    write_steps(again, 3)
+    again.close()
+    assert json.loads((folder / "mine.json").read_text()) == [["train", 1], ["train", 2], ["train", 3]]
+
+
+MINE = """
+import json
+
+class Mine:
+    def __init__(self, folder, config):
+        self.path, self.found = folder / "mine.json", []
+
+    def log(self, phase, step, values):
+        self.found.append((phase, step))
+
+    def go_back(self, records):
+        self.found = [(record.phase, record.step) for record in records]
+
+    def close(self):
+        self.path.write_text(json.dumps(self.found))
+"""
+
+
+def test_peaks_are_those_of_the_whole_run(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    class Measured(SystemMetrics):
+        def __init__(self, *values: float) -> None:
+            self.values, self.is_done = list(values), threading.Event()
+
+        def measure(self) -> dict[str, float]:
+            if len(self.values) == 1:
+                self.is_done.set()
+            value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+            return {"run/memory_bytes": value, "gpu/0/power_watts": 2 * value, "gpu/0/memory_total_bytes": 9.0}
+
+        def close(self) -> None:
+            pass
+
+    def measured(report: Report, *values: float) -> None:
+        metrics = Measured(0.0, *values)  # the first is not recorded
+        report.measure_system(metrics, 0.001)
+        assert metrics.is_done.wait(60)
+        report.stop_measuring()
+
+    report = open_report()
+    measured(report, 3.0, 8.0, 5.0)
+    mark = report.mark()
+    again = open_report()
+    again.go_back(mark)
+    measured(again, 4.0)
+    assert again.peaks() == {"peak_memory_bytes": 8.0, "peak_gpu/0/power_watts": 16.0}
+    assert {phase for phase, _ in steps_in(tmp_path)} == {"system"}
+
+
+def page_of(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ServiceError("the trainer process died"), "the trainer process died"),
+        (asyncio.CancelledError(), "it was stopped"),
+        (ExceptionGroup("", [ValueError("a bug")]), "ValueError: a bug"),
+    ],
+)
+def test_a_run_that_fails_has_a_page_that_says_why(tmp_path: Path, error: BaseException, words: str) -> None:
+    with pytest.raises(type(error)), Report(tmp_path, {"metrics": asdict(MetricsConfig())}) as report:
+        write_steps(report, 1, 2)
+        raise error
+    assert f"This run is not complete: {words}" in page_of(tmp_path)
+
+
+def test_a_run_that_is_complete_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Report(tmp_path) as report:
+        write_steps(report, 1, 2)
+        report.metrics("evaluation", 2, Evaluation(episodes=(episode(1.0), replace(episode(0.0), id="x"))).metrics())
+        report.metrics("evaluation", 3, Evaluation(episodes=()).metrics())  # nothing was measured
+        report.summary({"steps": 2})
+    assert ">complete<" in page_of(tmp_path) and "Success rate" in page_of(tmp_path)
+    assert f"report {tmp_path / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
+    assert steps_in(tmp_path)[-1] == ("evaluation", 3)
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.html").mkdir()
+    with Report(tmp_path) as report:
+        write_steps(report, 1)
+    assert "warning: report.html was not written: IsADirectoryError" in capsys.readouterr().out
+
+
+def test_on_a_full_disk_the_run_ends_and_its_plots_do_not_end_it(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("only root can mount a disk of its own here")
+    try:
+        with (
+            pytest.raises(OSError, match="No space left"),
+            Report(disk, {"metrics": asdict(MetricsConfig())}) as report,
+        ):
+            for step in range(100_000):
+                report.metrics("train", step, VALUES)
+        assert (disk / "metrics.jsonl").stat().st_size > 2**17
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

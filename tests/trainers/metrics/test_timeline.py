@@ -1,0 +1,82 @@
+"""The timeline is what trace viewers read, also after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainers.metrics.timeline import Timeline
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """Read the array as a viewer does: the last comma and the bracket may be missing."""
+    return json.loads(path.read_text().strip().removesuffix(",") + "]")
+
+
+def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
+    async def run(timeline: Timeline) -> None:
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def group(name: str, wait: asyncio.Event) -> None:
+            with timeline.span("rollouts", name, group=name):
+                await wait.wait()
+
+        a, b = asyncio.create_task(group("a", first)), asyncio.create_task(group("b", second))
+        await asyncio.sleep(0)
+        with timeline.span("training", "step 1"):
+            first.set()
+            await a
+        await group("c", first)  # takes the lane that a left
+        second.set()
+        await b
+
+    path = tmp_path / "trace.json"
+    timeline = Timeline(path)
+    asyncio.run(run(timeline))
+    found = events(path)
+    timeline.close()
+    spans = {event["name"]: event for event in found if event["ph"] == "X"}
+    names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert {name: names[span["tid"]] for name, span in spans.items()} == {
+        "a": "rollouts",
+        "b": "rollouts 2",
+        "c": "rollouts",
+        "step 1": "training",
+    }
+    assert spans["a"]["args"] == {"group": "a"}
+    step = spans["step 1"]
+    assert spans["b"]["ts"] <= step["ts"] and step["ts"] + step["dur"] <= spans["b"]["ts"] + spans["b"]["dur"]
+
+
+def test_a_block_that_raises_is_recorded_and_a_resumed_run_appends(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for name in ("before", "after"):
+        timeline = Timeline(path)
+        with pytest.raises(ValueError), timeline.span("training", name):
+            raise ValueError
+        timeline.close()
+        with path.open("a") as file:
+            file.write("")
+    assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["before", "after"]
+
+
+def test_spans_of_the_past_lie_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    timeline = Timeline(path)
+    timeline.past(
+        "start", [("engine", 1002.0, 6.0), ("model", 1000.0, 2.0), ("trainer", 1003.0, 1.0), ("envs", 1004.0, 1.0)]
+    )
+    timeline.close()
+    names = {event["tid"]: event["args"]["name"] for event in events(path) if event["name"] == "thread_name"}
+    found = {event["name"]: event for event in events(path) if event["ph"] == "X"}
+    assert {name: names[span["tid"]] for name, span in found.items()} == {
+        "model": "start",
+        "engine": "start",
+        "trainer": "start 2",
+        "envs": "start 2",
+    }
+    assert found["engine"]["ts"] == 1_002_000_000 and found["engine"]["dur"] == 6_000_000

@@ -1,0 +1,78 @@
+"""The sizes of a model from its config.json: parameters as published, and as the tiny model has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from forge_env.core.errors import UserError
+from trainers.model.shape import KNOWN_SHAPES, find_shape, made_shape, read_shape
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+    ],
+)
+def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert KNOWN_SHAPES[name].parameters == parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str, tied: bool) -> None:
+    config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=tied)
+    config.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_config(config)
+    assert read_shape(tmp_path / "config.json").parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_no_model_is_the_tiny_one() -> None:
+    found = find_shape("")
+    assert found.shape == made_shape("tiny") and "tiny" in found.where and not found.missing
+
+
+def test_a_hub_id_that_is_not_here_has_no_sizes_but_a_known_one_has() -> None:
+    found = find_shape("nobody/No-Such-Model")
+    assert found.shape is None and "nobody/No-Such-Model" in found.missing
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", "head_dim": 32}))
+    found = find_shape(str(tmp_path))
+    assert found.shape is not None
+    assert (found.shape.query_size, found.shape.key_value_size) == (128, 64)
+    assert str(tmp_path) in found.where and not found.missing
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/no/such", "no model folder /no/such"), ("name", "no model folder name"), ("a/b c", "neither a folder nor")],
+)
+def test_what_is_no_model(path: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        find_shape(path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "{}", json.dumps({**SIZES, "vocab_size": "many"})])
+def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json"):
+        find_shape(str(tmp_path))

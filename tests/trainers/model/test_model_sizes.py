@@ -1,0 +1,92 @@
+"""What `model.size` names: a model of about so many parameters, which transformers loads and a plan knows."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+from envs.math import Math
+from forge_env.core.errors import UserError
+from forge_env.core.types import Message
+from trainers.config import ModelConfig
+from trainers.grpo import Config
+from trainers.model.shape import find_shape, made_shape, read_shape
+from trainers.model.sizes import MODEL_SIZES, ModelSize
+from trainers.model.tiny_model import make_tiny_model
+from trainers.setup.checks import check_config
+from trainers.setup.entry import main
+from trainers.setup.plan import make_plan
+from trainers.setup.read_config import read_config
+
+
+async def never(config: Config) -> None:
+    raise AssertionError("nothing may start")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A model of size 100m."""
+    folder = tmp_path_factory.mktemp("made") / "model"
+    chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
+    return folder, make_tiny_model(folder, [chat], Math().tools, seed=0, size=MODEL_SIZES["100m"])
+
+
+def test_the_setting_has_every_size_and_the_tiny_one_by_default() -> None:
+    assert typing.get_args(typing.get_type_hints(ModelConfig)["size"]) == tuple(MODEL_SIZES)
+    assert MODEL_SIZES[ModelConfig().size] == ModelSize() == MODEL_SIZES["tiny"]
+
+
+def test_a_hundred_million_parameters_that_transformers_loads(made: tuple[Path, int]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, parameters = made
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert 80e6 < parameters < 120e6
+    with torch.no_grad():
+        logits = model(torch.arange(16)[None]).logits
+    assert torch.isfinite(logits).all()
+    assert logits.std() < 2, "a fresh model has no opinion yet"
+
+
+def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int]) -> None:
+    folder, parameters = made
+    planned, real = made_shape("100m"), read_shape(folder / "config.json")
+    rows = planned.vocab_size - real.vocab_size  # the tokenizer of so little text needs fewer entries
+    assert rows > 0
+    assert planned.parameters - 2 * rows * planned.hidden_size == real.parameters == parameters
+    assert find_shape("", "100m").shape == planned
+
+
+def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
+    tiny, large = (make_plan(read_config(Config, options)) for options in ([], ["--model.size", "100m"]))
+    assert "a Qwen3 of size 100m, made at the start" in dict(large.meaning)["model"]
+    assert "a tiny Qwen3, made at the start" in dict(tiny.meaning)["model"]
+    assert large.problems == []
+    (state,) = (memory.held["state"] for process, memory in large.processes if memory and process.service == "trainer")
+    assert state == 16 * made_shape("100m").parameters
+
+
+def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
+    longest = MODEL_SIZES["100m"].max_position_embeddings
+    check_config(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)]))
+    with pytest.raises(UserError, match=f"reads {longest} tokens at most"):
+        check_config(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model.size", "100M"], "--model.size is '100M'; it must be one of: tiny, 100m"),
+        (["--model.size", "100m", "--model", "Qwen/Qwen3-0.6B"], "leave one of them out"),
+        (["--model.size", "100m", "--trainer.procs", "8", "--parallelism.tensor_parallel_degree", "8"], "1, 2 or 4"),
+    ],
+)
+def test_a_mistake_is_one_sentence(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(Config, never, options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line

@@ -1,0 +1,127 @@
+"""Credit by turn: which token gets which turn's advantage, and what the returns of a turn are compared with."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode
+from tests.trainers.episodes import episode, group, numbered_episodes, turn
+from trainers.batching.batch import Sample, pack
+from trainers.objective.advantages import Advantages, centred, group_relative, no_baseline
+from trainers.objective.credit import by_turn, per_target, returns_to_go, target_logprobs, turn_advantages, turn_targets
+from trainers.objective.objective import Objective
+
+
+@settings(deadline=None)
+@given(st.lists(numbered_episodes(), min_size=1, max_size=3), st.sampled_from([0, 16]))
+def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Episode], pack_length: int) -> None:
+    """On rows of any number and shape, in the layout that a loss sees."""
+    samples = [
+        Sample(rows=e.rows, advantage=per_target(range(1, len(e.turns) + 1), e), ref_logprobs=target_logprobs(e))
+        for e in episodes
+    ]
+    targets = 0
+    for batch in pack(samples, max_tokens=64, pack_length=pack_length, pad_id=0):
+        assert batch.advantages.flatten()[batch.slots].tolist() == batch.targets.tolist()
+        assert batch.ref_logprobs is not None  # target_logprobs are the generator's, place for place
+        same = batch.ref_logprobs[batch.padding_mask] == batch.generator_logprobs[batch.padding_mask]
+        assert same.all()
+        targets += len(batch.targets)
+    assert targets == sum(sum(turn_targets(e)) for e in episodes)
+
+
+@settings(deadline=None)
+@given(numbered_episodes())
+def test_values_of_targets_are_cut_where_turns_end(one: Episode) -> None:
+    parts = list(by_turn(per_target(range(len(one.turns)), one), one))
+    assert parts == [(number,) * count for number, count in enumerate(turn_targets(one))]
+
+
+def test_a_rows_first_token_is_no_target() -> None:
+    one = episode(turn(5, 6, prompt=0), turn(7, prompt=2), turn(8, prompt=0, starts_row=True))
+    assert turn_targets(one) == [1, 1, 0]
+    assert per_target([0.5, 1.5, 2.5], one) == (0.5, 1.5)
+
+
+@settings(deadline=None)
+@given(st.floats(-9, 9), st.lists(st.floats(-9, 9), min_size=1, max_size=6))
+def test_returns_fall_by_what_a_turn_earned(reward: float, steps: list[float]) -> None:
+    returns = returns_to_go(reward, steps)
+    assert returns[0] == reward
+    for k in range(1, len(steps)):
+        assert returns[k] == pytest.approx(returns[k - 1] - steps[k - 1], abs=1e-12)
+
+
+# ---- through the objective ----
+
+
+def credited(advantages: Advantages, *episodes: Episode, **parts: object) -> list[tuple[float, ...]]:
+    made = Objective(loss=lambda logprobs: logprobs, advantages=advantages, group_size=2, credit="turn", **parts)  # type: ignore[arg-type]
+    return [sample.advantage for sample in made.samples([group(*episodes)])]  # type: ignore[misc]
+
+
+def test_worked_by_hand() -> None:
+    """Two turns against three: step rewards 1, 0 and a score of 1; step rewards 0, 0, 2 and no score."""
+    long = episode(turn(1, 1), turn(2, reward=0.0), turn(3, reward=2.0), reward=2.0)
+    short = episode(turn(1, reward=1.0), turn(2, 2), reward=2.0)
+    # Returns: short 2, 1; long 2, 2, 2. Both first turns are worth the same; the third has no sibling.
+    assert credited(centred, short, long) == [(0.0, -0.5, -0.5), (0.0, 0.0, 0.5, 0.0)]
+    # Without a baseline there is nothing to compare with, and nothing is left out.
+    assert credited(no_baseline, short, long, needs_siblings=False) == [(2.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0)]
+
+
+def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
+    seen: list[list[float]] = []
+
+    def own(returns: object) -> list[float]:
+        seen.append(list(returns))  # type: ignore[call-overload]
+        return [1.0] * len(seen[-1])
+
+    three = [episode(turn(1, reward=r), *[turn(2)] * more, reward=3.0) for r, more in ((0.0, 0), (1.0, 1), (2.0, 2))]
+    assert credited(own, *three) == [(1.0,), (1.0, 1.0), (1.0, 1.0, 0.0)]
+    assert seen == [[3.0, 3.0, 3.0], [2.0, 1.0]]
+
+
+def test_a_shaped_reward_is_what_step_rewards_are_taken_from() -> None:
+    two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
+    found = credited(no_baseline, *two, reward=lambda e: 10 * e.reward, needs_siblings=False)
+    assert found == [(10.0, 9.0), (30.0, 29.0)]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-2, 2), st.lists(st.integers(1, 3), min_size=3, max_size=3)), min_size=1, max_size=5),
+    st.sampled_from([centred, group_relative]),
+    st.booleans(),
+)
+def test_with_one_reward_at_the_end_and_equally_many_turns_it_is_credit_per_episode(
+    siblings: list[tuple[float, list[int]]], advantages: Advantages, is_step_reward: bool
+) -> None:
+    """Whether the environment gave it as its last step reward, or as a score."""
+    episodes = [
+        episode(
+            *(turn(*[7] * count, reward=reward * (is_step_reward and k == 2)) for k, count in enumerate(counts)),
+            reward=reward,
+        )
+        for reward, counts in siblings
+    ]
+    parts = {
+        "loss": lambda logprobs: logprobs,
+        "advantages": advantages,
+        "group_size": 2,
+        "scale": lambda r: 2 + abs(sum(r)),
+    }
+    whole = Objective(**parts).samples([group(*episodes)])  # type: ignore[arg-type]
+    by_turns = Objective(**parts, credit="turn").samples([group(*episodes)])  # type: ignore[arg-type]
+    for one, other, own in zip(whole, by_turns, episodes, strict=True):
+        assert other.advantage == (one.advantage,) * sum(turn_targets(own))
+
+
+def test_returns_of_each_turn_are_centred_among_those_who_took_it() -> None:
+    found = turn_advantages([[1.0, 2.0], [3.0], [2.0, 6.0]], centred)
+    assert found == [[-1.0, -2.0], [1.0], [0.0, 2.0]]
+    assert math.fsum(value for values in found for value in values) == 0.0

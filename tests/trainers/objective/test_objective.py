@@ -1,0 +1,250 @@
+"""From groups to samples: rewards, baselines, what is left out, and what each algorithm's page asks for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome, Task
+from trainers import grpo
+from trainers.config import SHORT_OPTIONS
+from trainers.objective.advantages import centred, no_baseline
+from trainers.objective.loss_call import LossCall
+from trainers.objective.objective import Objective, kl_remark
+from trainers.objective.overlong import OverlongPunishment, is_truncated
+from trainers.setup.parser import parse
+
+TASK = Task(prompt=())
+PAGES = ("grpo", "dapo", "gspo", "sapo", "cispo", "reinforce")
+
+
+def episode(reward: float | None, *, tokens: int = 1, outcome: Outcome = Outcome.SCORED, name: str = "e") -> Episode:
+    turn = Turn(
+        kind="sampled",
+        observation=(),
+        message={"role": "assistant", "content": ""},
+        prompt_ids=(0,),
+        token_ids=(1,) * tokens,
+        logprobs=(-0.5,) * tokens,
+        versions=((0, tokens),),
+        starts_row=True,
+    )
+    return Episode(task=TASK, turns=(turn,), outcome=outcome, reward=reward, id=name)
+
+
+def group(*episodes: Episode) -> Group:
+    return Group(task=TASK, episodes=tuple(replace(e, id=str(i)) for i, e in enumerate(episodes)), id="g")
+
+
+def rewarded(*rewards: float) -> Group:
+    return group(*map(episode, rewards))
+
+
+def make_objective(**parts: Any) -> Objective:
+    return Objective(**{"loss": torch.nn.Identity(), "advantages": centred, "group_size": 2, **parts})
+
+
+def advantages(objective: Objective, *groups: Group) -> list[float]:
+    return [sample.advantage for sample in objective.samples(groups)]
+
+
+def made(page: str, *arguments: str) -> Objective:
+    module = importlib.import_module(f"trainers.{page}")
+    return module.objective(parse(module.Config, list(arguments), SHORT_OPTIONS))
+
+
+# ---- samples ----
+
+
+def test_a_baseline_is_its_groups_own() -> None:
+    assert advantages(make_objective(), rewarded(1, 0), rewarded(4, 0)) == [0.5, -0.5, 2.0, -2.0]
+
+
+def test_a_scale_is_that_of_all_groups_of_the_step() -> None:
+    seen: list[Sequence[float]] = []
+
+    def scale(rewards: Sequence[float]) -> float:
+        seen.append(rewards)
+        return 2.0
+
+    assert advantages(make_objective(scale=scale), rewarded(1, 0), rewarded(4, 0)) == [0.25, -0.25, 1.0, -1.0]
+    assert seen == [[1, 0, 4, 0]]
+
+
+def test_what_is_left_out_of_the_loss_stays_in_the_baseline() -> None:
+    cut = episode(0.0, outcome=Outcome.TRUNCATED)
+    objective = make_objective(skips=is_truncated)
+    assert advantages(objective, group(episode(1.0), cut)) == [0.5]
+    assert advantages(make_objective(), group(episode(1.0), cut)) == [0.5, -0.5]
+
+
+def test_a_shaped_reward_is_what_advantages_are_taken_of() -> None:
+    punishment = OverlongPunishment(length=100, buffer=0.2)
+    members = group(episode(1.0, tokens=10), episode(1.0, tokens=90))
+    assert advantages(make_objective(reward=punishment.reward), members) == [0.25, -0.25]
+
+
+def test_a_first_token_of_a_row_is_no_target_of_a_reference() -> None:
+    one = episode(1.0, tokens=3)
+    bare = replace(one, turns=(replace(one.turns[0], prompt_ids=()),))
+    (sample,) = make_objective(kl_reference="generator").samples([group(bare)])
+    assert sample.ref_logprobs == (-0.5, -0.5)
+
+
+def test_faults_take_no_part() -> None:
+    fault = Episode(task=TASK, turns=(), outcome=Outcome.INFRA_FAULT, reward=None, id="f", error="gone")
+    assert advantages(make_objective(), group(episode(1.0), fault, episode(0.0))) == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, float("nan")], [1.0, 2.0, 3.0]])
+def test_an_advantage_function_that_returns_something_else(wrong: list[float]) -> None:
+    with pytest.raises(UserError, match="one finite number for each"):
+        make_objective(advantages=lambda _: wrong).samples([rewarded(1, 0)])
+
+
+@pytest.mark.parametrize("kind", ["tokens", "text"])
+def test_a_turn_that_no_engine_sampled_is_refused(kind: str) -> None:
+    """An expert's tokens have no logprobs: read as 0 they would be tokens that the engine was certain of."""
+    shown = Turn(
+        kind=kind,  # type: ignore[arg-type]
+        observation=(),
+        message={"role": "assistant", "content": "4"},
+        token_ids=(1, 2) if kind == "tokens" else (),
+        starts_row=True,
+    )
+    members = group(episode(1.0), replace(episode(0.0), turns=(shown,)))
+    with pytest.raises(UserError, match=rf"the episode 1 has a turn of the kind '{kind}'.*trainers\.sft"):
+        make_objective().samples([members])
+
+
+def test_an_episode_without_a_turn_is_one_of_its_group() -> None:
+    """Its prompt left no room to answer."""
+    empty = replace(episode(0.0, outcome=Outcome.TRUNCATED), turns=())
+    assert advantages(make_objective(), group(episode(1.0), empty)) == [0.5, -0.5]
+
+
+# ---- pages ----
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_an_objective_that_the_trainer_can_call(page: str) -> None:
+    objective = made(page)
+    assert objective.group_size == 8 and objective.kl_reference == ""
+    assert {"logprobs", "generator_logprobs", "advantages", "padding_mask", "normalizer"} <= LossCall(
+        objective.loss
+    ).names
+    assert "entropy" not in LossCall(objective.loss).names
+    assert "entropy" in LossCall(made(page, "--training.entropy_coef", "0.01").loss).names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_all_pages_share_reach_the_loss(page: str) -> None:
+    options = {
+        "beta": 0.25,
+        "kl": "k1",
+        "aggregation": "constant",
+        "constant": 64.0,
+        "correction": "truncate",
+        "correction_high": 2.0,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{page}.{name}", str(value))]
+    objective = made(page, *arguments)
+    assert {name: getattr(objective.loss, name) for name in options} == options
+    assert objective.kl_reference == "generator"
+    assert made(page, f"--{page}.aggregation", "constant", "--env.max_tokens", "99").loss.constant == 99
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_group_of_one_has_no_baseline(page: str) -> None:
+    with pytest.raises(UserError, match=rf"--{page}\.n_samples is 1"):
+        made(page, f"--{page}.n_samples", "1")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_credit_is_a_setting_of_every_page(page: str) -> None:
+    assert (made(page).credit, made(page, f"--{page}.credit", "turn").credit) == ("episode", "turn")
+    assert made(page).needs_siblings
+
+
+def test_the_grpo_page_keeps_its_defaults() -> None:
+    objective = made("grpo")
+    loss = objective.loss
+    assert (loss.clip_low, loss.clip_high, loss.beta, loss.aggregation, loss.dual_clip) == (0.2, 0.28, 0, "token", None)
+    assert objective.advantages([1.0, 0.0]) == [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)]
+    assert not objective.needs_signal and objective.reward is objective.skips is objective.scale is None
+
+
+def test_dr_grpo_is_a_setting_of_grpo() -> None:
+    objective = made("grpo", "--grpo.aggregation", "constant", "--grpo.normalization", "none")
+    assert objective.loss.constant == 512 and objective.advantages([1.0, 0.0]) == [0.5, -0.5]
+
+
+def test_rloo_is_a_setting_of_reinforce() -> None:
+    assert made("reinforce", "--reinforce.baseline", "leave_one_out").advantages([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
+    assert made("reinforce", "--reinforce.baseline", "none", "--reinforce.n_samples", "1").advantages is no_baseline
+    assert not made("reinforce", "--reinforce.baseline", "none").needs_siblings
+    assert made("reinforce", "--reinforce.clip_ratio", "0").loss.clip_ratio is None
+
+
+def test_dapos_parts_are_settings_of_its_page() -> None:
+    objective = made("dapo")
+    assert objective.needs_signal and objective.skips is None and objective.reward is not None
+    other = made("dapo", "--dapo.dynamic_sampling", "false", "--dapo.overlong_filtering", "true")
+    assert not other.needs_signal and other.skips is is_truncated
+    with pytest.raises(UserError, match="overlong_buffer 2"):
+        made("dapo", "--dapo.overlong_buffer", "2")
+    assert (objective.signal_warning, objective.signal_error) == (32, 512)
+    patient = made("dapo", "--dapo.signal_warning", "8", "--dapo.signal_error", "0")
+    assert (patient.signal_warning, patient.signal_error) == (8, 0)
+    with pytest.raises(UserError, match=r"--dapo\.signal_error is -1"):
+        made("dapo", "--dapo.signal_error", "-1")
+
+
+def shaped(objective: Objective, tokens: int, *, prompt: int = 1) -> float:
+    """What DAPO makes of the reward 1 of an episode with so many sampled tokens."""
+    one = episode(1.0, tokens=tokens)
+    assert objective.reward is not None
+    return objective.reward(replace(one, turns=(replace(one.turns[0], prompt_ids=(0,) * prompt),)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt", "most"),
+    [
+        ((), 20, 3 * 32),  # the defaults: every turn as long as it may be
+        (("--env.max_turns", "8", "--env.max_turn_tokens", "512"), 100, 512 - 100),  # until the context is full
+        (("--env.max_tokens", "64", "--env.max_turn_tokens", "64", "--env.max_turns", "1"), 14, 50),
+        (("--dapo.overlong_length", "40"), 20, 40),
+    ],
+)
+def test_an_episode_that_samples_all_it_can_loses_the_whole_penalty(
+    arguments: Sequence[str], prompt: int, most: int
+) -> None:
+    objective = made("dapo", *arguments)
+    assert shaped(objective, most, prompt=prompt) == 0.0
+    assert shaped(objective, round(0.9 * most), prompt=prompt) == pytest.approx(0.5, abs=0.05)
+    assert shaped(objective, int(0.8 * most), prompt=prompt) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remarks"),
+    [
+        ("--grpo.beta 0.1 --grpo.kl k1", True),
+        ("--grpo.beta 0.1 --grpo.kl k1 --grpo.kl_straight_through true", False),
+        ("--grpo.beta 0.1 --grpo.kl k1 --grpo.kl_in reward", False),
+        ("--grpo.beta 0.1 --grpo.kl k2", False),
+        ("--grpo.beta 0.1", False),
+        ("--grpo.kl k1", False),
+        ("--grpo.beta 0.1 --grpo.kl k1 --loss module:Loss", False),
+    ],
+)
+def test_a_penalty_without_an_expected_gradient_is_remarked_on(arguments: str, remarks: bool) -> None:
+    said = kl_remark(parse(grpo.Config, arguments.split(), SHORT_OPTIONS))
+    assert bool(said) == remarks
+    assert not remarks or ("--grpo.kl_straight_through true" in said and "--grpo.kl k2" in said)

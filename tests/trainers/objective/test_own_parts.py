@@ -1,0 +1,184 @@
+"""A loss and an advantage function of the user's own: what is taken, what is refused, and that it travels."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from forge_env.core.errors import UserError
+from tests.trainers.episodes import episode, group, turn
+from tests.trainers.objective.loss_references import make_batch
+from trainers import dapo
+from trainers.config import TrainingConfig
+from trainers.grpo import Config, objective
+from trainers.objective.advantages import centred
+from trainers.objective.loss_call import LossCall
+from trainers.objective.losses import SimpleGRPOLoss
+from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
+
+SOURCE = """
+import torch
+
+class MyLoss(torch.nn.Module):
+    def __init__(self, beta=0.0):
+        super().__init__()
+
+    def forward(self, logprobs, ref_logprobs, advantages, padding_mask):
+        per_token = -(logprobs - logprobs.detach()).exp() * advantages * padding_mask
+        return (per_token.sum(-1) / padding_mask.sum(-1).clamp(min=1)).sum() / padding_mask.any(-1).sum()
+
+class PerEpisode:
+    normalizer_unit = "episodes"
+
+    def __call__(self, logprobs, normalizer):
+        return logprobs.sum() / normalizer
+
+class NeedsArguments(torch.nn.Module):
+    def __init__(self, beta):
+        super().__init__()
+
+def plain(logprobs, padding_mask, advantages):
+    return -(logprobs * padding_mask * advantages).sum()
+
+def unknown(logprobs, logits):
+    return logprobs.sum()
+
+def blind(advantages):
+    return advantages.sum()
+
+def ranks(rewards):
+    return [float(sorted(rewards).index(reward)) for reward in rewards]
+
+def longest(episode):
+    return episode.num_sampled * (2 if episode.reward > 0 else 1)
+
+def wrong(episode):
+    return float("nan") if episode.reward > 0 else "a lot"
+
+def raises(episode):
+    return episode.no_such_thing
+
+def two(rewards, lengths):
+    return rewards
+
+number = 3
+"""
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
+    config = Config(training=TrainingConfig(loss=f"{file}:MyLoss", advantages=f"{file}:ranks"))
+    mine = with_own_parts(objective(config), config.training)
+    assert mine.advantages([3.0, 1.0, 2.0]) == [2.0, 0.0, 1.0]
+    assert mine.kl_reference == "generator", "there being no reference model"
+    assert LossCall(mine.loss).names == {"logprobs", "ref_logprobs", "advantages", "padding_mask"}
+    batch = {name: value for name, value in make_batch().items() if name != "generator_logprobs"}
+    assert mine.loss(**batch).item() == pytest.approx(SimpleGRPOLoss()(**batch).item())
+
+
+def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str) -> None:
+    training = TrainingConfig(reward=f"{file}:longest")
+    mine = with_own_parts(objective(Config()), training)
+    right, wrong = episode(turn(1, 1, 1), reward=1.0), episode(turn(1, 1), reward=0.0)
+    assert mine.reward is not None and [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert [mine.signal(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert not mine.has_signal(group(wrong, wrong)) and mine.has_signal(group(wrong, episode(turn(1), reward=0.0)))
+    samples = replace(mine, advantages=centred).samples([group(right, wrong)])
+    assert [sample.advantage for sample in samples] == [2.0, -2.0]
+
+
+def test_what_a_page_adds_to_a_reward_is_added_to_the_users_own(file: str) -> None:
+    config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
+    mine = with_own_parts(dapo.objective(config), TrainingConfig(reward=f"{file}:longest"))
+    long = episode(turn(1, 1, 1, 1), reward=1.0)
+    assert mine.reward is not None and (mine.reward(long), mine.signal(long)) == (7.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "words"),
+    [
+        ("wrong", 1.0, "for episode e returned nan"),
+        ("wrong", 0.0, "for episode e returned 'a lot'"),
+        ("raises", 1.0, "failed on episode e: AttributeError"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_said_when_it_comes(file: str, name: str, reward: float, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_reward(f"{file}:{name}")(episode(turn(1), reward=reward))
+
+
+@pytest.mark.parametrize(("name", "words"), [("two", "called with one episode"), ("number", "cannot be called")])
+def test_rewards_that_cannot_be_used(file: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_reward(f"{file}:{name}")
+
+
+def test_without_own_parts_nothing_changes() -> None:
+    config = Config()
+    assert with_own_parts(made := objective(config), config.training) is made
+
+
+def test_functions_and_objects_are_losses_too(file: str) -> None:
+    assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "padding_mask", "advantages"}
+    call = LossCall(load_loss(f"{file}:PerEpisode"))
+    assert call.names == {"logprobs", "normalizer"} and call.units(tokens=9, episodes=2) == 2
+
+
+def test_it_travels_to_a_process_elsewhere_that_has_never_seen_the_file(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(file).parent)
+    sent = pickle.dumps(load_loss("mine.py:MyLoss"))
+    monkeypatch.chdir(ROOT)
+    script = "import pickle, sys; print(pickle.load(sys.stdin.buffer).loss)"
+    done = subprocess.run([sys.executable, "-c", script], input=sent, capture_output=True, timeout=120, check=False)
+    assert done.stdout.strip() == b"MyLoss()", done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("MyLos", "Did you mean MyLoss"),
+        ("NeedsArguments", "every setting of the class needs a default"),
+        ("unknown", "asks for 'logits'"),
+        ("blind", "neither logprobs nor entropy"),
+        ("number", "cannot be called"),
+    ],
+)
+def test_a_loss_that_cannot_be_used(file: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_loss(f"{file}:{name}")
+
+
+@pytest.mark.parametrize(("name", "words"), [("two", "called with one list"), ("number", "cannot be called")])
+def test_advantages_that_cannot_be_used(file: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_advantages(f"{file}:{name}")
+
+
+def test_advantages_that_raise(file: str) -> None:
+    with pytest.raises(UserError, match=r"failed on the rewards \[1\.0\]: AttributeError"):
+        load_advantages(f"{file}:raises")([1.0])
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(UserError, match="no module 'no_such_module'"):
+        load_loss("no_such_module:MyLoss")
+
+
+def test_losses_of_this_package_can_be_named() -> None:
+    loss = load_loss("trainers.objective.losses:SimpleGRPOLoss")
+    assert "entropy" not in LossCall(loss).names and isinstance(loss.loss, torch.nn.Module)  # type: ignore[attr-defined]

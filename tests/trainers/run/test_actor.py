@@ -1,0 +1,221 @@
+"""The trainer's actor on two ranks, spawned by the launcher: the steps of one process, on both kinds of batches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from torch import Tensor
+
+pytest.importorskip("torchtitan")
+pytest.importorskip("monarch")
+
+from forge_env.core.episode import Row
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.weights import SharedMemoryStore, WeightStore
+from tests.trainers.objective.four_arguments import MyLoss
+from trainers.batching.batch import Sample
+from trainers.objective.losses import GRPOLoss
+from trainers.run.trainer_actor import spawn_trainer
+from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEADLINE_S = 200.0  # for anything that must happen at all, on a busy machine
+# Adam divides by the gradient's size: without a large eps it would blow rounding up where gradients are near 0.
+SETTINGS = {"learning_rate": 3e-3, "weight_decay": 0.01, "warmup_steps": 2, "threads": 1, "eps": 1e-3}
+VOCABULARY = 64  # tokens that the tests use, of the model's more
+
+
+@dataclass(frozen=True)
+class Team:
+    """Two ranks, which share the data, and a store."""
+
+    launcher: Launcher
+    trainer: Any
+    store: WeightStore
+    logs: Path
+    start: str
+    """A checkpoint of the untrained model."""
+
+    async def ask(self, call: Any) -> Any:
+        return await self.launcher.guard(within(DEADLINE_S, call, "the trainer"))
+
+    async def fetch(self, version: int) -> dict[str, Tensor]:
+        async with self.store.fetch(version) as state_dict:
+            return {name: value.clone() for name, value in state_dict.items()}
+
+    async def restart(self) -> None:
+        """The untrained model, and a fresh optimizer."""
+        await self.ask(self.trainer.load.call_one(self.start))
+        # AdamW that was saved before its first step counts one step already; a new phase counts from 0.
+        await self.ask(self.trainer.begin.call_one(learning_rate=SETTINGS["learning_rate"], warmup_steps=2))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def team(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Team]:
+    folder = tmp_path_factory.mktemp("team")
+    store = SharedMemoryStore()
+    await store.open()
+    async with Launcher(folder / "logs") as launcher:
+        settings = SETTINGS | {"max_tokens_per_micro_batch": 64}
+        trainer = spawn_trainer(launcher, str(tiny_model), settings, procs=2, loss=MyLoss(), store=store)
+        await launcher.start("trainer", seconds=DEADLINE_S)
+        team = Team(launcher, trainer, store, folder / "logs", str(folder / "start"))
+        await team.ask(trainer.save.call_one(team.start, 0, {"n": 7}))
+        yield team
+    await store.close()
+
+
+@pytest.fixture
+def alone(tiny_model: Path) -> Iterator[TitanTrainer]:
+    """The same trainer in this process, in one micro-batch a step."""
+    trainer = TitanTrainer(tiny_model, TitanSettings(**SETTINGS))
+    yield trainer
+    trainer.close()
+
+
+def make_batch(seed: int, ranks: int = 2) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]], list[Sample]]:
+    """A random batch in torchforge's form, and the same one as samples, put together row by row."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    inputs, targets, samples = [], [], []
+    for _ in range(ranks):
+        rows, before, after = 4, rng.randint(3, 9), rng.randint(4, 12)
+        tokens = torch.randint(0, VOCABULARY, (rows, before + after), generator=generator)
+        lengths = [rng.randint(1, after) for _ in range(rows)]
+        mask = torch.arange(after)[None] < torch.tensor(lengths)[:, None]
+        sampled = -4.0 + 0.1 * torch.randn(rows, after, generator=generator)
+        reference = -4.0 + 0.1 * torch.randn(rows, after, generator=generator)
+        advantages = torch.randn(rows, 1, generator=generator)
+        inputs.append({"tokens": tokens})
+        targets.append(
+            {
+                "response": tokens[:, before:],
+                "ref_logprobs": reference,
+                "generator_logprobs": sampled,
+                "advantages": advantages,
+                "padding_mask": mask,
+            }
+        )
+        for i, length in enumerate(lengths):
+            end = before + length
+            row = Row(
+                token_ids=tuple(tokens[i, :end].tolist()),
+                mask=(False,) * before + (True,) * length,
+                logprobs=(0.0,) * before + tuple(sampled[i, :length].tolist()),
+                versions=(-1,) * end,
+            )
+            samples.append(
+                Sample(rows=(row,), advantage=advantages[i].item(), ref_logprobs=tuple(reference[i, :length].tolist()))
+            )
+    return inputs, targets, samples
+
+
+@pytest.mark.parametrize("loss", [GRPOLoss(), MyLoss()], ids=["grpo", "four arguments"])
+async def test_ten_steps_are_those_of_one_process(team: Team, alone: TitanTrainer, loss: Any) -> None:
+    await team.restart()
+    for seed in range(10):
+        samples = make_batch(seed)[2]
+        ours = await team.ask(team.trainer.step.call_one(samples, loss, 1.0))
+        expected = alone.train_step(samples, loss)
+        assert ours["loss"] == pytest.approx(expected["loss"], abs=1e-5), seed
+        assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, rel=1e-4, abs=1e-5), seed
+    found = await team.ask(team.trainer.logprobs.call_one(samples, 1.0))
+    for values, wanted in zip(found, alone.logprobs(samples), strict=True):
+        assert values == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("loss", [GRPOLoss(), MyLoss()], ids=["grpo", "four arguments"])
+async def test_a_batch_of_torchforge_takes_the_step_of_our_own(team: Team, alone: TitanTrainer, loss: Any) -> None:
+    """Same loss, and the same weights after it: the two ways differ in nothing but the form of the batch."""
+    state, version = {}, {True: 100, False: 200}[isinstance(loss, MyLoss)]
+    inputs, targets, samples = make_batch(3)
+    await team.ask(team.trainer.set_loss.call(loss))
+    losses = []
+    for way in range(2):
+        await team.restart()
+        if way == 0:
+            losses.append(await team.trainer.train_step.call(inputs, targets))
+        else:
+            losses.append((await team.ask(team.trainer.step.call_one(samples, loss, 1.0)))["loss"])
+        await team.ask(team.trainer.publish.call_one(version + way))
+        state[way] = await team.fetch(version + way)
+    assert isinstance(losses[0], float) and losses[0] == pytest.approx(losses[1], abs=1e-6)
+    untrained = alone.hf_state_dict()
+    assert set(state[0]) == set(untrained)
+    assert any(not torch.equal(state[0][name], value) for name, value in untrained.items())
+    for name, value in state[0].items():
+        torch.testing.assert_close(value, state[1][name], atol=1e-6, rtol=0)
+
+
+async def test_a_batch_that_does_not_fit_is_refused_by_all_ranks_and_the_trainer_lives_on(team: Team) -> None:
+    inputs, targets, _ = make_batch(4)
+    await team.ask(team.trainer.set_loss.call(MyLoss()))
+    foreign = [{"tokens": inputs[0]["tokens"] + 10**6}, inputs[1]]
+    without = [targets[0], {key: value for key, value in targets[1].items() if key != "advantages"}]
+    for given, sentence in (
+        ((inputs[:1], targets[:1]), "inputs has 1 dicts and targets has 1; the trainer has 2 data-parallel ranks"),
+        ((foreign, targets), "the model's vocabulary"),
+        ((inputs, without), r"targets\[1\] has no 'advantages'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            await team.trainer.train_step.call(*given)
+    assert isinstance(await team.trainer.train_step.call(inputs, targets), float)
+
+
+async def test_without_a_loss_a_batch_of_torchforge_is_refused(team: Team) -> None:
+    await team.ask(team.trainer.set_loss.call(None))
+    with pytest.raises(UserError, match=r"^the trainer has no loss: give it one with set_loss\(loss\)"):
+        await team.trainer.train_step.call(*make_batch(5)[:2])
+
+
+async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone: TitanTrainer, tmp_path: Path) -> None:
+    await team.restart()
+    assert await team.ask(team.trainer.take.call_one(300)) > 0.0
+    await team.ask(team.trainer.step.call_one(make_batch(3)[2], GRPOLoss(), 1.0))  # changes nothing of what was taken
+    assert await team.ask(team.trainer.commit.call_one()) > 0.0
+    published = await team.fetch(300)
+    assert all(torch.equal(published[name], value) for name, value in alone.hf_state_dict().items())
+    assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
+    await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export")))
+    reader = TitanTrainer(tmp_path / "export", TitanSettings(**SETTINGS))
+    assert all(torch.equal(published[name], value) for name, value in reader.hf_state_dict().items())
+    reader.close()
+
+
+async def test_a_phase_begins_on_all_ranks(team: Team) -> None:
+    await team.ask(team.trainer.begin.call_one(learning_rate=4e-4, warmup_steps=0))
+    metrics = await team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss(), 1.0))
+    assert metrics["learning_rate"] == pytest.approx(4e-4)
+
+
+async def test_a_killed_rank_is_named(team: Team) -> None:
+    """The last test of the file, for it ends the trainer."""
+    log = team.logs / "trainer-1.log"
+    (pid,) = (
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdigit() and _is(process / "fd" / "1", log)
+    )
+    os.kill(pid, signal.SIGSTOP)  # so that the other rank is inside of the step, waiting for this one
+    step = asyncio.ensure_future(team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss(), 1.0)))
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ServiceError, match=f"^the trainer process of rank 1 died; the end of its log is in {log}$"):
+        await step
+
+
+def _is(link: Path, target: Path) -> bool:
+    try:
+        return link.readlink() == target
+    except OSError:
+        return False

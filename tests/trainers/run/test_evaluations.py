@@ -1,0 +1,246 @@
+"""Evaluations in the course of a run: which steps, with which weights, what is written down, and which was the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.core.episode import Episode, Group, Turn, read_jsonl
+from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.types import Outcome, Task
+from trainers import grpo
+from trainers.checkpoints import MAY_CHANGE, completed
+from trainers.config import SHORT_OPTIONS
+from trainers.metrics.report import Report
+from trainers.run.run import Run
+from trainers.run.services import _agents
+from trainers.setup.checks import check_config
+from trainers.setup.figures import find_figures
+from trainers.setup.parser import parse
+from trainers.sft import Config as SFTPage
+from trainers.sft.train import train as train_sft
+
+OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
+
+
+class Measured(Run):
+    """A run whose policy is a function: of the tasks it solves those before `solves`."""
+
+    solves = 1
+    sampled_by = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asked: list[tuple[str, str, int, dict[str, Any]]] = []
+
+    async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **options: Any) -> Group:
+        assert phase.startswith("evaluation") and agent in ("evaluated", "greedy")
+        self.asked.append((phase, agent, count, options))
+        turn = Turn(
+            kind="sampled",
+            observation=(),
+            message={"role": "assistant", "content": ""},
+            token_ids=(1,),
+            logprobs=(-1.0,),
+            versions=((self.sampled_by, 1),),
+            starts_row=True,
+        )
+        members = tuple(
+            Episode(task=task, turns=(turn,), reward=float(index < self.solves), id=f"{phase}/{index}/{i}")
+            for i in range(count)
+        )
+        return Group(task=task, episodes=members, id=f"{phase}/{index}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Measured]:
+    config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--evaluation.n", "2"], SHORT_OPTIONS)
+    with Report(tmp_path, asdict(config)) as report:
+        found = Measured("grpo", config, report)
+        found.engines_version = 0
+        yield found
+
+
+def test_the_first_and_the_last_weights_are_no_interval(run: Measured) -> None:
+    assert [step for step in range(10) if run.is_evaluated(step)] == [2, 4]
+    run.config.evaluation.interval = 0
+    assert not any(map(run.is_evaluated, range(10)))
+
+
+async def test_figures_are_metrics_and_episodes_are_kept(run: Measured, tmp_path: Path) -> None:
+    await run.evaluate("before", step=0)
+    run.solves, run.sampled_by, run.engines_version = 2, 7, 7
+    await run.evaluate_step(2)
+    await run.evaluate_step(2)  # a step that is written down is not measured again
+    await run.evaluate("tool_off", use_tools=False)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["phase"], line["step"], line["version"]) for line in lines] == [
+        ("evaluation", 0, 0),
+        ("evaluation", 2, 7),
+    ]
+    assert lines[1]["success"] == lines[1]["reward"] == pytest.approx(2 / 3)
+    assert lines[1]["success_low"] < 2 / 3 < lines[1]["success_high"]
+    assert (lines[1]["episodes"], lines[1]["faults"]) == (6, 0)
+    assert lines[1]["pass_at_2"] == lines[1]["pass_hat_2"] == pytest.approx(2 / 3)
+    assert lines[1]["seconds/evaluation"] >= 0
+    episodes = list(read_jsonl(tmp_path / "episodes/evaluation_000002.jsonl"))
+    assert len(episodes) == 6 and [e.id for e in episodes] == [
+        e.id for e in read_jsonl(tmp_path / "episodes/before.jsonl")
+    ]
+
+
+async def test_other_weights_than_those_of_the_step_are_a_bug(run: Measured) -> None:
+    run.sampled_by = 1
+    with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
+        await run.evaluate_step(2)
+
+
+async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(run: Measured, tmp_path: Path) -> None:
+    for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
+        run.solves = solved
+        await run.evaluate(f"evaluation_{step:06d}", step=step)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "syst')  # another thread may be writing
+    run.summarise({})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["best_step"], summary["best_success"]) == (2, 1.0)
+
+
+def test_a_run_without_evaluations_has_no_best_step(run: Measured, tmp_path: Path) -> None:
+    run.report.metrics("evaluation", 0, {"faults": 3.0, "episodes": 0.0})  # nothing could be measured
+    run.summarise({})
+    assert json.loads((tmp_path / "summary.json").read_text())["best_step"] is None
+
+
+def test_nothing_that_was_measured_is_no_figure(run: Measured) -> None:
+    from forge_env.evaluation.evaluate import Evaluation
+
+    fault = Episode(task=Task(prompt=()), outcome=Outcome.ENV_FAULT, reward=None, id="e/0")
+    assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "timeouts": 0.0, "faults": 1.0}
+
+
+SETS = (
+    *("--evaluation.greedy", "true", "--evaluation.temperature", "0.5", "--evaluation.top_p", "0.9"),
+    *("--evaluation.sets.hard.options.level", "2", "--evaluation.sets.hard.tasks", "2"),
+)
+
+
+async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
+    config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
+    check_config(config)
+    with Report(tmp_path, asdict(config)) as report:
+        run = Measured("grpo", config, report)
+        run.engines_version = 0
+        headline = await run.evaluate("before", step=0)
+        run.solves = 2
+        await run.evaluate("after", step=6)
+        run.summarise({})
+    assert len(headline.episodes) == 6 and list(run.figures) == ["", "hard", "greedy", "hard.greedy"]
+    assert [task.id for task in run.figures["hard"].tasks] == [task.id for task in run.figures["hard.greedy"].tasks]
+    asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in run.asked))
+    measured = {"is_measured": True}
+    hard = str(dict(run.figures["hard"].env_options) | measured)
+    assert asked == [
+        ("evaluation", "evaluated", 2, str(measured)),
+        ("evaluation/hard", "evaluated", 2, hard),
+        ("evaluation", "greedy", 1, str(measured)),
+        ("evaluation/hard", "greedy", 1, hard),
+    ]
+    first, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["temperature"], first["top_p"], first["n"]) == (0.5, 0.9, 2)
+    assert (first["greedy/temperature"], first["greedy/n"], first["sets/hard/top_p"]) == (0, 1, 0.9)
+    assert last["success"] == last["greedy/success"] == pytest.approx(2 / 3)
+    assert last["sets/hard/success"] == last["sets/hard/greedy/success"] == 1.0
+    summary = json.loads((tmp_path / "summary.json").read_text())["evaluations"]
+    assert list(summary) == ["headline", "hard", "greedy", "hard.greedy"]
+    assert summary["hard"]["options"] == {"level": "2"} and summary["headline"]["options"] == {}
+    assert summary["hard"]["tasks"] == 2 and summary["hard"]["success_first"] == 0.5
+    assert summary["headline"]["temperature"] == 0.5 and summary["greedy"]["temperature"] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "after training; hard, greedy (temperature 0)" in page
+    assert "before training (temperature 0.5, top_p 0.9)" in page
+    assert len(list(read_jsonl(tmp_path / "episodes/after.hard.greedy.jsonl"))) == 2
+
+
+# ---- settings ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--evaluation.sets.greedy.tasks", "3"), "'greedy' is no name of a set"),
+        (("--evaluation.sets.hard.task", "3"), "split, tasks and options.NAME, and not 'task'. Did you mean tasks?"),
+        (("--evaluation.sets.hard.options.levle", "3"), "no option 'levle'"),
+        (("--evaluation.top_p", "1.5"), "top_p is 1.5; it must be above 0 and at most 1"),
+        (("--evaluation.top_p", "0"), "top_p is 0.0; it must be above 0"),
+        (("--evaluation.temperature", "0", "--evaluation.n", "4"), "set --evaluation.n to 1"),
+    ],
+)
+def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_config(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS))
+    assert words.lower() in str(error.value).lower()
+
+
+def test_a_set_of_what_is_trained_on_is_refused() -> None:
+    config = parse(grpo.Config, [*OPTIONS, "--evaluation.sets.seen.split", "train"], SHORT_OPTIONS)
+    with pytest.raises(UserError, match="'train', which the run trains on"):
+        find_figures(config, ())
+
+
+def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
+    config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
+    agents = _agents(config, "model", None)  # type: ignore[arg-type]
+    sampling = {
+        name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
+        for name, (_, arguments) in agents.items()
+        if name != "expert"
+    }
+    assert sampling == {
+        "policy": {"temperature": 0.7},
+        "evaluated": {"temperature": 0.5, "top_p": 0.9},
+        "greedy": {"temperature": 0.0},
+    }
+
+
+def test_the_figures_of_two_runs_compare_whatever_their_training_temperatures_are() -> None:
+    for temperature in ("0.6", "1.2"):
+        config = parse(grpo.Config, [*OPTIONS, "--grpo.temperature", temperature], SHORT_OPTIONS)
+        assert find_figures(config, ())[""].settings() == {"n": 1.0, "temperature": 1.0, "top_p": 1.0}
+
+
+def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_that_they_had() -> None:
+    saved = {"algorithm": "grpo", "config": {"grpo": {"temperature": 0.7}, "evaluation": {"n": 2, "interval": 0}}}
+    assert completed(saved)["config"]["evaluation"] == {"n": 2, "interval": 0, "temperature": 0.7}
+    saved["config"]["evaluation"]["temperature"] = 1.0  # type: ignore[index]
+    assert completed(saved)["config"]["evaluation"]["temperature"] == 1.0
+    supervised = {"algorithm": "sft", "config": {"sft": {}}}
+    assert completed(supervised)["config"]["evaluation"] == {"temperature": 1.0}
+
+
+def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
+    pace = ("--training.sync_interval", "2", "--training.staleness", "1")
+    check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS))
+    with pytest.raises(UserError, match=r"--evaluation.interval is 3 and .* so evaluate at a multiple of 2"):
+        check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "math"], "--evaluation.interval need --sft.data"),
+        (["--sft.data", "chats.jsonl"], "--evaluation.interval needs an environment to measure success in"),
+    ],
+)
+async def test_supervised_training_says_what_it_lacks(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        await train_sft(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS))
+
+
+def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:
+    assert MAY_CHANGE.fullmatch("evaluation.interval") and not MAY_CHANGE.fullmatch("evaluation.n")

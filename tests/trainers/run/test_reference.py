@@ -1,0 +1,96 @@
+"""The reference model against transformers, in this process: logprobs, weights that it is given, and a frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from forge_env.core.errors import UserError
+from tests.trainers.episodes import episode, turn
+from trainers.batching.batch import Sample
+from trainers.titan.reference import TitanReference
+
+EPISODES = [
+    episode(turn(5, 6, 7, prompt=3), turn(9, 8, prompt=2), turn(11, 12, prompt=4, starts_row=True)),
+    episode(turn(3, prompt=9)),
+    episode(turn(4, 4, prompt=0), turn(2, 2, 2, prompt=1)),
+    episode(turn(4, prompt=0)),  # without a target
+]
+SAMPLES = [Sample(rows=e.rows) for e in EPISODES]
+
+
+@pytest.fixture
+def reference(tiny_model: Path) -> Iterator[TitanReference]:
+    made = TitanReference(tiny_model, max_tokens=24)  # so few that there are several batches
+    yield made
+    made.close()
+
+
+def expected(folder: Path, temperature: float, changes: dict[str, torch.Tensor] | None = None) -> list[list[float]]:
+    """The same by transformers, row by row."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(changes or {}, strict=False)
+    found = []
+    for sample in SAMPLES:
+        values: list[float] = []
+        for row in sample.rows:
+            with torch.no_grad():
+                logits = model(torch.tensor([row.token_ids])).logits[0]
+            logprobs = (logits / temperature).log_softmax(-1)
+            values += [logprobs[i - 1, row.token_ids[i]].item() for i in range(1, len(row.token_ids)) if row.mask[i]]
+        found.append(values)
+    return found
+
+
+def assert_same(found: list[list[float]], wanted: list[list[float]]) -> None:
+    assert [len(values) for values in found] == [7, 1, 4, 0] == [len(values) for values in wanted]
+    for some, others in zip(found, wanted, strict=True):
+        assert some == pytest.approx(others, abs=2e-5)
+
+
+def test_its_logprobs_are_those_of_transformers(reference: TitanReference, tiny_model: Path) -> None:
+    for temperature in (1.0, 0.7):
+        assert_same(reference.logprobs(SAMPLES, temperature), expected(tiny_model, temperature))
+
+
+def test_it_takes_weights_and_keeps_them_in_a_file(reference: TitanReference, tiny_model: Path, tmp_path: Path) -> None:
+    start = reference.logprobs(SAMPLES)
+    weights = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
+    reference.load(weights)
+    wanted = expected(tiny_model, 1.0, weights)
+    assert_same(reference.logprobs(SAMPLES), wanted)
+    assert reference.logprobs(SAMPLES) != start
+    reference.save_file(tmp_path / "reference.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["reference.safetensors"]
+    again = TitanReference(tiny_model)
+    try:
+        again.load_file(tmp_path / "reference.safetensors")
+        assert_same(again.logprobs(SAMPLES), wanted)
+    finally:
+        again.close()
+
+
+def test_nothing_in_it_is_trained(reference: TitanReference) -> None:
+    before = {name: value.clone() for name, value in reference.model.hf_state_dict().items()}
+    reference.logprobs(SAMPLES)
+    assert all(not p.requires_grad and p.grad is None for p in reference.model.module.parameters())
+    assert all(torch.equal(before[name], value) for name, value in reference.model.hf_state_dict().items())
+
+
+def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanReference) -> None:
+    assert reference.logprobs([]) == []
+    with pytest.raises(UserError, match="temperature"):
+        reference.logprobs(SAMPLES, 0.0)
+
+
+def test_a_folder_that_is_none_leaves_no_process_group(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json"):
+        TitanReference(tmp_path)
+    assert not torch.distributed.is_initialized()

@@ -1,0 +1,86 @@
+"""What each service of a run is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("monarch")
+pytest.importorskip("torchtitan")
+
+from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.run.run import services
+from trainers.run.trainer_actor import allocator
+from trainers.setup.placement import find_places
+from trainers.titan.trainer import TitanSettings
+
+
+def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = RunConfig(
+        services=ServicesConfig(
+            generator=ServiceConfig(procs=2, with_gpus=True, num_replicas=2),
+            trainer=ServiceConfig(procs=3, with_gpus=True),
+        )
+    )
+    wanted, places = config.services, find_places(config)
+    generators = services._options(wanted.generator, places["generator"], 300.0).environ
+    assert generators is not None
+    seen = [generators(replica)["CUDA_VISIBLE_DEVICES"] for replica in (0, 1)]
+    seen += [services._resources(wanted.trainer, places["trainer"][0])["CUDA_VISIBLE_DEVICES"]]
+    seen += [services._resources(wanted.envs, places["envs"][0])["CUDA_VISIBLE_DEVICES"]]
+    assert seen == ["0,1", "2,3", "4,5,6", ""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,7, 3")  # those of the run, which calls them 0 to 2
+    assert generators(0)["CUDA_VISIBLE_DEVICES"] == "GPU-a,7"
+
+
+def test_the_trainer_is_given_what_the_config_says() -> None:
+    config = RunConfig(
+        training=TrainingConfig(
+            learning_rate=2e-5,
+            warmup_steps=3,
+            weight_decay=0.1,
+            dtype="bfloat16",
+            compile=True,
+            packing=True,
+            max_tokens_per_micro_batch=512,
+        ),
+        services=ServicesConfig(trainer=ServiceConfig(procs=4, threads=3)),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=2),
+    )
+    settings = TitanSettings(**services._trainer(config))
+    wanted = {
+        "learning_rate": 2e-5,
+        "warmup_steps": 3,
+        "weight_decay": 0.1,
+        "dtype": "bfloat16",
+        "compile": True,
+        "pack_length": 512,
+        "max_tokens_per_micro_batch": 512,
+        "tp": 2,
+        "dp_shard": 2,
+        "threads": 3,
+    }
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    plain = TitanSettings(**services._trainer(RunConfig()))
+    own = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    for field in dataclasses.fields(TitanSettings):
+        assert field.name in own or getattr(plain, field.name) == field.default, field.name
+
+
+def test_the_placement_names_every_process() -> None:
+    config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
+    assert services.placement(config).endswith(
+        "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
+    )
+
+
+def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert allocator() == {}

@@ -1,0 +1,243 @@
+"""What is refused before anything starts, each with one sentence that says how to go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.errors import UserError
+from trainers import dapo, reinforce, sapo, sft
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.checks import check_config
+from trainers.setup.parser import leaves
+from trainers.setup.placement import gpus_available
+from trainers.setup.ranges import ABOVE, ALGORITHM_ABOVE, ALGORITHM_AT_LEAST, ALGORITHM_AT_MOST, AT_LEAST
+from trainers.setup.read_config import read_config
+
+SIZES = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "vocab_size": 640,
+    "max_position_embeddings": 4096,
+}
+
+
+def model_folder(folder: Path, **sizes: int) -> str:
+    (folder / "config.json").write_text(json.dumps(SIZES | sizes))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+def refusal(*arguments: str, config_class: type[RunConfig] = Config) -> str:
+    with pytest.raises(UserError) as caught:
+        check_config(read_config(config_class, list(arguments)))
+    return str(caught.value)
+
+
+GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--parallelism.tensor_parallel_degree", "2", "--parallelism.data_parallel_shard_degree", "2",
+             "--trainer.procs", "2"),
+            "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4",
+        ),
+        (
+            ("--parallelism.tensor_parallel_degree", "2"),
+            "parallelism needs 2 trainer processes, services.trainer.procs is 1: --trainer.procs 2",
+        ),
+        (
+            ("--parallelism.tensor_parallel_degree", "2", "--trainer.procs", "3"),
+            "parallelism needs 4 trainer processes, services.trainer.procs is 3: --trainer.procs 4",
+        ),
+        (
+            ("--parallelism.data_parallel_shard_degree", "1", "--trainer.procs", "4"),
+            "parallelism needs 1 trainer process, services.trainer.procs is 4: --trainer.procs 1",
+        ),
+        (
+            ("--training.seq_len", "2048"),
+            "--training.seq_len is 2048, and the model made on the spot reads 1024 tokens at most: "
+            "set it to that or less",
+        ),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str) -> None:
+    assert refusal(*arguments) == sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--parallelism.pipeline_parallel_degree", "2"), ["pipeline_parallel_degree is 2", "set it to 1"]),
+        (("--parallelism.context_parallel_degree", "2"), ["context_parallel_degree is 2", "set it to 1"]),
+        (("--parallelism.expert_parallel_degree", "2"), ["expert_parallel_degree is 2", "dense"]),
+        (("--parallelism.data_parallel_replicate_degree", "2"), ["replicate_degree is 2", "set it to 1"]),
+        (("--parallelism.data_parallel_shard_degree", "0"), ["shard_degree is 0", "-1"]),
+        (
+            ("--trainer.num_replicas", "2"),
+            ["services.trainer.num_replicas is 2", "there is one trainer", "set it to 1"],
+        ),
+        (("--services.envs.procs", "2"), ["services.envs.procs is 2", "--services.envs.num_replicas"]),
+        (("--services.envs.with_gpus", "true"), ["services.envs.with_gpus is true", "set it to false"]),
+        (("--services.envs.ping_seconds", "0"), ["services.envs.ping_seconds is 0", "above 0"]),
+        (("--generator.procs", "2"), ["services.generator.procs is 2", "--generator.with_gpus true"]),
+        (("--ref_model.procs", "2"), ["services.ref_model.procs is 2", "one process"]),
+        (("--ref_model.with_gpus",), ["services.ref_model.procs is 0", "--ref_model.procs 1"]),
+        (
+            ("--training.deterministic", "--training.staleness", "1"),
+            ["needs --training.staleness 0, and it is 1", "must not depend on the clock"],
+        ),
+        (
+            ("--training.deterministic", "--services.envs.num_replicas", "2"),
+            ["needs one replica", "services.envs.num_replicas is 2", "set it to 1"],
+        ),
+        (
+            ("--training.deterministic", "--generator.with_gpus"),
+            ["is for CPU", "services.generator.with_gpus is true", "do not repeat bit by bit"],
+        ),
+        (
+            ("--training.sync_interval", "4", "--training.staleness", "0"),
+            ["sync_interval is 4", "staleness is 0", "leave it out", "--training.staleness 3"],
+        ),
+        (
+            ("--training.deterministic", "--training.sync_interval", "4"),
+            ["needs --training.sync_interval 1 or --training.old_logprobs trainer", "it is 4"],
+        ),
+        (
+            (
+                "--training.deterministic",
+                "--training.sync_interval",
+                "4",
+                "--training.old_logprobs",
+                "trainer",
+                "--training.staleness",
+                "4",
+            ),
+            ["needs --training.staleness 3, and it is 4"],
+        ),
+        (("--weights.store", "cuda_ipc", "--trainer.with_gpus"), ["--weights.store is cuda_ipc", "shared_memory"]),
+        (("--weights.store", "nccl"), ["--weights.store is nccl", "with_gpus", "take shared_memory"]),
+        (("--resume",), ["--resume needs --output"]),
+        (
+            ("--launcher.share_gpus=yes", "--launcher.kind=processes", "--launcher.hosts=2"),
+            ["share_gpus is yes", "one machine", "2 hosts"],
+        ),
+        (
+            ("--training.lr_schedule", "cosine", "--training.warmup_steps", "5", "--steps", "5"),
+            ["lr_schedule is cosine", "warmup_steps, 5", "none of the 5 steps"],
+        ),
+        (("--model", "/no/such"), ["no model folder /no/such"]),
+        (("--model", "a/b/c"), ["no model folder a/b/c"]),
+        (("--dataset.streaming",), ["--dataset.path is empty"]),
+        (("--env", "external"), ["external needs the option command"]),
+        (("--env", "external", "--command", "true"), ["has no expert", "there is no --model", "--warmup.steps 0"]),
+        (
+            ("--env", "external", "--command", "true", "--model", "m", "--warmup.steps", "5"),
+            ["has no expert", "--warmup.steps is 5"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: tuple[str, ...], words: list[str]) -> None:
+    found = refusal(*arguments)
+    assert [word for word in words if word not in found] == []
+
+
+def test_what_works_is_let_through() -> None:
+    for arguments in (
+        ["--trainer.procs", "4"],
+        ["--trainer.procs", "4", "--parallelism.tensor_parallel_degree", "2"],
+        ["--training.sync_interval", "4", "--training.staleness", "3"],
+        ["--training.sync_interval", "4"],
+        ["--training.deterministic", "--training.sync_interval", "4", "--training.old_logprobs", "trainer"],
+        ["--ref_model.procs", "1", "--grpo.beta", "0.1"],
+        ["--training.seq_len", "1024"],
+    ):
+        check_config(read_config(Config, arguments))
+
+
+def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
+    model = ("--model", model_folder(tmp_path))
+    trainer = refusal(*model, "--trainer.procs", "4", "--parallelism.tensor_parallel_degree", "4")
+    assert trainer == (
+        "--parallelism.tensor_parallel_degree is 4, which does not divide the model's num_key_value_heads, 6: "
+        "choose 1, 2, 3 or 6"
+    )
+    engine = refusal(*model, "--generator.procs", "5", "--generator.with_gpus")
+    assert engine.startswith(
+        "--services.generator.procs is 5, which does not divide the model's num_attention_heads, 12"
+    )
+    check_config(read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"]))
+
+
+def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
+    model_folder(tmp_path, hidden_size=0)
+    assert "hidden_size = 0" in refusal("--model", str(tmp_path))
+    (tmp_path / "config.json").write_text("[")
+    assert "not valid JSON" in refusal("--model", str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refusal("--model", str(tmp_path))
+
+
+def test_gpus_are_counted_by_service() -> None:
+    services = ("--generator.procs", "2", "--trainer.procs", "64", "--ref_model.procs", "1", "--ref_model.with_gpus")
+    needed = f"the run needs {{}} GPUs, {gpus_available()} are available: generator 2, trainer 64{{}}"
+    without, with_reference = refusal(*GPUS, *services), refusal(*GPUS, *services, "--grpo.beta", "0.1")
+    assert without.startswith(needed.format(66, "; "))  # nothing asks for the reference model
+    assert with_reference.startswith(needed.format(67, ", ref_model 1; "))
+    assert "--SERVICE.with_gpus false" in without
+
+
+# ---- numbers ----
+
+
+def test_every_rule_names_a_number() -> None:
+    names = {name for name, kind in leaves(RunConfig()) if kind in (int, float)}
+    assert set(AT_LEAST) | set(ABOVE) <= names
+    without_range = {"training.entropy_coef", "parallelism.data_parallel_shard_degree"}
+    assert names - set(AT_LEAST) - set(ABOVE) == without_range
+    pages = (Config, dapo.Config, reinforce.Config, sapo.Config)
+    own = {name.partition(".")[2] for page in pages for name, kind in leaves(page()) if kind in (int, float)}
+    for table in (ALGORITHM_AT_LEAST, ALGORITHM_ABOVE, ALGORITHM_AT_MOST):
+        assert set(table) <= own
+
+
+@pytest.mark.parametrize("name", sorted(AT_LEAST))
+def test_a_number_below_its_range(name: str) -> None:
+    low = int(AT_LEAST[name])
+    found = refusal(f"--{name}={low - 1}")
+    assert found.startswith(f"--{name} is {low - 1}") and f"at least {low}" in found
+
+
+@pytest.mark.parametrize("name", sorted(ABOVE))
+def test_a_number_that_is_not_above_its_bound(name: str) -> None:
+    assert refusal(f"--{name}=0") in (f"--{name} is 0.0; it must be above 0", f"--{name} is 0; it must be above 0")
+
+
+@pytest.mark.parametrize(
+    ("page", "option", "words"),
+    [
+        (Config, "grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
+        (Config, "grpo.temperature=0", "--grpo.temperature is 0.0; it must be above 0"),
+        (Config, "grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
+        (Config, "grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
+        (Config, "grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
+        (Config, "grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
+        (dapo.Config, "dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
+        (sapo.Config, "sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
+        (reinforce.Config, "reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
+        (sft.Config, "warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
+    ],
+)
+def test_a_number_of_a_page(page: type[RunConfig], option: str, words: str) -> None:
+    assert refusal(f"--{option}", config_class=page) == words

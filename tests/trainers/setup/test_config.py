@@ -1,0 +1,192 @@
+"""Config: command line over YAML over defaults; a mistake names the option and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.core.errors import UserError
+from trainers.setup.parser import leaves, parse, parse_given
+
+SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
+
+
+@dataclass
+class Inner:
+    rate: float = 0.5
+
+
+@dataclass
+class Store:
+    keep_last: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Training:
+    steps: int = 10
+    fast: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+@dataclass
+class Config:
+    output: str = ""
+    training: Training = field(default_factory=Training)
+    store: Store = field(default_factory=Store)
+
+
+def read(*arguments: str) -> Config:
+    return parse(Config, arguments, SHORT)
+
+
+def yaml(folder: Path, text: str) -> str:
+    (folder / "run.yaml").write_text(text)
+    return str(folder / "run.yaml")
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert read() == Config()
+    assert read("--steps", "5") != Config() == read()  # one parse leaves nothing behind for the next
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("--steps", "7"), "steps", 7),
+        (("--steps=7",), "steps", 7),
+        (("--training.steps", "7"), "steps", 7),
+        (("--training.steps=7",), "steps", 7),
+        (("--steps", "-1"), "steps", -1),
+        (("--steps", "3", "--training.steps", "4"), "steps", 4),  # the last one counts
+        (("--training.fast", "true"), "fast", True),
+        (("--training.fast=No",), "fast", False),
+        (("--training.fast",), "fast", True),
+        (("--training.fast", "--steps", "1"), "fast", True),
+        (("--training.fast", "--training.fast", "false"), "fast", False),
+    ],
+)
+def test_short_and_dotted_names(arguments: tuple[str, ...], name: str, value: object) -> None:
+    found = getattr(read(*arguments).training, name)
+    assert found == value and type(found) is type(value)
+
+
+def test_values_keep_their_own_equals_signs_and_depth() -> None:
+    config = read("--output=a=b", "--training.inner.rate", "3e-4")
+    assert config == Config(output="a=b", training=Training(inner=Inner(rate=3e-4)))
+
+
+def test_the_command_line_wins_over_the_file_wherever_it_stands(tmp_path: Path) -> None:
+    path = yaml(tmp_path, "output: here\ntraining:\n  steps: 3\n  fast: true\n  inner: {rate: 1}\n")
+    expected = Config(output="here", training=Training(steps=9, fast=True, inner=Inner(rate=1.0)))
+    assert read("--config", path, "--steps", "9") == expected
+    assert read("--steps", "9", f"--config={path}") == expected
+
+
+def test_a_short_name_of_a_section_reaches_all_of_it(tmp_path: Path) -> None:
+    assert read("--deep.rate", "2").training.inner.rate == 2.0
+    assert read("--config", yaml(tmp_path, "deep: {rate: 2}")).training.inner.rate == 2.0
+    assert read("--config", yaml(tmp_path, "deep.rate: 2")).training.inner.rate == 2.0
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "0.00001", "'1e-5'"])
+def test_numbers_of_a_file_with_and_without_a_point(tmp_path: Path, text: str) -> None:
+    """YAML 1.1 reads 1e-5 as a text."""
+    assert read("--config", yaml(tmp_path, f"training: {{inner: {{rate: {text}}}}}")).training.inner.rate == 1e-5
+
+
+def test_a_dash_in_a_name_is_an_underscore(tmp_path: Path) -> None:
+    assert read("--store.keep-last", "5").store.keep_last == 5
+    assert read("--config", yaml(tmp_path, "store: {keep-last: 5}")).store.keep_last == 5
+
+
+@pytest.mark.parametrize("text", ["training:", "training: {}", "deep: ", "store: {options: }", "training: {inner: }"])
+def test_an_empty_section_of_a_file_sets_nothing(tmp_path: Path, text: str) -> None:
+    assert read("--config", yaml(tmp_path, text)) == Config()
+
+
+def test_what_was_given_is_told_by_its_dotted_names(tmp_path: Path) -> None:
+    path = yaml(tmp_path, "steps: 10\ndeep: {rate: 1}")
+    config, given = parse_given(Config, ["--config", path, "--store.options.a", "b", "--training.fast"], SHORT)
+    assert given == {"training.steps", "training.inner.rate", "store.options.a", "training.fast"}
+    assert config.store.options == {"a": "b"}
+    assert parse_given(Config, [], SHORT) == (Config(), frozenset())
+
+
+def test_a_file_may_use_short_names(tmp_path: Path) -> None:
+    assert read("--config", yaml(tmp_path, "steps: 4")).training.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stepz", "5"), ["--stepz", "did you mean --steps?", "--help"]),
+        (("--training.step", "5"), ["--training.step", "did you mean --training.steps?"]),
+        (("--training", "5"), ["there is no option --training", "it is a section", "--training.NAME"]),
+        (("--training.inner", "5"), ["there is no option --training.inner", "it is a section"]),
+        (("--deep", "5"), ["there is no option --deep", "it is a section"]),
+        (("--deep.rat", "5"), ["--deep.rat", "did you mean --training.inner.rate?"]),
+        (("--trainin.step", "5"), ["--trainin.step", "did you mean --training.steps?"]),
+        (("--store.steps", "5"), ["--store.steps", "did you mean --training.steps?"]),
+        (("--stor", "5"), ["--stor", "did you mean the section store?"]),
+        (("--zzz.steps", "5"), ["--zzz.steps", "did you mean --training.steps?"]),
+        (("--zzz.yyy", "5"), ["no option --zzz.yyy; --help"]),
+        (("--stepz",), ["--stepz", "needs a value"]),
+        (("--steps", "--training.fast", "true"), ["--steps needs a value", "--steps=--training.fast"]),
+        (("--training.inner.rate", "nan"), ["'nan'", "a number"]),
+        (("--training.inner.rate", "inf"), ["'inf'", "a number"]),
+        (("--output.name", "5"), ["there is no option --output.name"]),
+        (("--steps", "many"), ["--steps", "'many'", "a whole number"]),
+        (("--steps", "2.5"), ["--steps", "'2.5'", "a whole number"]),
+        (("--steps=",), ["--steps", "a whole number"]),
+        (("--training.inner.rate", "fast"), ["'fast'", "a number"]),
+        (("--training.fast", "maybe"), ["'maybe'", "true or false"]),
+        (("--steps",), ["--steps needs a value"]),
+        (("steps", "5"), ["'steps' is not an option"]),
+        (("--config", "/no/such.yaml"), ["no config file /no/such.yaml"]),
+    ],
+)
+def test_a_mistake_is_named(arguments: tuple[str, ...], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        read(*arguments)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+FILES = {
+    "unknown key": ("training: {stepz: 5}", ["run.yaml", "training.stepz", "did you mean --training.steps?"]),
+    "unknown section": ("trainnig: {steps: 5}", ["run.yaml", "trainnig.steps", "did you mean --training.steps?"]),
+    "a section without its keys": ("training: 5", ["run.yaml", "--training", "it is a section"]),
+    "bad value": ("training: {steps: many}", ["run.yaml", "--training.steps", "'many'"]),
+    "no value": ("training: {steps: }", ["run.yaml", "--training.steps", "a whole number"]),
+    "no mapping": ("- a\n- b\n", ["run.yaml", "not a mapping"]),
+    "empty": ("", ["run.yaml", "not a mapping"]),
+    "no YAML": ("a: [1, 2", ["run.yaml", "not YAML"]),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path, case: str) -> None:
+    text, words = FILES[case]
+    with pytest.raises(UserError) as caught:
+        read("--config", yaml(tmp_path, text))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("text", ["steps: 2.7", "steps: true", "output: ", "output: [a, b]"])
+def test_a_value_of_another_kind_is_refused_and_not_bent(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError):
+        read("--config", yaml(tmp_path, text))
+
+
+def test_leaves_lists_every_dotted_name() -> None:
+    assert leaves(Config()) == [
+        ("output", str),
+        ("training.steps", int),
+        ("training.fast", bool),
+        ("training.inner.rate", float),
+        ("store.keep_last", int),
+        ("store.options", dict[str, Any]),
+    ]

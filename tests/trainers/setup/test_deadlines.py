@@ -1,0 +1,67 @@
+"""Deadlines of a run: by the bytes at stake, never below what is legal, and by whether anything moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.core.errors import ServiceError
+from trainers.config import DeadlinesConfig, EnvConfig, RunConfig, TrainingConfig
+from trainers.setup.deadlines import Deadlines, patience, while_moving
+
+BILLION = 10**9
+
+
+def test_the_last_checkpoint_of_a_large_model_has_time_for_its_bytes() -> None:
+    """The weights and moments of 8.19 billion parameters, 98 GB, over 100 MB a second take 983 s."""
+    large = Deadlines(RunConfig(), 8_190_000_000)
+    assert large.checkpoint > 983
+    assert large.base < large.weights < large.checkpoint
+
+
+@given(st.integers(0, 10**12), st.floats(1, 1e4), st.floats(1, 1e5))
+def test_deadlines_grow_with_the_bytes(parameters: int, base: float, mib: float) -> None:
+    config = RunConfig(deadlines=DeadlinesConfig(base_seconds=base, least_mib_per_second=mib))
+    small, large = Deadlines(config, parameters), Deadlines(config, parameters + BILLION)
+    assert base == small.base <= small.weights <= small.checkpoint
+    assert large.weights - small.weights == pytest.approx(4 * BILLION / mib / 2**20, rel=1e-3)
+
+
+seconds = st.floats(0.1, 1e5)
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_patience_is_never_below_what_an_episode_or_a_hung_engine_may_take(
+    step: float, scoring: float, stall: float, wanted: float
+) -> None:
+    config = RunConfig(
+        env=EnvConfig(step_seconds=step, scoring_seconds=scoring),
+        training=TrainingConfig(step_seconds=wanted),
+        deadlines=DeadlinesConfig(stall_seconds=stall),
+    )
+    assert patience(config) >= wanted
+    assert patience(config) > max(2 * step + scoring, stall)
+
+
+async def test_work_ends_when_nothing_moves() -> None:
+    places = [0, 1, 2, 3]
+
+    async def place() -> int:
+        return places.pop(0) if places else 3
+
+    with pytest.raises(ServiceError, match="^it hangs$"):
+        async with while_moving(place, seconds=0.05, stuck=lambda: "it hangs"):
+            await asyncio.Event().wait()
+    assert places == [] and asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_time_out_of_the_work_itself_stays_what_it_is() -> None:
+    async def place() -> int:
+        return 0
+
+    with pytest.raises(TimeoutError, match="its own"):
+        async with while_moving(place, seconds=20.0, stuck=lambda: "it hangs"):
+            raise TimeoutError("its own")

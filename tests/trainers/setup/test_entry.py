@@ -1,0 +1,207 @@
+"""The way into a trainer: one sentence and an exit code for each mistake, and an orderly end for each signal."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.errors import InvariantError, ServiceError, UserError
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.entry import main
+
+ROOT = Path(__file__).parents[3]
+
+
+async def never(config: RunConfig) -> None:
+    raise AssertionError("nothing may start")
+
+
+def start(
+    *options: str, cwd: Path = ROOT, path: tuple[Path, ...] = (), page: str = "grpo"
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m trainers.PAGE` as a user does."""
+    command = [sys.executable, "-m", f"trainers.{page}", *options]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def assert_one_sentence(errors: str, *words: str) -> None:
+    assert "Traceback" not in errors
+    [sentence] = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert [word for word in words if word not in sentence] == []
+
+
+# ---- mistakes, in a real process ----
+
+
+def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
+    model, output = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    done = start("--env", "math", "--model", str(model), "--output", str(output))
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, str(model), "tokenizer.json")
+    assert not output.exists()  # the next try may use the same folder
+
+
+def test_an_output_folder_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    done = start("--env", "math", "--output", str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, str(tmp_path), "not empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_foreign_package_of_our_name(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "__init__.py").write_text("")
+    done = start("--env", "math", cwd=tmp_path, path=(tmp_path, ROOT))
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, "'agents'", str(tmp_path / "agents"), str(ROOT))
+
+
+@pytest.mark.parametrize("page", ["reinforce", "sft"])
+def test_a_loss_that_is_not_there_or_not_used(tmp_path: Path, page: str) -> None:
+    output = tmp_path / "run"
+    done = start("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(output), page=page)
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, {"reinforce": "no_such_module", "sft": "--loss"}[page])
+    assert not output.exists()
+
+
+# ---- mistakes, through main() ----
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--stepz", "5"], ["--stepz", "--steps"]),
+        (["--grpo.n_sample", "5"], ["--grpo.n_sample", "--grpo.n_samples"]),
+        (["--steps", "many"], ["'many'", "whole number"]),
+        (["--steps"], ["--steps needs a value"]),
+        (["--steps", "-1"], ["--training.steps is -1", "at least 0"]),
+        (["--tasks", "0"], ["--dataset.tasks is 0", "at least 1"]),
+        (["--training.batch_size", "0"], ["--training.batch_size", "at least 1"]),
+        (["--training.batch_size", "8", "--trainer.num_replicas", "2"], ["num_replicas is 2", "one trainer"]),
+        (["--parallelism.tensor_parallel_degree", "2"], ["needs 2 trainer processes", "--trainer.procs 2"]),
+        (["--env", "code_exce"], ["'code_exce'", "Did you mean code_exec?"]),
+        (["--env", "envs.math:Maths"], ["no attribute 'Maths'"]),
+        (["--config", "no/such.yaml"], ["no/such.yaml"]),
+        (["50"], ["'50' is not an option"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]) -> None:
+    assert main(Config, never, options) == 2
+    assert_one_sentence(capsys.readouterr().err, *words)
+
+
+def test_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.device_count() >= 2:
+        pytest.skip("this machine has the GPUs")
+    options = ["--services.generator.with_gpus", "true", "--services.trainer.with_gpus", "true"]
+    assert main(Config, never, options) == 2
+    available = torch.cuda.device_count()
+    assert_one_sentence(capsys.readouterr().err, f"needs 2 GPUs, {available} are available", "generator 1, trainer 1")
+
+
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(Config, never, ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(
+        name in text for name in ("--steps", "training.steps", "--grpo.clip_high 0.28", "--env.name 'code_exec'")
+    )
+
+
+def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(Config, never, ["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    words = (
+        "--trainer.NAME services.trainer.NAME",
+        "--training.batch_size 8 Prompts, and so groups, of one micro-step, over all ranks.",
+        "What is computed again in the backward pass instead of being kept: memory for time. One of: none, selective",
+        "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
+        "services.ref_model: The frozen reference model of the KL penalty;",
+    )
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("page", ["dapo", "gspo", "sapo", "cispo", "reinforce"])
+def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFixture[str], page: str) -> None:
+    config_class = importlib.import_module(f"trainers.{page}").Config
+    assert main(config_class, never, ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("--loss", "--advantages", f"--{page}.n_samples 8", f"--{page}.beta 0.0"))
+
+
+# ---- how a run ends ----
+
+
+def test_a_run_is_given_its_config() -> None:
+    seen: list[Config] = []
+
+    async def run(config: Config) -> None:
+        seen.append(config)
+
+    assert main(Config, run, ["--env", "math", "--steps", "7"]) == 0
+    assert (seen[0].env.name, seen[0].training.steps) == ("math", 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("no such thing"), 2),
+        (ServiceError("the trainer died"), 1),
+        (ExceptionGroup("", [ExceptionGroup("", [ServiceError("the trainer died")])]), 1),
+    ],
+    ids=["mistake", "machinery", "group"],
+)
+def test_what_we_raise_on_purpose_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    async def run(config: Config) -> None:
+        raise error
+
+    assert main(Config, run, []) == code
+    assert_one_sentence(capsys.readouterr().err)
+
+
+def test_a_bug_of_ours_keeps_its_trace() -> None:
+    async def run(config: Config) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main(Config, run, [])
+
+
+def test_a_broken_invariant_keeps_its_trace() -> None:
+    async def run(config: Config) -> None:
+        raise InvariantError("one logprob per sampled token")
+
+    with pytest.raises(InvariantError):
+        main(Config, run, [])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> None:
+    ended: list[str] = []
+
+    async def run(config: Config) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(asyncio.Event().wait(), 10.0)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("services")
+
+    assert main(Config, run, []) == code
+    assert ended == ["services"]

@@ -1,0 +1,102 @@
+"""Which hosts a config names, and where the processes go on them."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge_env.core.errors import UserError
+from trainers.grpo import Config
+from trainers.setup.checks import _check_places
+from trainers.setup.hosts import check_hosts, count_hosts, make_hosts
+from trainers.setup.placement import Place, find_places, processes
+from trainers.setup.read_config import read_config
+
+
+@pytest.fixture(autouse=True)
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config_of(*arguments: str) -> Config:
+    return read_config(Config, list(arguments))
+
+
+def test_one_machine_is_the_default() -> None:
+    config = config_of()
+    check_hosts(config)
+    assert (count_hosts(config), make_hosts(config)) == (1, None)
+    assert {process.host for process in processes(config)} == {None}
+
+
+def test_hosts_are_counted() -> None:
+    named = config_of("--launcher.kind=workers", "--launcher.workers=one,two three:5")
+    check_hosts(named)
+    hosts = make_hosts(named)
+    assert hosts is not None and len(hosts) == count_hosts(named) == 3
+    assert count_hosts(config_of("--launcher.kind=processes", "--launcher.hosts=2")) == 2
+    assert count_hosts(config_of("--launcher.kind=slurm", "--launcher.hosts=4")) == 4  # planned outside of a cluster
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--launcher.hosts=2"], "--launcher.hosts is 2 and --launcher.kind is local, which is this machine alone"),
+        (["--launcher.workers=one"], "--launcher.workers names hosts and --launcher.kind is local"),
+        (["--launcher.kind=workers"], "launcher.workers is empty: name every host"),
+        (["--launcher.kind=workers", "--launcher.workers=a:b"], "'a:b', which is not a host"),
+        (["--launcher.kind=workers", "--launcher.workers=a,b", "--launcher.hosts=3"], "is 3, and there are 2"),
+        (["--launcher.kind=slurm", "--launcher.hosts=2"], "this is not inside of a SLURM allocation: submit the run"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        check_hosts(config_of(*arguments))
+    assert "\n" not in str(caught.value)
+
+
+TWO = ("--launcher.kind=processes", "--launcher.hosts=2", "--launcher.gpus_per_host=4")
+GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
+
+
+def test_engines_are_spread_and_environments_sit_with_them() -> None:
+    places = find_places(config_of(*TWO, "--generator.num_replicas=3", "--services.envs.num_replicas=4"))
+    assert [place.host for place in places["trainer"]] == [0]
+    assert [place.host for place in places["generator"]] == [1, 0, 1]
+    assert [place.host for place in places["envs"]] == [1, 0, 1, 1]
+
+
+def test_the_trainers_ranks_are_packed_and_engines_take_what_is_left() -> None:
+    engines = ("--generator.procs=2", "--generator.num_replicas=3")
+    places = find_places(config_of(*TWO, *GPUS, "--trainer.procs=2", *engines))
+    assert places["trainer"] == [Place(host=0, gpus=(2, 3))]
+    assert places["generator"] == [
+        Place(host=1, gpus=(0, 1)),
+        Place(host=0, gpus=(0, 1)),
+        Place(host=1, gpus=(2, 3)),
+    ]
+
+
+def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
+    config = config_of(*TWO, *GPUS, "--trainer.procs=6", "--generator.num_replicas=2")
+    _check_places(config)
+    assert find_places(config)["trainer"] == [Place(host=0, num_hosts=2, gpus=(0, 1, 2))]
+    assert find_places(config)["generator"] == [Place(host=0, gpus=(3,)), Place(host=1, gpus=(3,))]
+    ranks = [process.where for process in processes(config) if process.service == "trainer"]
+    assert ranks == [f"host {host}, GPU {gpu}" for host in (0, 1) for gpu in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (
+            ["--trainer.procs=8"],
+            "does not fit on 2 hosts with 4 GPUs each .*: generator 1, trainer 8, and all",
+        ),
+        (["--trainer.procs=5"], "procs is 5, which 2 hosts of 4 GPUs do not share evenly"),
+        (["--trainer.procs=6", "--parallelism.tensor_parallel_degree=2"], "in whole groups of .*degree, 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _check_places(config_of(*TWO, *GPUS, *arguments))

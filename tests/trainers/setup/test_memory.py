@@ -1,0 +1,119 @@
+"""Estimates of memory: numbers worked by hand for a small model, and what sharding does to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainers.model.shape import KNOWN_SHAPES, ModelShape
+from trainers.setup.memory import (
+    GIB,
+    Memory,
+    activation_bytes,
+    generator_memory,
+    gib,
+    reference_memory,
+    store_memory,
+    trainer_memory,
+)
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+SMALL = ModelShape(
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    vocab_size=10,
+)
+# A layer: q 64, k 32, v 32, o 64, three matrices of 128, two norms of 8 = 592. In all 2 x 592 + 2 x 80 + 8 = 1352.
+PARAMETERS = 1352
+
+
+def test_the_parameters_worked_by_hand() -> None:
+    assert SMALL.parameters == PARAMETERS
+
+
+def test_a_trainer_alone_in_float32() -> None:
+    memory = trainer_memory(SMALL, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none")
+    step, publish = memory.phases
+    assert memory.held == {"state": 16.0 * PARAMETERS}
+    # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; logits of 2 tokens at a time
+    assert step == {"activations": 4.0 * 16 * 2 * 132, "logits": 16 * 10 * 4 / 8}
+    assert publish == {"published": 4.0 * PARAMETERS}
+    assert memory.total == 16 * PARAMETERS + sum(step.values())
+
+
+@pytest.mark.parametrize("result, tokens", [("gpu_trainer", 32768), ("gpu_trainer_16", 16384)])
+def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
+    measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
+    memory = trainer_memory(
+        KNOWN_SHAPES["Qwen/Qwen3-0.6B"], shard=1, tensor=1, tokens=tokens, compute=2, checkpointing="none",
+        compiled=True, kept_logits=10 * GIB, versions=1,
+    )  # fmt: skip
+    assert memory.total - memory.held["versions"] == pytest.approx(measured, rel=0.15)
+
+
+def test_a_rank_of_many_holds_its_part() -> None:
+    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
+    memory = trainer_memory(
+        shape, shard=4, tensor=2, tokens=8192, compute=2, checkpointing="full", kept_logits=8192 * 151936
+    )
+    step, publish = memory.phases
+    assert memory.held["state"] == 2 * shape.parameters
+    assert step["gathered"] == shape.embedding_parameters + 2 * shape.layer_parameters
+    assert step["logits"] == 8192 * 151936 * 2 / 2
+    assert publish == {"published": 8.0 * shape.parameters}
+    assert memory.total == memory.held["state"] + max(sum(step.values()), sum(publish.values()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
+    memory = trainer_memory(SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", versions=2)
+    assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 8.0 * PARAMETERS}
+    assert list(memory.phases[1:]) == ([{"published": 4.0 * PARAMETERS}] if ranks > 1 else [])
+
+
+def test_checkpointing_keeps_less() -> None:
+    shape = replace(SMALL, num_hidden_layers=20)
+    none, selective, full = (
+        activation_bytes(shape, 16, compute=2, checkpointing=mode) for mode in ("none", "selective", "full")
+    )
+    compiled = activation_bytes(shape, 16, compute=2, checkpointing="none", compiled=True)
+    assert full < selective < compiled < none
+    assert compiled == 2 * 16 * 20 * 3 * (8 + 8 + 4 + 16)
+    assert full == 2 * 16 * (20 * 8 + 132)
+
+
+def test_an_engine_holds_weights_and_cache() -> None:
+    assert generator_memory(SMALL, tensor=1, compute=2, cache=7.0).held == {"weights": 2 * PARAMETERS, "cache": 7.0}
+    assert generator_memory(SMALL, tensor=2, compute=4, cache=7.0).held == {"weights": 2 * PARAMETERS, "cache": 7.0}
+
+
+def test_who_receives_the_weights_has_memory_for_them() -> None:
+    for ranks in (1, 2):
+        engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, receives=True)
+        assert engine.held["received"] == 4.0 * PARAMETERS
+    alone = reference_memory(SMALL, tokens=8, compute=2)
+    receives = reference_memory(SMALL, tokens=8, compute=2, receives=True)
+    assert receives.total == alone.total + 4.0 * PARAMETERS
+
+
+def test_the_reference_and_the_store() -> None:
+    assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
+    assert store_memory(SMALL).total == 8 * PARAMETERS
+
+
+@pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), (0.0, "0.000")])
+def test_gibibytes_are_short(value: float, text: str) -> None:
+    assert gib(value * GIB) == text
+
+
+def test_parts_are_told_apart() -> None:
+    memory = Memory(held={"state": 2.0 * GIB}, phases=({"a": 1.0 * GIB, "b": 1.0 * GIB}, {"c": 3.0 * GIB}))
+    assert (str(memory), gib(memory.total)) == ("state 2.00 + a 1.00, b 1.00 or c 3.00", "5.00")
+    assert (str(Memory()), Memory().total) == ("", 0.0)

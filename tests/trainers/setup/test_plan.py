@@ -1,0 +1,217 @@
+"""The plan of a run: where each process lives, what the settings come to, and what is missing, with nothing started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainers import sft
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.dry_run import shared_gpus
+from trainers.setup.entry import main
+from trainers.setup.placement import gpus_available, gpus_needed, processes, shares_gpus
+from trainers.setup.plan import Plan, make_plan
+from trainers.setup.read_config import read_config
+
+GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
+
+
+async def never(config: RunConfig) -> None:
+    raise AssertionError("nothing may start")
+
+
+def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> Plan:
+    return make_plan(read_config(config_class, list(arguments)))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, page: type[RunConfig] = Config) -> str:
+    """What a dry run prints, with every run of spaces as one."""
+    assert main(page, never, ["--dry-run", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err and (err.startswith("error: ") if code else not err)
+    return " ".join(out.split()) + " " + err
+
+
+# ---- placement ----
+
+
+def test_every_process_of_the_defaults() -> None:
+    found = {process.service: process.where for process in processes(Config())}
+    assert found == {
+        "controller": "CPU",
+        "store": "CPU",
+        "envs": "CPU, 1 thread",
+        "generator": "CPU, 1 thread",
+        "trainer": "CPU, 2 threads",
+    }
+
+
+def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
+    arguments = ["--generator.procs=2", "--generator.with_gpus", "--trainer.procs=4", "--trainer.with_gpus"]
+    arguments += ["--ref_model.procs=1", "--ref_model.with_gpus", "--grpo.beta=0.1"]
+    config = read_config(Config, [*arguments, "--parallelism.tensor_parallel_degree=2"])
+    placed = [(each.service, each.rank, each.gpu, each.part) for each in processes(config) if each.gpu is not None]
+    assert placed == [
+        ("generator", 0, 0, "engine, TP 0"),
+        ("generator", 1, 1, "engine, TP 1"),
+        ("trainer", 0, 2, "FSDP 0, TP 0"),
+        ("trainer", 1, 3, "FSDP 0, TP 1"),
+        ("trainer", 2, 4, "FSDP 1, TP 0"),
+        ("trainer", 3, 5, "FSDP 1, TP 1"),
+        ("ref_model", 0, 6, "frozen reference"),
+    ]
+
+
+def test_shared_gpus_are_handed_out_once_to_each() -> None:
+    arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
+    config = read_config(Config, [*arguments, "--launcher.share_gpus=yes"])
+    placed = [(each.service, each.replica, each.rank, each.gpu) for each in processes(config) if each.gpu is not None]
+    assert placed == [("generator", 0, 0, 0), ("generator", 1, 0, 1), ("trainer", 0, 0, 0), ("trainer", 0, 1, 1)]
+    assert gpus_needed(config) == 2
+    assert gpus_needed(read_config(Config, [*arguments, "--launcher.share_gpus=no"])) == 4
+
+
+def test_the_memory_of_weights_that_go_by_nccl() -> None:
+    services = ["--trainer", "--generator", "--ref_model"]
+    arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]
+    arguments += ["--generator.procs=2", "--launcher.share_gpus=no", "--weights.store=nccl"]
+    plan = plan_of(*arguments)
+    held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
+    size = held["generator", 0]["received"]
+    assert held["ref_model", 0]["received"] == held["generator", 1]["received"] == size > 0
+    assert "received" not in held["trainer", 0]
+    assert held["trainer", 0]["versions"] == 2 * size
+    assert not held["store", 0]
+    assert ("", "weights go through NCCL: as --weights.store says") in plan.meaning
+
+
+@pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
+def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
+    arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
+    assert shares_gpus(read_config(Config, arguments)) is shared
+
+
+def test_what_several_have_on_one_gpu_is_added_up() -> None:
+    arguments = ["--trainer.with_gpus", "--generator.with_gpus"]
+    plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
+    parts = [memory.total for process, memory in plan.processes if memory and process.gpu is not None]
+    assert len(parts) == 2 and all(parts)
+    assert shared_gpus(plan) == {"GPU 0": sum(parts)}
+    assert shared_gpus(plan_of(*arguments, "--launcher.gpus_per_host=2")) == {}
+
+
+def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:
+    def services(*arguments: str) -> set[str]:
+        return {process.service for process in processes(read_config(Config, ["--ref_model.procs=1", *arguments]))}
+
+    assert "ref_model" not in services()
+    assert "ref_model" in services("--grpo.beta=0.1")
+    assert "ref_model" in services("--loss", "trainers.objective.plain_losses:SimpleGRPOLoss")
+    assert "ref_model" not in services("--grpo.beta=0.1", "--loss", "trainers.objective.losses:SFTLoss")
+
+
+# ---- what the settings come to ----
+
+
+def test_counts_of_a_step_and_of_the_run() -> None:
+    meaning = dict(plan_of("--config", GUIDE, "--steps", "10").meaning)
+    assert "16 groups = batch_size 4 x gradient_accumulation_steps 4" in meaning["optimizer step"]
+    assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in meaning["optimizer step"]
+    assert meaning["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
+    assert "1,720,574,976 parameters" in meaning["model"] or "sizes are not known" in meaning["model"]
+    assert meaning["environment"].startswith("math, 4,096 of the split train of openai/gsm8k, 256 held out")
+    assert meaning["KL reference"] == "a frozen model of its own on GPU"
+    assert "GRPOLoss" in meaning["algorithm"]
+
+
+def test_the_kl_reference() -> None:
+    assert dict(plan_of().meaning)["KL reference"] == "none: nothing asks for it"
+    assert "the generator's own logprobs" in dict(plan_of("--grpo.beta=0.1").meaning)["KL reference"]
+    on_cpu = plan_of("--grpo.beta=0.1", "--ref_model.procs=1", "--ref_model.with_gpus=false")
+    assert dict(on_cpu.meaning)["KL reference"] == "a frozen model of its own on CPU"
+
+
+def test_supervised_training_has_a_plan_too() -> None:
+    plan = plan_of(config_class=sft.Config)
+    assert plan.problems == []
+    assert "32 demonstrations" in dict(plan.meaning)["optimizer step"]
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    settings = {name: (value, default) for name, value, default in plan_of("--steps", "7").settings}
+    assert settings["training.steps"] == (7, 120)
+    assert settings["grpo.n_samples"] == (8, 8)
+    assert len(settings) > 80
+
+
+# ---- memory ----
+
+
+def test_memory_of_the_defaults_is_small_and_of_every_process_known() -> None:
+    memory = {process.service: found for process, found in plan_of().processes}
+    assert all(found is not None and found.total < 2 * 2**30 for found in memory.values())
+    assert memory["trainer"].held["state"] == 16 * 557_824  # type: ignore[union-attr]
+
+
+def test_an_unknown_model_has_no_estimate_and_the_plan_says_so() -> None:
+    plan = plan_of("--model", "nobody/No-Such-Model")
+    assert {process.service: found for process, found in plan.processes}["trainer"] is None
+    assert any("No-Such-Model" in text for text in plan.missing) and any("sizes" in text for text in plan.missing)
+    assert plan.problems == []  # a start would download it
+
+
+# ---- mistakes ----
+
+
+def test_every_mistake_is_listed_and_the_first_is_what_a_start_says(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--trainer.num_replicas", "2"]
+    plan = plan_of(*arguments, "--env", "maths", "--grpo.n_samples", "1")
+    assert [problem.split(" ")[0] for problem in plan.problems[1:]] == [
+        "--services.trainer.num_replicas", "parallelism", "--grpo.n_samples",
+    ]  # fmt: skip
+    assert "'maths'" in plan.problems[0]
+    assert main(Config, never, [*arguments, "--env", "maths"]) == 2
+    assert capsys.readouterr().err == f"error: {plan.problems[0]}\n"
+
+
+def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--config", GUIDE, "--trainer.with_gpus=false", "--generator.with_gpus=false",
+                   "--ref_model.with_gpus=false", "--dataset.path=openai/gsm8k:main", code=2)  # fmt: skip
+    sentence = "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
+    assert f"no: {sentence}" in text and text.endswith(f"error: {sentence}\n")
+    words = [
+        "* training.learning_rate 1e-05 0.0003",
+        "training.weight_decay 0",
+        "trainer 1 CPU, 2 threads FSDP 0, TP 1",
+    ]
+    assert [
+        word for word in [*words, "16 groups", "controller", "store", "envs", "generator"] if word not in text
+    ] == []
+
+
+def test_a_dry_run_of_the_defaults_succeeds_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = printed(capsys, code=0)
+    assert "nothing was started" in text and "weights go through " in text
+    assert "Missing on this machine - nothing" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "tasks.jsonl")
+    assert f"there is no file {missing}" in printed(capsys, "--dataset.path", missing, code=2)
+    assert "no_such_module" in printed(capsys, "--loss", "no_such_module:Loss", code=2)
+    assert "no model folder /no/such" in printed(capsys, "--model", "/no/such", code=2)
+    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, page=sft.Config)
+
+
+def test_fewer_gpus_than_needed_are_missing() -> None:
+    plan = plan_of("--trainer.procs=64", "--trainer.with_gpus")
+    available = gpus_available()
+    (problem,) = plan.problems
+    assert problem.startswith(f"the run needs 64 GPUs, {available} are available: trainer 64; ")
+    assert f"{64 - available} of 64 GPUs" in plan.missing

@@ -1,0 +1,172 @@
+"""From a command line to a config: the YAML of torchforge's guides, what an absent setting means, and the data set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.errors import UserError
+from trainers.checkpoints import path_of, write_manifest
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.read_config import data_file, give_dataset, read_config
+
+GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
+
+
+def config_of(tmp_path: Path, text: str, *arguments: str) -> Config:
+    (tmp_path / "run.yaml").write_text(text)
+    return read_config(Config, ["--config", str(tmp_path / "run.yaml"), *arguments])
+
+
+def test_a_guides_file_loads_as_it_stands() -> None:
+    config = read_config(Config, ["--config", GUIDE])
+    assert (config.model.path, config.env.name) == ("Qwen/Qwen3-1.7B", "math")
+    assert (config.dataset.path, config.dataset.split, config.dataset.streaming) == ("openai/gsm8k", "train", True)
+    training = config.training
+    assert (training.batch_size, training.gradient_accumulation_steps, config.groups_per_step) == (4, 4, 16)
+    assert (training.learning_rate, training.entropy_coef) == (1e-5, 0.001)
+    assert (training.dtype, training.sync_interval) == ("bfloat16", 1)
+    assert (config.env.max_tokens, config.env.max_turn_tokens) == (2048, 2048)
+    assert (config.grpo.n_samples, config.grpo.clip_low, config.grpo.clip_high) == (8, 0.2, 0.28)
+    assert (config.grpo.beta, config.temperature) == (0.1, 1.0)
+    services, parallel = config.services, config.parallelism
+    assert (services.generator.procs, services.trainer.procs, services.ref_model.procs) == (1, 2, 1)
+    assert services.generator.with_gpus and services.trainer.with_gpus and services.ref_model.with_gpus
+    assert (parallel.tensor_parallel_degree, parallel.data_parallel_shard_degree) == (2, 2)
+
+
+def test_the_command_line_overrides_it() -> None:
+    arguments = ["--trainer.procs", "4", "--generator.procs=2", "--ref_model.with_gpus", "false", "--env", "code_exec"]
+    config = read_config(Config, ["--config", GUIDE, *arguments])
+    assert (config.services.trainer.procs, config.services.generator.procs) == (4, 2)
+    assert not config.services.ref_model.with_gpus
+    assert config.env.name == "code_exec"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "name"),
+    [
+        ("training: {steps: 1}", (), "math"),
+        ("env: code_exec", (), "code_exec"),
+        ("env: {name: tool_api}", (), "tool_api"),
+        ("env: {max_turns: 2}", (), "math"),
+        ("training: {steps: 1}", ("--env", "code_exec"), "code_exec"),
+    ],
+)
+def test_a_file_that_names_no_environment_means_math(
+    tmp_path: Path, text: str, arguments: tuple[str, ...], name: str
+) -> None:
+    assert config_of(tmp_path, text, *arguments).env.name == name
+
+
+def test_without_a_file_the_defaults_are_the_defaults() -> None:
+    assert read_config(Config, []) == Config()
+    assert read_config(Config, []).env.name == "code_exec"
+
+
+def test_a_file_takes_both_forms_of_the_model(tmp_path: Path) -> None:
+    assert config_of(tmp_path, "model: a/b").model.path == config_of(tmp_path, "model: {path: a/b}").model.path == "a/b"
+
+
+def test_flags() -> None:
+    assert read_config(Config, ["--dry-run"]).dry_run
+    assert read_config(Config, ["--dry_run", "--steps", "1"]).dry_run
+    assert not read_config(Config, ["--dry-run", "--dry-run", "false"]).dry_run
+
+
+def test_the_cap_of_an_episode_goes_by_two_names(tmp_path: Path) -> None:
+    assert read_config(Config, ["--training.seq_len", "100"]).env.max_turn_tokens == 100
+    env = config_of(tmp_path, "{training: {seq_len: 100}, env: {max_turn_tokens: 10}}").env
+    assert (env.max_tokens, env.max_turn_tokens) == (100, 10)
+    assert read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "100"]).env.max_tokens == 100
+    with pytest.raises(UserError, match="seq_len is 100 and --env.max_tokens is 99.*give one"):
+        read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"])
+
+
+# ---- the data set ----
+
+
+def given(*arguments: str) -> RunConfig:
+    config = read_config(Config, list(arguments))
+    give_dataset(config)
+    return config
+
+
+def test_the_environment_gets_the_data_as_its_own_option() -> None:
+    arguments = ["--dataset.path", "tasks.jsonl", "--env"]
+    assert given(*arguments, "code_exec").env.options == {"data": "tasks.jsonl"}
+    assert given(*arguments, "math").env.options == {"data": "tasks.jsonl"}
+    assert given(*arguments, "math", "--dataset.streaming").env.options == {"data": "tasks.jsonl", "streaming": True}
+    assert given("--env", "math").env.options == {}
+    again = given(*arguments, "math")
+    give_dataset(again)
+    assert again.env.options == {"data": "tasks.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "envs.reasoning.env:ReasoningGym", "--dataset.path", "a"], ["'a'", "its own tasks", "math"]),
+        (["--dataset.path", "a", "--env.options.data", "b"], ["'a'", "'b'", "give one"]),
+        (["--dataset.path", "a", "--dataset.streaming"], ["code_exec cannot stream", "set it to false"]),
+        (["--dataset.streaming"], ["--dataset.path is empty"]),
+        (["--dataset.split", "test"], ["--dataset.split is 'test'", "held out"]),
+        (["--env", "maths", "--dataset.path", "a"], ["'maths'", "Did you mean math?"]),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused(arguments: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        given(*arguments)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_file_is_told_from_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "tasks").write_text("{}")
+    assert data_file(str(tmp_path / "tasks"), "train") == tmp_path / "tasks"
+    assert data_file("a/{split}.jsonl", "dev") == Path("a/dev.jsonl")
+    assert data_file("openai/gsm8k:main", "train") is None
+    assert data_file("", "train") is None
+
+
+def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
+    first = read_config(Config, ["--env", "math", "--env.options.level", "2", "--steps", "10", "--output", "elsewhere"])
+    first.checkpoint.step = 5  # it was resumed itself
+    folder = path_of(tmp_path, 7)
+    folder.mkdir(parents=True)
+    write_manifest(folder, {"step": 7, "extra": {"algorithm": "grpo", "config": asdict(first)}})
+    again = read_config(Config, ["--resume", "--output", str(tmp_path), "--steps", "20"])
+    assert (again.env.name, again.env.options, again.training.steps) == ("math", {"level": "2"}, 20)
+    assert (again.output, again.resume, again.checkpoint.step) == (str(tmp_path), True, 0)
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        read_config(Config, ["--resume", "--output", str(tmp_path / "none")])
+
+
+def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
+    taxi = ["--env", "gymnasium:Taxi-v4"]
+    env = read_config(Config, taxi).env
+    assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 32, 512)
+    assert read_config(Config, [*taxi, "--env.max_turns", "3"]).env.max_turns == 3
+    assert config_of(tmp_path, "env: {name: 'gymnasium:Taxi-v4', max_turns: 5}").env.max_turns == 5
+    assert read_config(Config, [*taxi, "--training.seq_len", "100"]).env.max_tokens == 100
+    levels = [read_config(Config, ["--env", "code_exec", "--env.options.level", str(n)]).env.max_turns for n in (1, 4)]
+    assert levels == [3, 8]
+    (tmp_path / "own.py").write_text(
+        "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
+        "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
+    )
+    own = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
+    assert read_config(Config, own).env.limits().max_turn_tokens == 90
+    both = read_config(Config, [*own, "--training.seq_len", "300"]).env
+    assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
+
+
+def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:
+    config = read_config(Config, ["--env", "gymnasium:Taxi-v4", "--output", str(tmp_path)])
+    config.env.max_turns = 7
+    path = path_of(tmp_path, 3)
+    path.mkdir(parents=True)
+    write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
+    assert read_config(Config, ["--output", str(tmp_path), "--resume"]).env.max_turns == 7

@@ -1,0 +1,71 @@
+"""Every recipe loads, says how it is started, and would start on a machine that has its GPUs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.entry import main
+from trainers.setup.placement import gpus_available, gpus_needed, gpus_wanted
+from trainers.setup.plan import make_plan
+from trainers.setup.read_config import read_config
+
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
+
+
+async def never(config: RunConfig) -> None:
+    raise AssertionError("nothing may start")
+
+
+def test_the_recipes_are_there() -> None:
+    assert {path.stem for path in RECIPES} == {
+        "tiny_cpu",
+        "100m_code_exec",
+        "100m_tool_api",
+        "qwen3_0_6b_math",
+        "qwen3_1_7b_math",
+        "qwen3_1_7b_tools",
+        "qwen3_8b_code",
+        "llama3_1_8b_math",
+    }
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(read_config(Config, ["--config", str(path)]))
+    enough = gpus_needed(read_config(Config, ["--config", str(path)])) <= gpus_available()
+    assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
+    assert bool(plan.problems) is not enough
+    assert all(memory is not None for _, memory in plan.processes)
+    assert main(Config, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
+    assert "training.learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
+    header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
+    assert f"python -m trainers.grpo --config recipes/{path.name}" in header
+    config = read_config(Config, ["--config", str(path)])
+    wanted, needed = gpus_wanted(config), gpus_needed(config)
+    if wanted:
+        assert f"{needed} GPU{'s' * (needed != 1)}" in header and ("Not run here" in header or "Measured" in header)
+        assert [name for name, count in wanted.items() if f"{name} {count}" not in header] == []
+
+
+def test_the_tiny_recipe_is_what_the_defaults_are() -> None:
+    (path,) = [path for path in RECIPES if path.stem == "tiny_cpu"]
+    assert read_config(Config, ["--config", str(path)]) == Config()
+
+
+@pytest.mark.parametrize("name", ["code_exec", "tool_api"])
+def test_the_recipes_of_the_model_made_on_the_spot_are_harder_than_the_cpu_recipe(name: str) -> None:
+
+    (path,) = [path for path in RECIPES if path.stem == f"100m_{name}"]
+    config = read_config(Config, ["--config", str(path)])
+    assert config.env.name == name and config.model.size == "100m"
+    assert config.env.options["level"] > 1 and "level" not in Config().env.options
+    assert config.checkpoint.interval and config.training.steps % config.checkpoint.interval == 0

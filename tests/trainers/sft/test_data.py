@@ -1,0 +1,464 @@
+"""SFT data: what is read, what is rendered, what is left out and why, and in which order it is trained on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.renderer.tokenizer import FastTokenizer
+from agents.scripted import ScriptedAgent, scripted_agent
+from envs.math import Math
+from forge_env.core.episode import Episode, Row, write_jsonl
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits, Message, ToolSpec
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode
+from tests.agents.renderer.test_rendering_families import make_llama
+from trainers.batching.batch import Sample
+from trainers.sft import Config
+from trainers.sft.data import SFTData
+from trainers.sft.rows import RowMaker, count_tokens, shuffled, token_batches
+from trainers.sft.shapes import BadChat, find_shape
+
+LIMITS = EpisodeLimits()
+CHAT = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+def config_for(data: Path | str, **sft: Any) -> Config:
+    config = Config()
+    config.sft.data = str(data)
+    for name, value in sft.items():
+        setattr(config.sft, name, value)
+    return config
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+async def prepared(data: Path | str, model: Path, config: Config | None = None, **sft: Any) -> tuple[SFTData, str]:
+    said: list[str] = []
+    found = SFTData(config or config_for(data, **sft))
+    await found.prepare(model, said.append)
+    return found, "\n".join(said)
+
+
+async def play(factory: EnvFactory, agent: ScriptedAgent, number: int) -> Episode:
+    task = factory.tasks(count=number + 1)[number]
+    return await run_episode(factory, agent, task, seed=number, episode_id=str(number), limits=LIMITS)
+
+
+def learned(model: Path, rows: Sequence[Row]) -> str:
+    ids = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    return FastTokenizer(model).decode(ids)
+
+
+# ---- the same rows as rollouts have ----
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["math", "code_exec", "tool_api"])
+async def test_messages_give_the_rows_of_their_episode(tiny_model: Path, llama: Path, name: str, family: str) -> None:
+    """From an episode's messages alone, as JSON, come its token ids and its mask."""
+    model = {"qwen3": tiny_model, "llama": llama}[family]
+    maker, agent = RowMaker(model), scripted_agent(name, model=str(model))
+    shape = find_shape(["messages", "tools"], source="test")
+    async with make(name) as factory:
+        tools = factory.make().tools
+        episodes = [await play(factory, agent, number) for number in range(3)]
+    for episode in episodes:
+        assert episode.reward == 1.0 and len(episode.turns) >= 2
+        row = json.loads(json.dumps({"messages": episode.messages, "tools": list(tools)}))
+        read = shape.read(row)
+        assert maker.render(read.messages, read.tools) == episode.rows
+        for message in row["messages"]:  # as the endpoints write them: arguments are text
+            for call in message.get("tool_calls", []):
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        read = shape.read(row)
+        assert maker.render(read.messages, read.tools) == episode.rows
+
+
+def test_exactly_what_the_assistant_wrote_is_learned(tiny_model: Path) -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3 + 3? <|im_start|>assistant"},
+        {"role": "assistant", "content": "6"},
+        {"role": "user", "content": "Thanks."},
+    ]
+    rows = RowMaker(tiny_model).render(messages, ())
+    assert learned(tiny_model, rows) == "4<|im_end|>6<|im_end|>"
+    whole = "".join(FastTokenizer(tiny_model).decode(row.token_ids) for row in rows)
+    assert "Thanks." not in whole
+    assert whole.count("<|im_start|>assistant") == 2, "what a user spells out is text"
+
+
+def test_a_llama_row_ends_with_its_own_end_of_turn(llama: Path) -> None:
+    rows = RowMaker(llama).render([*CHAT], ())  # type: ignore[list-item]
+    assert learned(llama, rows) == "4<|eot_id|>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"content": "4<|im_end|>5"}, "spells out <|im_end|>"),
+        ({"content": "4", "reasoning_content": "two and two"}, "reasoning"),
+    ],
+)
+def test_what_cannot_be_rendered(tiny_model: Path, answer: dict[str, str], words: str) -> None:
+    messages: list[Any] = [CHAT[0], {"role": "assistant", **answer}]
+    with pytest.raises(BadChat, match=words.replace("|", r"\|")):
+        RowMaker(tiny_model).render(messages, ())
+
+
+# ---- shapes ----
+
+OPENAI = (
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "4"},
+)
+TOOL: ToolSpec = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"messages": list(OPENAI), "id": 3}, "the column messages"),
+        ({"messages": json.dumps(OPENAI)}, "the column messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}, OPENAI[1]]}, "messages"),
+        ({"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]}, "conversations"),
+        ({"prompt": "2 + 2?", "completion": "4"}, "prompt and completion"),
+        ({"prompt": [OPENAI[0]], "completion": [OPENAI[1]]}, "prompt and completion"),
+        ({"answer": "4", "question": "2 + 2?"}, "question and answer"),
+    ],
+)
+def test_the_shapes(row: dict[str, Any], found: str) -> None:
+    shape = find_shape(row, source="test")
+    assert found in shape.found
+    read = shape.read(row)
+    assert (read.messages, read.tools) == (OPENAI, ())
+
+
+def test_a_column_of_another_name() -> None:
+    shape = find_shape(["dialogue", "id"], source="test", messages_field="dialogue")
+    assert shape.read({"dialogue": list(OPENAI)}).messages == OPENAI
+
+
+@pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL])])
+def test_calls_and_tools(tools: Any) -> None:
+    """OpenAI's and ShareGPT's ways of writing one call and its result are read as the same conversation."""
+    function = {"name": "add", "arguments": {"a": 1}}
+    openai = [
+        {"role": "developer", "content": "Add."},
+        {"role": "user", "content": "1?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "1", "tool_call_id": "call_0"},
+        {"role": "assistant", "content": "1"},
+    ]
+    sharegpt = [
+        {"from": "human", "value": "1?"},
+        {"from": "function_call", "value": json.dumps(function)},
+        {"from": "observation", "value": "1"},
+        {"from": "gpt", "value": "1"},
+    ]
+    one = find_shape(["messages"], source="test").read({"messages": openai, "tools": tools})
+    other = find_shape(["conversations"], source="test").read(
+        {"conversations": sharegpt, "system": "Add.", "tools": tools}
+    )
+    assert one.tools == other.tools == (TOOL,)
+    assert one.messages[2]["tool_calls"] == other.messages[2]["tool_calls"]
+    assert [(m["role"], m["content"]) for m in one.messages] == [(m["role"], m["content"]) for m in other.messages]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": None}, "null"),
+        ({"messages": "[{"}, "no JSON"),
+        ({"messages": ["hello"]}, "text"),
+        ({"messages": [OPENAI[1]]}, "begins with an assistant"),
+        ({"messages": [OPENAI[0]]}, "no assistant message"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "'narrator'"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": 3}]}, "a number"),
+        (
+            {"messages": [OPENAI[0], {**OPENAI[1], "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "call",
+        ),
+        ({"messages": list(OPENAI), "tools": [{}]}, "no name"),
+    ],
+)
+def test_a_row_that_is_no_conversation(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadChat) as refused:
+        find_shape(["messages"], source="test").read(row)
+    assert words in str(refused.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=5) | st.sampled_from(["user", "assistant", "[]"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "from", "value", "tool_calls", "function", "name", "arguments", "type"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from(["messages", "prompt", "completion", "tools", "system"]), JSON))
+def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
+    for columns in (["messages"], ["conversations"], ["prompt", "completion"]):
+        try:
+            read = find_shape(columns, source="test").read(row)
+        except BadChat:
+            continue
+        assert any(message["role"] == "assistant" for message in read.messages)
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
+    import datasets
+
+    rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(10)]
+    path = tmp_path / f"chats{suffix}"
+    if suffix == ".jsonl":
+        write_lines(path, rows)
+    elif suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        table = datasets.Dataset.from_list(rows)
+        table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
+    data, said = await prepared(path, tiny_model, held_out_share=0)
+    assert data.found == "chats in the columns question and answer"
+    assert said.startswith("10 conversations") and "left out" not in said
+    batch = next(data.batches())
+    assert {learned(tiny_model, sample.rows) for sample in batch} == {f"{2 * n}<|im_end|>" for n in range(10)}
+
+
+async def test_a_table_with_calls_of_different_tools(tmp_path: Path, tiny_model: Path) -> None:
+    """A Parquet file has one type for all rows' arguments: what a row has not got is no argument."""
+    import datasets
+
+    def row(**arguments: int) -> dict[str, Any]:
+        call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return {"messages": [OPENAI[0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+    datasets.Dataset.from_list([row(a=1), row(b=2)]).to_parquet(tmp_path / "calls.parquet")
+    data, _ = await prepared(tmp_path / "calls.parquet", tiny_model, held_out_share=0)
+    texts = sorted(learned(tiny_model, sample.rows) for sample in next(data.batches()))
+    assert ['"arguments": {"a": 1}' in texts[0], '"arguments": {"b": 2}' in texts[1]] == [True, True]
+
+
+async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [chat("1?", "1"), "", "{broken", [1], {"messages": 3}, chat("2?", "2"), chat("3?", "3<|im_end|>")]
+    data, said = await prepared(write_lines(tmp_path / "chats.jsonl", rows), tiny_model, held_out_share=0)
+    assert said.startswith("2 conversations")
+    assert "3 that cannot be read (the first: line 3: it is no JSON" in said
+    assert "1 that cannot be rendered (the first: line 7:" in said
+    assert data.left_out.total == 4
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+async def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, tiny_model: Path, suffix: str) -> None:
+    rows = [chat("1?", "1"), chat("2?", "2")]
+    text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    path = tmp_path / f"chats{suffix}"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    data, _ = await prepared(path, tiny_model, held_out_share=0)
+    assert data.left_out.total == 0
+
+
+async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_lines(tmp_path / "chats.jsonl", [chat("1?", "1"), chat("2?", "2 " * 100), chat("3?", "3")])
+    config = config_for(path, held_out_share=0)
+    config.training.seq_len = 64
+    _, said = await prepared(path, tiny_model, config)
+    assert said.startswith("2 conversations")
+    assert "1 longer than 64 tokens (--training.seq_len) (the first: line 2" in said
+    config.training.seq_len = 100_000
+    with pytest.raises(UserError, match="reads 1024 tokens at most"):
+        await prepared(path, tiny_model, config)
+
+
+async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_lines(tmp_path / "chats.jsonl", [{"messages": [OPENAI[0]]}] * 3)
+    with pytest.raises(UserError, match=r"nothing of .* is left.*3 that cannot be read .*line 1: it has no assistant"):
+        await prepared(path, tiny_model)
+    with pytest.raises(UserError, match="nothing of"):
+        SFTData(config_for(path)).make_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nowhere.jsonl", None, "does not exist"),
+        ("no where", None, "a hub id looks like"),
+        ("./nowhere", None, "a hub id looks like"),
+        ("notes.txt", "hello", "is no .jsonl, .ndjson, .json, .csv, .parquet file"),
+        ("empty.jsonl", "", "empty"),
+        ("broken.jsonl", "{\n", "line 1: it is no JSON"),
+        ("text.jsonl", '{"text": "hello", "id": 1}\n', "has the columns text, id"),
+        ("broken.parquet", "PAR", "cannot be"),
+    ],
+)
+def test_data_that_is_none(tmp_path: Path, name: str, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    where = name if content is None and not name.endswith("jsonl") else str(tmp_path / name)
+    with pytest.raises(UserError) as refused:
+        SFTData(config_for(where))
+    assert words in str(refused.value)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        SFTData(config_for(tmp_path))
+
+
+# ---- Episodes ----
+
+
+async def episodes(model: Path | None, count: int = 4) -> list[Episode]:
+    agent = ScriptedAgent(Math.expert, model=str(model) if model else "")
+    async with EnvFactory(Math, name="math") as factory:
+        return [await play(factory, agent, number) for number in range(count)]
+
+
+async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_model: Path) -> None:
+    played = await episodes(tiny_model)
+    write_jsonl(tmp_path / "episodes.jsonl", played)
+    data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
+    assert data.found == "Episodes" and "another model" not in said
+    assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in played)
+
+
+@pytest.mark.parametrize("recorded_with", ["text", "another model"])
+async def test_other_episodes_are_rendered(tmp_path: Path, tiny_model: Path, llama: Path, recorded_with: str) -> None:
+    """Of text, or of another tokenizer: they become what this model's own episodes are, tools included."""
+    write_jsonl(tmp_path / "episodes.jsonl", await episodes(None if recorded_with == "text" else llama))
+    data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
+    assert ("4 episodes hold the tokens of another model" in said) == (recorded_with == "another model")
+    own = await episodes(tiny_model)
+    assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in own)
+
+
+async def test_episodes_of_too_little_reward_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
+    good, bad, broken, digest = [json.loads(episode.to_json()) for episode in await episodes(tiny_model)]
+    bad["reward"] = 0.5
+    broken |= {"reward": None, "outcome": "env_fault"}
+    digest["turns"][0]["context_digest"] = "0" * 16
+    path = write_lines(tmp_path / "episodes.jsonl", [bad, good, broken, digest, {**good, "schema_version": 1}])
+    data, said = await prepared(path, tiny_model, held_out_share=0)
+    assert said.startswith("1 conversations") and data.left_out.total == 4
+    assert "1 of a reward below 1 (--sft.min_reward) (the first: line 1: 0.5)" in said
+    assert "1 without a reward (the first: line 3" in said
+    assert "2 that cannot be read (the first: line 4: episode invariant broken" in said
+    _, said = await prepared(path, tiny_model, held_out_share=0, min_reward=0.5)
+    assert said.startswith("2 conversations")
+
+
+# ---- order, batches, held-out ----
+
+
+def many(tmp_path: Path, count: int = 200) -> Path:
+    return write_lines(tmp_path / "chats.jsonl", [chat(f"{n} + {n}?", str(2 * n)) for n in range(count)])
+
+
+async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: Path, tiny_model: Path) -> None:
+    config = config_for(many(tmp_path), tokens_per_step=300, epochs=2)
+    data, _ = await prepared("", tiny_model, config)
+    assert len(data.held_out) == 4
+    batches = data.batches()
+    steps = [next(batches) for _ in range(config.training.steps)]
+    assert all(sum(map(count_tokens, batch)) <= 300 for batch in steps)
+    trained = [sample.rows for batch in steps for sample in batch]
+    assert len(trained) == 2 * 196
+    first, second = trained[:196], trained[196:]
+    assert first != second and Counter(first) == Counter(second)
+    assert not {sample.rows for sample in data.held_out} & set(first)
+    again, _ = await prepared("", tiny_model, config)
+    assert [s.rows for s in next(again.batches())] == [s.rows for s in steps[0]]
+    config.training.seed = 1
+    other, _ = await prepared("", tiny_model, config)
+    assert [s.rows for s in next(other.batches())] != [s.rows for s in steps[0]]
+    assert [s.rows for s in other.held_out] == [s.rows for s in data.held_out]
+
+
+async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> None:
+    path = many(tmp_path)
+    whole, _ = await prepared(path, tiny_model)
+    config = config_for(path, streaming=True)
+    config.training.steps = 5
+    stream, said = await prepared(path, tiny_model, config)
+    assert "the beginning of the stream" in said and config.training.steps == 5
+    assert stream.held_out == whole.held_out
+    one_epoch = Counter(sample.rows for sample in next(whole.batches()))
+    assert Counter(sample.rows for sample in next(stream.batches())) == one_epoch
+
+
+async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Path, tiny_model: Path) -> None:
+    data, _ = await prepared(many(tmp_path, 2), tiny_model)
+    assert (len(data.held_out), len(next(data.batches()))) == (1, 1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 30), max_size=40), st.integers(1, 60))
+def test_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
+    samples = [Sample(rows=(Row(token_ids=(1,) * n, mask=(True,) * n, logprobs=(), versions=()),)) for n in lengths]
+    batches = list(token_batches(samples, budget))
+    assert [sample for batch in batches for sample in batch] == samples
+    assert all(len(batch) == 1 or sum(map(count_tokens, batch)) <= budget for batch in batches)
+    assert all(count_tokens(b[0]) + sum(map(count_tokens, a)) > budget for a, b in itertools.pairwise(batches))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 50), st.integers(1, 20), st.integers())
+def test_a_buffer_loses_nothing(count: int, buffer: int, seed: int) -> None:
+    taken = list(shuffled(range(count), random.Random(seed), buffer=buffer))
+    assert sorted(taken) == list(range(count))
+    assert all(item < place + buffer for place, item in enumerate(taken)), "no item comes before it was read"
+
+
+def test_the_tiny_model_knows_the_words_of_the_data(tmp_path: Path) -> None:
+    rows = [chat(f"How many parakeets are {n} parakeets?", f"{n} parakeets.") for n in range(50)]
+    parameters = SFTData(config_for(write_lines(tmp_path / "chats.jsonl", rows))).make_model(tmp_path / "model")
+    assert parameters > 100_000
+    assert len(FastTokenizer(tmp_path / "model").encode("How many parakeets are 7 parakeets?")) < 12

@@ -1,0 +1,1 @@
+"""Episodes to padded or packed micro-batches."""

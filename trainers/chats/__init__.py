@@ -1,1 +1,0 @@
-"""Rows for supervised training: from chat data sets and recorded Episodes to what the trainer takes."""

@@ -1,0 +1,64 @@
+"""WeightAges: how old the weights are that sampled what a step trains, counted as `training.staleness` counts it.
+
+A token knows the version of the weights that sampled it. Versions count publications, of which there may be one for
+several optimizer steps, and an optimizer step may be skipped; so a run keeps the optimizer steps behind each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.core.episode import Episode
+
+
+@dataclass(kw_only=True)
+class WeightAges:
+    """The optimizer steps behind the trainer's weights and behind each version that may still have sampled a token."""
+
+    staleness: int
+    """Optimizer steps between the weights that sampled and those that are trained, at most."""
+    updates: int = 0
+    """Optimizer steps that changed the trainer's weights."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """Version -> what `updates` was when it was published."""
+
+    def published(self, version: int) -> None:
+        """The present weights are those of a version; to be called before the next optimizer step."""
+        self.versions.setdefault(version, self.updates)
+        for older in sorted(self.versions)[: -self.staleness - 2]:
+            del self.versions[older]
+
+    def trained(self, *, skipped: bool) -> None:
+        """An optimizer step was taken, or was skipped and changed nothing."""
+        self.updates += not skipped
+
+    def of(self, episodes: Sequence[Episode]) -> list[int]:
+        """Optimizer steps from the oldest weights that sampled a token of an episode to the present ones.
+
+        Returns:
+            One number for each episode that has sampled tokens.
+        """
+        return [self.updates - min(self.versions[v] for v in e.versions) for e in episodes if e.versions]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {"updates": self.updates, "versions": [[*pair] for pair in self.versions.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.updates, self.versions = state["updates"], dict(state["versions"])
+
+
+def estimate(updates: int, version: int, sync_interval: int) -> dict[str, Any]:
+    """What `state_dict` would have been of a run whose checkpoint has none, if no step was skipped.
+
+    Args:
+        updates: optimizer steps that are done.
+        version: of the weights after them.
+        sync_interval: optimizer steps between two versions.
+    """
+    last = (updates - 1) // sync_interval * sync_interval  # before the version that these steps make
+    older = [[version - 1 - i, last - i * sync_interval] for i in range(min(version, last // sync_interval + 1))]
+    return {"updates": updates, "versions": [*reversed(older), [version, updates]]}

@@ -1,0 +1,86 @@
+"""The prompt ledger: what has become of every prompt of a run, exactly once.
+
+A prompt is numbered by its place in the endless sequence of tasks. It waits until it is admitted, then it is running,
+ready, and at the end trained or dropped, with the reason. The ledger is saved with every checkpoint, and so are the
+ready groups: a run that goes on begins again what was running, and trains no prompt twice and none never.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from forge_env.core.errors import InvariantError
+
+Open = Literal["running", "ready"]
+
+
+class Ledger:
+    """States of prompts by number. A wrong transition is a defect of the run and raises InvariantError."""
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.dropped: Counter[str] = Counter()
+        """Dropped prompts by reason."""
+        self._next = 0
+        self._again: list[int] = []  # running when the run stopped, in order
+        self._open: dict[int, Open] = {}
+
+    def prompts(self) -> Iterator[int]:
+        """The prompts to admit, without end: first those that were running at the last stop, then new ones."""
+        while True:
+            if self._again:
+                number = self._again.pop(0)
+            else:
+                number, self._next = self._next, self._next + 1
+            self._open[number] = "running"
+            yield number
+
+    def finish(self, number: int) -> None:
+        """The prompt's group is ready to be trained on."""
+        self._move(number, "running")
+        self._open[number] = "ready"
+
+    def train(self, number: int) -> None:
+        """The prompt's group went into an optimizer step."""
+        self._move(number, "ready")
+        self.trained += 1
+
+    def drop(self, number: int, reason: str) -> None:
+        """The prompt's group will never be trained on."""
+        self._move(number, "running")
+        self.dropped[reason] += 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many prompts were begun, and what has become of them: the parts add up to `begun`."""
+        states = Counter(self._open.values())
+        running = states["running"] + len(self._again)
+        parts = {"running": running, "ready": states["ready"], "trained": self.trained, "dropped": self.dropped.total()}
+        return {"begun": self._next, **parts}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "next": self._next,
+            "open": sorted([*self._open, *self._again]),
+            "ready": sorted(number for number, state in self._open.items() if state == "ready"),
+            "trained": self.trained,
+            "dropped": dict(self.dropped),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken: what was running begins again, and what was ready is."""
+        ready = state.get("ready", [])
+        self._next, self._again = state["next"], [number for number in state["open"] if number not in ready]
+        self._open = dict.fromkeys(ready, "ready")
+        self.trained, self.dropped = state["trained"], Counter(state["dropped"])
+        counts = self.counts
+        if counts["begun"] != sum(counts.values()) - counts["begun"]:
+            raise InvariantError(f"the ledger does not add up: {counts}")
+
+    def _move(self, number: int, expected: Open) -> None:
+        state = self._open.pop(number, None)
+        if state != expected:
+            raise InvariantError(f"prompt {number} is {state or 'not open'}, not {expected}")

@@ -1,0 +1,214 @@
+"""Where a run writes down what happens: its metrics, its episodes, its timeline, the curve, the summary, the page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.episode import Episode, read_jsonl, write_jsonl
+from forge_env.core.errors import ForgeError, UserError, first_error
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.report.page import write_page
+from trainers.metrics.console import RunConsole
+from trainers.metrics.json_lines import JsonLines
+from trainers.metrics.open import open_sinks
+from trainers.metrics.picture import draw_curve
+from trainers.metrics.sink import Sink
+from trainers.metrics.system import Sampler, SystemMetrics
+from trainers.metrics.timeline import Timeline
+from trainers.metrics.trained import Trained
+
+
+class Report:
+    """The files of one run's folder and its console.
+
+    metrics.jsonl and console.jsonl, what `config.metrics` asks for, episodes/PHASE.jsonl, trained.jsonl, trace.json,
+    reward.png, summary.json, and at the end report.html.
+
+    Args:
+        folder: of the run.
+        config: of the run, as nested dictionaries; its section `metrics` says where metrics go. Without
+            one, to the run's own files and the console.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        (folder / "episodes").mkdir(parents=True, exist_ok=True)
+        self.console = RunConsole(folder / "console.jsonl")
+        self.say, self.warn = self.console.say, self.console.warn
+        self.follow, self.progress, self.samples = self.console.follow, self.console.progress, self.console.samples
+        self.curve: list[dict[str, float]] = []
+        self.timeline = Timeline(folder / "trace.json")
+        self._peaks: dict[str, float] = {}
+        self._trained = Trained(folder / "trained.jsonl")
+        self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
+        self._others = open_sinks(folder, config, self.warn) if config else []
+        self._sampler: Sampler | None = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Say how the run ended, finish everything, and write report.html with what there is."""
+        if error is not None:
+            self.console.keep("error", _how(error))
+        self.close()
+        try:
+            page = write_page(self.folder)
+        except Exception as failure:  # the run has its result, and the page can be made later
+            self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
+        else:
+            if error is None:
+                self.say(f"report {page}")
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """All that are told of every record, the run's own first."""
+        return (self._metrics, self.console, *self._others)
+
+    @property
+    def started(self) -> float:
+        """`time.perf_counter()` when the run began; one that goes on began as long ago as it has run."""
+        return self.console.started
+
+    # ---- resuming ----
+
+    def mark(self) -> dict[str, Any]:
+        """How far this report has come: the bytes of each file, which are on the disk by then, and the seconds."""
+        sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained.size()}
+        for path in sorted((self.folder / "episodes").glob("*.jsonl")):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                sizes[str(path.relative_to(self.folder))] = os.fstat(file.fileno()).st_size
+        return {"bytes": sizes, "seconds": self.console.seconds()}
+
+    def check(self, mark: Mapping[str, Any]) -> None:
+        """Check that this folder has all that it had at a mark.
+
+        Raises:
+            UserError: when a file holds less than it did.
+        """
+        for name, size in mark["bytes"].items():
+            path = self.folder / name
+            found = path.stat().st_size if path.is_file() else 0
+            if found < size:
+                raise UserError(
+                    f"{path} has {found} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
+                    f"without its record"
+                )
+
+    def go_back(self, mark: Mapping[str, Any]) -> None:
+        """Be again as at a mark: cut off what was written after it, and have every sink that can forget do the same.
+
+        Raises:
+            UserError: as `check`, before anything is changed.
+        """
+        self.check(mark)
+        sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
+        metrics = sizes.pop(self.folder / "metrics.jsonl")
+        for path, size in sizes.items():
+            os.truncate(path, size)
+        for path in {*(self.folder / "episodes").glob("*.jsonl")} - sizes.keys():
+            path.unlink()
+        for name in ("summary.json", "report.html"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.console.started -= mark["seconds"]
+        records = self._metrics.go_back(metrics)
+        for sink in self._others:
+            sink.go_back(records)
+        for record in records:
+            if record.phase == "train" and "reward" in record.values:
+                self.point(record.step, record.values)
+            if record.phase == "system":
+                self._keep_peaks(record.values)
+
+    # ---- metrics ----
+
+    def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Tell every sink one record; see `trainers.metrics.sink.Record`."""
+        for sink in self.sinks:
+            sink.log(phase, step, values)
+
+    def measure_system(self, metrics: SystemMetrics, interval: float) -> None:
+        """Record what the run takes of its machine, every `interval` seconds from now on."""
+
+        def take(values: Mapping[str, float]) -> None:
+            self._keep_peaks(values)
+            self.metrics("system", round(self.console.seconds()), values)
+
+        self._sampler = Sampler(metrics, interval, take, self.warn)
+
+    def stop_measuring(self) -> None:
+        """Measure no more: the processes of the run are about to end."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def _keep_peaks(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._peaks[name] = max(self._peaks.get(name, value), value)
+
+    def peaks(self) -> dict[str, float]:
+        """The most that was measured of the run's memory and of its GPUs."""
+        names = {"run/memory_bytes": "peak_memory_bytes"}
+        names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
+        return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a step to the curve."""
+        names = {"reward": "reward", "success": "success", "seconds": "s/step"}
+        self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
+
+    # ---- episodes ----
+
+    def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
+        write_jsonl(self._episodes(phase), episodes)
+
+    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
+        """Record which episodes an optimizer step was made of; see `trainers.metrics.trained`."""
+        self._trained.write(step, advantages)
+
+    def evaluation(self, phase: str) -> Evaluation:
+        """Read back an evaluation whose episodes were written down."""
+        return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
+
+    def _episodes(self, phase: str) -> Path:
+        return self.folder / "episodes" / f"{phase}.jsonl"
+
+    # ---- the end ----
+
+    def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
+        """Draw the reward of every step, its running mean, and the two evaluations, into reward.png."""
+        path = self.folder / "reward.png"
+        draw_curve(path, self.curve, title, before, after)
+        return path
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json in one go: it exists only when the run is complete."""
+        partial = self.folder / "summary.json.partial"
+        partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+        partial.rename(self.folder / "summary.json")
+
+    def close(self) -> None:
+        """Finish every file and sink."""
+        with ExitStack() as stack:  # each of them, also where the disk is full
+            stack.callback(self.console.close)
+            stack.callback(self.timeline.close)
+            stack.callback(self._metrics.close)
+            stack.callback(self._trained.close)
+            for sink in self._others:
+                stack.callback(sink.close)
+            stack.callback(self.stop_measuring)
+
+
+def _how(error: BaseException) -> str:
+    """Why a run ended, in one sentence."""
+    cause = first_error(error)
+    if isinstance(cause, asyncio.CancelledError | KeyboardInterrupt):
+        return "it was stopped"
+    return str(cause) if isinstance(cause, ForgeError) else f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,66 @@
+"""Finds the model of a run: a local folder, a hub id, or a small one made on the spot."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits, Message
+from forge_env.evaluation.evaluate import evaluate
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_group
+from trainers.model.sizes import MODEL_SIZES
+
+CORPUS_TASKS = 192  # demonstrations whose text trains the tokenizer of a model made on the spot
+
+
+def count_parameters(model: Path) -> int:
+    """Count the parameters of a Hugging Face folder from the headers of its files."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
+
+
+async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
+    """Make a model whose tokenizer knows the environment's text; returns its number of parameters.
+
+    Args:
+        folder: of the model, in Hugging Face's format.
+        factory: of the environment.
+        seed: of the weights and of the tasks whose text is read.
+        limits: of an episode.
+        size: of `MODEL_SIZES`.
+
+    Raises:
+        UserError: when the environment has no expert to learn the text from.
+    """
+    from trainers.model.tiny_model import make_tiny_model
+
+    async with factory:
+        conversations = await _expert_conversations(factory, seed=seed, limits=limits)
+        tools = factory.make().tools
+    return make_tiny_model(folder, conversations, tools, seed=seed, size=MODEL_SIZES[size])
+
+
+async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: EpisodeLimits) -> list[list[Message]]:
+    from agents.scripted import scripted_agent
+
+    agent = scripted_agent(factory.name)
+    tasks = factory.tasks("train", count=CORPUS_TASKS, seed=seed)
+    evaluation = await evaluate(
+        lambda task, index: run_group(
+            factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
+        ),
+        tasks,
+        concurrency=16,
+    )
+    solved = [episode.messages for episode in evaluation.episodes if episode.reward == 1.0]
+    if len(solved) < len(tasks):
+        errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if e.reward != 1.0}
+        raise UserError(f"the expert of {factory.name} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
+    return solved

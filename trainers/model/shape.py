@@ -1,0 +1,193 @@
+"""The sizes of a model, read from its config.json without loading or downloading anything; enough for a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from trainers.model.sizes import MODEL_SIZES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a dense decoder such as Qwen3, Qwen2.5 or Llama 3, in Hugging Face's names."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int = 0
+    """0 where the config does not say."""
+    tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    """Whether queries and keys are normalised, as Qwen3's are."""
+    qkv_bias: bool = False
+    """Whether their projections, and that of the values, have a bias, as Qwen2.5's do."""
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Of the keys alone, or of the values alone."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer block: attention, gated MLP, two norms."""
+        width, query, key = self.hidden_size, self.query_size, self.key_value_size
+        attention = 2 * width * query + 2 * width * key
+        attention += 2 * self.head_dim * self.qk_norm + (query + 2 * key) * self.qkv_bias
+        return attention + 3 * width * self.intermediate_size + 2 * width
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding and of the output layer, which are one matrix where they are tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
+
+
+def _known(sizes: tuple[int, ...], *, tie_word_embeddings: bool = False, qk_norm: bool = False) -> ModelShape:
+    width, inner, layers, heads, key_value_heads, head_dim, vocabulary, context = sizes
+    return ModelShape(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        vocab_size=vocabulary,
+        max_position_embeddings=context,
+        tie_word_embeddings=tie_word_embeddings,
+        qk_norm=qk_norm,
+    )
+
+
+KNOWN_SHAPES: dict[str, ModelShape] = {
+    "Qwen/Qwen3-0.6B": _known((1024, 3072, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
+    "Qwen/Qwen3-1.7B": _known((2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
+    "Qwen/Qwen3-4B": _known((2560, 9728, 36, 32, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
+    "Qwen/Qwen3-8B": _known((4096, 12288, 36, 32, 8, 128, 151936, 40960), qk_norm=True),
+    "meta-llama/Llama-3.1-8B": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
+    "meta-llama/Llama-3.1-8B-Instruct": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
+}
+"""The published sizes of the recipes' models, for a plan where they have not been downloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """Where a model is, as far as that is known without a network."""
+
+    shape: ModelShape | None
+    """None where no config.json is at hand, and the name is not one of `KNOWN_SHAPES`."""
+    where: str
+    """For a person: "a tiny Qwen3, made at the start", "the folder ...", "the hub's cache, ..."."""
+    missing: str = ""
+    """What the start will have to download, if anything."""
+
+
+def find_shape(path: str, size: str = "tiny") -> FoundModel:
+    """Find the sizes of `model.path`: of a local folder, of the hub's cache or of a known name; of `size` without one.
+
+    Raises:
+        UserError: when there is neither such a folder nor such a name, or config.json cannot be used.
+    """
+    if not path:
+        return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start")
+    folder = Path(path).expanduser()
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{path} holds no config.json: --model wants a Hugging Face folder or a hub id")
+        return FoundModel(shape=read_shape(folder / "config.json"), where=f"the folder {path}")
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise UserError(f"there is no model folder {path}, and a hub id looks like Qwen/Qwen3-1.7B")
+    cached = _cached_config(path)
+    if cached is not None:
+        return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}")
+    return FoundModel(
+        shape=KNOWN_SHAPES.get(path),
+        where=f"the hub, {path}",
+        missing=f"the model {path} is neither a folder nor in the hub's cache here: the start downloads it",
+    )
+
+
+def made_model(size: str) -> str:
+    """What a model made on the spot is called, for a person."""
+    return "a tiny Qwen3" if size == "tiny" else f"a Qwen3 of size {size}"
+
+
+def made_shape(size: str) -> ModelShape:
+    """The sizes of a model that is made on the spot; its vocabulary may turn out smaller."""
+    made = MODEL_SIZES[size]
+    return ModelShape(
+        hidden_size=made.hidden_size,
+        intermediate_size=made.intermediate_size,
+        num_hidden_layers=made.num_hidden_layers,
+        num_attention_heads=made.num_attention_heads,
+        num_key_value_heads=made.num_key_value_heads,
+        head_dim=made.head_dim,
+        vocab_size=made.vocab_size,
+        max_position_embeddings=made.max_position_embeddings,
+        qk_norm=True,
+    )
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Read a config.json.
+
+    Raises:
+        UserError: when it is no JSON object, or lacks a size.
+    """
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
+    kind = config.get("model_type", "")
+    heads = _size(config, "num_attention_heads", path)
+    width = _size(config, "hidden_size", path)
+    return ModelShape(
+        hidden_size=width,
+        intermediate_size=_size(config, "intermediate_size", path),
+        num_hidden_layers=_size(config, "num_hidden_layers", path),
+        num_attention_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or width // heads,
+        vocab_size=_size(config, "vocab_size", path),
+        max_position_embeddings=config.get("max_position_embeddings") or 0,
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=kind == "qwen3",
+        qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+    )
+
+
+def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{path} says {name} = {value!r}: a dense language model has a whole number above 0 there")
+    return value
+
+
+def _cached_config(hub_id: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(hub_id, "config.json")
+    except HFValidationError:
+        raise UserError(f"{hub_id!r} is neither a folder nor a hub id, which looks like Qwen/Qwen3-1.7B") from None
+    return Path(found) if isinstance(found, str) else None

@@ -1,0 +1,110 @@
+"""Advantages of a group's valid members: a baseline, and what the difference is divided by."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+from forge_env.core.errors import UserError
+
+Baseline = Literal["mean", "leave_one_out", "none"]
+Normalization = Literal["none", "group", "batch"]
+Advantages = Callable[[Sequence[float]], list[float]]
+
+
+def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1) -> list[float]:
+    """GRPO's advantage, (R - mean) / (std + eps), over the valid siblings of one group (arXiv 2402.03300, section 4.1).
+
+    The standard deviation is the sample's (divided by n - 1), as TRL (eps 1e-4) and verl (eps 1e-6) compute it;
+    `ddof=0` is the population's, which TorchTitan's recipe takes. A group whose members all have one reward gets
+    zeros: it teaches nothing.
+
+    >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
+    [0.707, -0.707]
+    """
+    return _divided(centred(rewards), _std(rewards, ddof), std_eps)
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """Dr.GRPO's advantage, R - mean: GRPO's without the standard deviation (arXiv 2503.20783).
+
+    >>> centred([1.0, 0.0])
+    [0.5, -0.5]
+    """
+    if not has_signal(rewards):
+        return [0.0] * len(rewards)
+    mean = statistics.fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """RLOO's advantage: R minus the mean of the others (arXiv 2402.14740), which is n / (n - 1) times R - mean.
+
+    Unlike the mean over all, the mean of the others does not depend on R, so the gradient is unbiased.
+
+    >>> leave_one_out([1.0, 0.0, 0.0])
+    [1.0, -0.5, -0.5]
+    """
+    n = len(rewards)
+    return [n / (n - 1) * difference for difference in centred(rewards)] if n > 1 else [0.0] * n
+
+
+def no_baseline(rewards: Sequence[float]) -> list[float]:
+    """The rewards themselves."""
+    return list(rewards)
+
+
+def batch_std(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1) -> float:
+    """What the advantages of a step are divided by with normalization="batch": std + eps of all its rewards.
+
+    The rewards' own deviation, as TRL's scale_rewards="batch" has it; REINFORCE++ (arXiv 2501.03262) takes that of
+    the advantages. 1 where all rewards are the same.
+    """
+    std = _std(rewards, ddof)
+    return std + std_eps if std > 0 else 1.0
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group teaches anything: its rewards are not all the same."""
+    return len(set(rewards)) > 1
+
+
+BASELINES: dict[Baseline, Advantages] = {"mean": centred, "leave_one_out": leave_one_out, "none": no_baseline}
+"""A group's rewards less their baseline, not divided by anything."""
+
+
+def make_advantages(
+    baseline: Baseline, normalization: Normalization, *, std_eps: float, ddof: int
+) -> tuple[Advantages, Callable[[Sequence[float]], float] | None]:
+    """Return a group's advantage function, and the function of a step's rewards to divide by, or None.
+
+    Raises:
+        UserError: for a setting out of range.
+    """
+    if ddof not in (0, 1) or not 0 <= std_eps < math.inf:
+        raise UserError(f"std_ddof is {ddof} and std_eps is {std_eps}; std_ddof is 0 or 1, std_eps is not negative")
+    difference = BASELINES[baseline]
+    if normalization == "none":
+        return difference, None
+    if normalization == "batch":
+        return difference, partial(batch_std, std_eps=std_eps, ddof=ddof)
+    if baseline == "mean":
+        return partial(group_relative, std_eps=std_eps, ddof=ddof), None
+    return partial(_scaled_by_group, difference, std_eps=std_eps, ddof=ddof), None
+
+
+def _scaled_by_group(difference: Advantages, rewards: Sequence[float], *, std_eps: float, ddof: int) -> list[float]:
+    return _divided(difference(rewards), _std(rewards, ddof), std_eps)
+
+
+def _std(rewards: Sequence[float], ddof: int) -> float:
+    if not has_signal(rewards):
+        return 0.0
+    return statistics.stdev(rewards) if ddof else statistics.pstdev(rewards)
+
+
+def _divided(differences: list[float], std: float, eps: float) -> list[float]:
+    return [difference / (std + eps) if std > 0 else 0.0 for difference in differences]

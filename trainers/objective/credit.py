@@ -1,0 +1,96 @@
+"""Credit: which of an episode's tokens answer for which part of its reward.
+
+Per episode, every sampled token gets the advantage of the whole reward. Per turn, the tokens of turn k get that of the
+return from there on, G_k = R - (r_0 + ... + r_{k-1}), with r_j the step reward of turn j: what was earned before a turn
+is not its merit. The group's advantage function is applied to the G_k of those siblings that took a turn k.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from forge_env.core.episode import Episode
+
+Credit = Literal["episode", "turn"]
+
+
+def turn_targets(episode: Episode) -> list[int]:
+    """How many sampled targets each turn of an episode has, in the order of its rows.
+
+    All of its sampled tokens, but for one that is the first of its row: nothing comes before it that could predict it.
+    """
+    return [
+        len(turn.token_ids) - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids))
+        for turn in episode.turns
+    ]
+
+
+def target_logprobs(episode: Episode) -> tuple[float, ...]:
+    """The generator's logprobs of the sampled targets, in row order."""
+    return tuple(
+        logprob
+        for row in episode.rows
+        for logprob, sampled in zip(row.logprobs[1:], row.mask[1:], strict=True)
+        if sampled
+    )
+
+
+def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
+    """The return from each turn on: the whole reward less the step rewards of the turns before.
+
+    >>> returns_to_go(3.0, [1.0, 0.5, 0.0])
+    [3.0, 2.0, 1.5]
+    """
+    return [math.fsum((reward, *(-r for r in step_rewards[:turn]))) for turn in range(len(step_rewards))]
+
+
+def turn_advantages(
+    returns: Sequence[Sequence[float]],
+    advantages: Callable[[Sequence[float]], list[float]],
+    *,
+    needs_siblings: bool = True,
+) -> list[list[float]]:
+    """Apply a group's advantage function to the returns of each turn.
+
+    Args:
+        returns: of each valid sibling, its returns, one for each of its turns.
+        advantages: of the returns of those siblings that took a turn, in order.
+        needs_siblings: a turn that one sibling alone took gets 0, there being nothing to compare it with; False hands
+            it to `advantages` like every other.
+
+    Returns:
+        As `returns`.
+
+    >>> turn_advantages([[1.0, 4.0], [0.0]], lambda values: [v - sum(values) / len(values) for v in values])
+    [[0.5, 0.0], [-0.5]]
+    """
+    found: list[list[float]] = [[] for _ in returns]
+    for turn in range(max(map(len, returns), default=0)):
+        took = [sibling for sibling, own in enumerate(returns) if len(own) > turn]
+        column = [returns[sibling][turn] for sibling in took]
+        values = [0.0] if needs_siblings and len(took) < 2 else advantages(column)
+        for sibling, value in zip(took, values, strict=True):
+            found[sibling].append(value)
+    return found
+
+
+def per_target(values: Sequence[float], episode: Episode) -> tuple[float, ...]:
+    """Spread one value for each turn over that turn's sampled targets, in row order."""
+    counts = turn_targets(episode)
+    return tuple(value for value, count in zip(values, counts, strict=True) for _ in range(count))
+
+
+def by_turn(values: Sequence[float], episode: Episode) -> Iterator[Sequence[float]]:
+    """Cut values of the sampled targets, in row order, into those of each turn."""
+    ends = itertools.accumulate(turn_targets(episode), initial=0)
+    return (values[start:end] for start, end in itertools.pairwise(ends))
+
+
+def turn_values(values: float | Sequence[float], episode: Episode) -> list[float]:
+    """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
+    if isinstance(values, int | float):
+        return [float(values)] * len(episode.turns)
+    return [float(own[0]) if own else 0.0 for own in by_turn(values, episode)]

@@ -1,0 +1,203 @@
+"""What all policy-gradient losses share: their common settings, and the frame that an objective is put into."""
+
+from __future__ import annotations
+
+from typing import TypedDict, get_args
+
+from torch import Tensor, nn
+
+from forge_env.core.errors import UserError, nearest
+from trainers.objective.loss_terms import (
+    KL,
+    Aggregation,
+    Correction,
+    aggregate,
+    correction_inside,
+    correction_weight,
+    keep,
+    kl_estimate,
+    log_ratio,
+    per_token,
+    valid_tokens,
+)
+
+
+class LossOptions(TypedDict, total=False):
+    """Settings that every loss of `trainers.objective.losses` takes; `PolicyLoss` says what they mean."""
+
+    kl: KL
+    kl_straight_through: bool
+    entropy_coef: float
+    constant: float
+    correction: Correction
+    correction_low: float
+    correction_high: float
+
+
+class PolicyLoss(nn.Module):
+    """A policy-gradient loss: `sum of w * policy term + beta * KL - entropy_coef * entropy`, aggregated.
+
+    Args:
+        beta: weight of the KL penalty against the reference model; 0 turns it off.
+        aggregation: "token", "sequence" or "constant", see `trainers.objective.loss_terms.aggregate`. An episode
+            without a valid token counts in none of them, as in verl; TRL keeps such a row in its mean over rows.
+        kl: estimator of the KL penalty, "k1", "k2" or "k3", see `trainers.objective.loss_terms.kl_estimate`. The
+            penalty is neither weighted by the importance ratio nor corrected, as in TRL and verl.
+        kl_straight_through: the estimator's value with k2's gradient, which on-policy is the KL's own.
+        entropy_coef: weight of the entropy bonus. It is aggregated as the loss is, which is verl's convention; TRL
+            takes the mean over tokens for every loss, which is this with aggregation="token".
+        constant: what aggregation="constant" divides an episode's sum of token losses by. TRL's dr_grpo is
+            constant=max_completion_length; verl's seq-mean-token-sum-norm does not divide by the number of episodes.
+        correction: what becomes of a token whose trainer and engine disagree about its probability by more than
+            [correction_low, correction_high]: "mask" leaves it out (IcePop), "truncate" bounds its weight (TIS),
+            "sequence_mask" and "sequence_truncate" do so with the product over the episode; "none" lets it pass.
+            The token still counts in the denominators.
+        correction_low: see `correction`.
+        correction_high: see `correction`. The default, [1e-4, 100], holds only what no honest difference explains.
+            Usual narrower ones: 0 to 2 for "truncate" (verl, slime), 0.5 to 5 for "mask" (IcePop), 0 to 3 for
+            "sequence_mask" (TRL).
+
+    With two policies, the trainer's and the engine's, the loss's ratio is trainer / engine already: a correction is
+    a factor of 1 inside of the bounds, and never a second ratio. With `old_logprobs`, the trainer's own logprobs of
+    the weights before a window of steps, the ratio is new / old and the correction's weight is that of old / engine
+    (the decoupled objective, as TRL and verl compute it).
+
+    Raises:
+        UserError: on a value out of range, and in `forward` when what a setting needs is not given.
+    """
+
+    policy_term_vanishes = False
+    """Whether the policy term, and so its gradient, is 0 wherever the advantage is 0; a subclass says so of its own."""
+
+    def __init__(
+        self,
+        *,
+        aggregation: Aggregation,
+        beta: float = 0.0,
+        kl: KL = "k3",
+        kl_straight_through: bool = False,
+        entropy_coef: float = 0.0,
+        constant: float = 1.0,
+        correction: Correction = "mask",
+        correction_low: float = 1e-4,
+        correction_high: float = 100.0,
+    ) -> None:
+        super().__init__()
+        check_choice("aggregation", aggregation, get_args(Aggregation))
+        check_choice("kl", kl, get_args(KL))
+        check_choice("correction", correction, get_args(Correction))
+        check_range("beta", beta, low=0.0)
+        if not constant > 0:
+            raise UserError(f"constant={constant} must be above 0: it is what token sums are divided by.")
+        if not 0 <= correction_low <= 1 <= correction_high:
+            raise UserError(
+                f"correction_low={correction_low}, correction_high={correction_high}: the bounds must have 1, which is "
+                "no mismatch, between them, and not be negative."
+            )
+        self.aggregation = aggregation
+        self.beta = beta
+        self.kl = kl
+        self.kl_straight_through = kl_straight_through
+        self.entropy_coef = entropy_coef
+        self.constant = constant
+        self.correction = correction
+        self.correction_low = correction_low
+        self.correction_high = correction_high
+        self.normalizer_unit = "tokens" if aggregation == "token" else "episodes"
+
+    @property
+    def unused_tensors(self) -> frozenset[str]:
+        """Of what `forward` names, what it would not look at; the entropy costs, so it is not computed for nothing."""
+        return frozenset() if self.entropy_coef else frozenset({"entropy"})
+
+    @property
+    def skips_idle(self) -> bool:
+        """Whether an episode without any advantage adds nothing to the loss and its gradient but to what they are
+        divided by, so that the trainer need not compute it."""
+        return self.policy_term_vanishes and not self.beta and not self.entropy_coef
+
+    def _total(
+        self,
+        policy: Tensor,
+        mask: Tensor,
+        logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        entropy: Tensor | None,
+        normalizer: Tensor | None,
+    ) -> Tensor:
+        """Add the KL penalty and the entropy bonus to the policy term, (E, T), and aggregate."""
+        if self.beta > 0:
+            if ref_logprobs is None:
+                raise UserError(f"beta={self.beta} needs ref_logprobs: give a reference model, or set beta to 0.")
+            difference = log_ratio(logprobs, ref_logprobs, mask)
+            policy = policy + self.beta * kl_estimate(difference, self.kl, straight_through=self.kl_straight_through)
+        if self.entropy_coef:
+            if entropy is None:
+                raise UserError(f"entropy_coef={self.entropy_coef} needs the entropy of every token: pass entropy=.")
+            policy = policy - self.entropy_coef * keep(entropy, mask)
+        return aggregate(keep(policy, mask), mask, self.aggregation, constant=self.constant, normalizer=normalizer)
+
+    def _weight(self, logprobs: Tensor, generator: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
+        """The correction's factor, detached: (E, T) or (E, 1)."""
+        bounds = self.correction, self.correction_low, self.correction_high
+        if old is None:
+            return correction_inside(log_ratio(logprobs, generator, mask), *bounds)
+        return correction_weight(log_ratio(old, generator, mask), *bounds)
+
+
+class RatioLoss(PolicyLoss):
+    """A loss whose policy term is a function of the importance ratio; subclasses write `policy_term`."""
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        """Per-token loss to minimise, (E, T), from tensors of that shape that are zero where masked."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        logprobs: Tensor,
+        generator_logprobs: Tensor,
+        advantages: Tensor,
+        padding_mask: Tensor,
+        ref_logprobs: Tensor | None = None,
+        normalizer: Tensor | None = None,
+        entropy: Tensor | None = None,
+        old_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scalar loss.
+
+        Args:
+            logprobs: (episodes, tokens) of the model being trained, with gradient.
+            generator_logprobs: (episodes, tokens) of the policy that sampled. A token where it is not finite is left
+                out, of the sum and of the count.
+            advantages: (episodes,), (episodes, 1) or (episodes, tokens).
+            padding_mask: (episodes, tokens) bool, True on the tokens to learn from.
+            ref_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
+            normalizer: what to divide the sum by; None for the number of episodes or tokens given.
+            entropy: (episodes, tokens) of the model being trained, with gradient; needed when entropy_coef is not 0.
+            old_logprobs: (episodes, tokens) of the trainer's weights before the step, or before the first step of a
+                window, where the ratio is taken against them.
+        """
+        mask = valid_tokens(padding_mask, generator_logprobs)
+        old = generator_logprobs if old_logprobs is None else old_logprobs
+        ratio = log_ratio(logprobs, old, mask)
+        policy = self.policy_term(ratio, keep(logprobs, mask), per_token(advantages, mask), mask)
+        policy = policy * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
+        return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the ratio is beyond the lower and the upper bound: two (E, T) bools. For the metrics."""
+        none = mask & False
+        return none, none
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise UserError unless the value is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{name}={value!r} is not known. {nearest(str(value), choices)}")
+
+
+def check_range(name: str, value: float, *, low: float, high: float = float("inf")) -> None:
+    """Raise UserError unless low <= value <= high."""
+    if not low <= value <= high:
+        allowed = f"must not be below {low:g}" if high == float("inf") else f"must lie in [{low:g}, {high:g}]"
+        raise UserError(f"{name}={value} {allowed}.")

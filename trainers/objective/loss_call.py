@@ -1,0 +1,89 @@
+"""How the trainer calls a loss: it reads the loss's parameters, hands over the tensors they name, and normalises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from forge_env.core.errors import UserError, nearest
+from trainers.batching.batch import MicroBatch
+
+Loss = Callable[..., Tensor]
+
+LOSS_TENSORS = (
+    "logprobs",
+    "generator_logprobs",
+    "ref_logprobs",
+    "old_logprobs",
+    "advantages",
+    "padding_mask",
+    "entropy",
+    "normalizer",
+)
+
+
+class LossCall:
+    """A loss together with what its signature asks for.
+
+    Args:
+        loss: a function or module whose parameters are any of `LOSS_TENSORS`. One that names `normalizer` returns a
+            sum over it; any other returns a local mean, which is weighted by the micro-batch's share of the valid
+            tokens (of the episodes, if its `normalizer_unit` is "episodes"). What its `unused_tensors` names is not
+            computed for it; where its `skips_idle` is true, neither are samples without any advantage.
+
+    Raises:
+        UserError: the loss asks for something else.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+        self._per_episode = getattr(loss, "normalizer_unit", "tokens") == "episodes"
+        self.skips_idle = bool(getattr(loss, "skips_idle", False))
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+        self.names = {p.name for p in parameters if p.name in LOSS_TENSORS}
+        variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        self._required = {p.name for p in parameters if p.default is p.empty} - variadic
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            self.names |= set(LOSS_TENSORS) - {"entropy"}  # entropy costs, so it has to be asked for by name
+        self.names -= set(getattr(loss, "unused_tensors", ()))
+        for name in sorted(self._required - set(LOSS_TENSORS)):
+            raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, LOSS_TENSORS)}")
+
+    def units(self, tokens: int, episodes: int) -> int:
+        """Of the counts of valid tokens and of episodes that have any, the one that this loss is divided by."""
+        return episodes if self._per_episode else tokens
+
+    def __call__(
+        self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None, *, units: int, normalizer: Tensor
+    ) -> Tensor:
+        """The micro-batch's part of the global loss: a scalar with gradient.
+
+        Args:
+            batch: on the device of the other tensors.
+            logprobs: (E, T) of the model being trained, with gradient.
+            entropy: (E, T) with gradient; needed when "entropy" is in `names`.
+            units: how many of the normalizer's are this micro-batch's own.
+            normalizer: scalar, the same count over all micro-batches and ranks.
+
+        Raises:
+            UserError: the loss asks for what the batch does not have, or returns something else than a scalar.
+        """
+        tensors = {
+            "logprobs": logprobs,
+            "generator_logprobs": batch.generator_logprobs,
+            "ref_logprobs": batch.ref_logprobs,
+            "old_logprobs": batch.old_logprobs,
+            "advantages": batch.advantages,
+            "padding_mask": batch.padding_mask,
+            "entropy": entropy,
+            "normalizer": normalizer,
+        }
+        for name in sorted(self._required):
+            if tensors[name] is None:
+                raise UserError(f"the loss asks for {name!r}, which the samples do not have: give a reference model.")
+        value = self.loss(**{name: tensors[name] for name in self.names})
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise UserError("the loss must return one number as a tensor that depends on logprobs or entropy.")
+        return value.squeeze() if "normalizer" in self.names else value.squeeze() * (units / normalizer)

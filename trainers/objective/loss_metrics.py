@@ -1,0 +1,105 @@
+"""What is measured beside the loss: how far the model is from the policy that sampled, and what was clipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.batching.batch import MicroBatch
+from trainers.objective.loss_terms import keep, kl_estimate, log_ratio
+
+SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy")
+COUNTS = ("with_advantage", "without_gradient")
+"""Of episodes, where the others are of tokens."""
+
+
+class LossMetrics:
+    """Collects the metrics of one optimizer step over its micro-batches.
+
+    `sums`, (10,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
+
+    The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
+    The KL estimates and the difference are always against the generator.
+
+    Args:
+        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, says where the ratio is beyond its bounds.
+        device: of the batches.
+    """
+
+    def __init__(self, loss: Any, device: torch.device) -> None:
+        self._clipped = getattr(loss, "clipped", None)
+        self._has_entropy = False
+        # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
+        self.sums = torch.zeros(len(SUMS) + len(COUNTS), dtype=torch.float64, device=device)
+        # The largest ratio, and the smallest with its sign turned.
+        self.largest = torch.full((2,), -torch.inf, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None, gradient: Tensor | None = None) -> None:
+        """Take one micro-batch in.
+
+        Args:
+            batch: as the loss was given it.
+            logprobs: (episodes, tokens), as entropy.
+            entropy: None where it was not computed.
+            gradient: (episodes, tokens) of the loss by the logprobs; None where it does not depend on them.
+        """
+        mask = batch.padding_mask
+        difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
+        old = batch.old_logprobs
+        ratio_log = difference if old is None else log_ratio(logprobs.double(), old.double(), mask)
+        ratio = keep(ratio_log.exp(), mask)
+        none = torch.zeros_like(mask)
+        low, high = (none, none)
+        if self._clipped is not None:
+            low, high = self._clipped(ratio_log, batch.advantages.double().expand(mask.shape), mask)
+        self._has_entropy |= entropy is not None
+        parts = {
+            "ratio": ratio,
+            "ratio_squared": ratio * ratio,
+            "k1": -difference,
+            "k3": keep(kl_estimate(-difference, "k3"), mask),
+            "difference": difference.abs(),
+            "clipped_low": low,
+            "clipped_high": high,
+            "entropy": none if entropy is None else keep(entropy, mask),
+        }
+        matters = ((batch.advantages != 0) & mask).any(-1)  # (episodes,)
+        learns = torch.zeros_like(matters) if gradient is None else (gradient != 0).any(-1)
+        parts |= {"with_advantage": matters, "without_gradient": matters & ~learns}
+        self.sums += torch.stack([parts[name].sum(dtype=torch.float64) for name in (*SUMS, *COUNTS)])
+        bounds = torch.stack([ratio, -ratio]).masked_fill(~mask, -torch.inf)
+        self.largest = torch.maximum(self.largest, bounds.flatten(1).amax(1))
+
+    def values(self, tokens: int) -> dict[str, float]:
+        """The metrics over the `tokens` valid tokens that were taken in.
+
+        All are means over them but the bounds of the ratio, episodes_without_gradient and `ess`.
+
+        Returns:
+            ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
+            mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips;
+            episodes_without_gradient, of the episodes that have an advantage the share that nothing is learned from;
+            ess, the effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
+            Nothing at all where there is no token: a figure of none would be made up.
+        """
+        if not tokens:
+            return {}
+        sums = dict(zip((*SUMS, *COUNTS), self.sums.tolist(), strict=True))
+        mean = {name: sums[name] / tokens for name in SUMS}
+        highest, lowest = (abs(bound) for bound in self.largest.tolist())
+        found = {
+            "ratio_mean": mean["ratio"],
+            "ratio_min": lowest,
+            "ratio_max": highest,
+            "kl": mean["k3"],
+            "kl_k1": mean["k1"],
+            "mean_abs_logprob_difference": mean["difference"],
+            "clipped_low": mean["clipped_low"],
+            "clipped_high": mean["clipped_high"],
+            "episodes_without_gradient": sums["without_gradient"] / max(sums["with_advantage"], 1.0),
+            "ess": mean["ratio"] ** 2 / mean["ratio_squared"] if mean["ratio_squared"] else 0.0,
+        }
+        return found | ({"entropy": mean["entropy"]} if self._has_entropy else {})

@@ -1,0 +1,249 @@
+"""Objective: what an algorithm's page hands to the loop, and the parts of it that all pages make alike.
+
+The reward that advantages are taken of is made in this order: the environment's own, or that of the user's function;
+what a page adds to it (DAPO's overlong punishment). Then credit is given, per episode or per turn
+(trainers/objective/credit.py), and the advantages are divided by the scale of the group or of the step. A KL penalty
+that is in the reward is taken off
+last: less its own baseline, and divided by nothing. Divided by the deviation of rewards that hold it, a group whose
+rewards are all the same would have advantages of size 1 however small beta is; so beta weighs a nat alike in every
+group, as it does in the loss, and the advantages are linear in it. verl divides the sum of both by its deviation, and
+so has that jump at beta 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_env.core.episode import Episode, Group
+from forge_env.core.errors import UserError
+from trainers.batching.batch import Sample
+from trainers.objective.advantages import BASELINES, Baseline, has_signal, make_advantages
+from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.kl_reward import KLPenalty
+
+if TYPE_CHECKING:
+    from trainers.config import AlgorithmConfig, RunConfig
+    from trainers.objective.loss_call import Loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is optimised: a loss, and how groups of episodes become its samples."""
+
+    loss: Loss
+    advantages: Callable[[Sequence[float]], list[float]]
+    """Of the rewards of one group's valid members, in order."""
+    group_size: int
+    kl_reference: Literal["", "generator", "model"] = ""
+    """Whose logprobs the reference logprobs are: the reference model's, or, where there is none, the generator's own;
+    empty where nothing needs any."""
+    scale: Callable[[Sequence[float]], float] | None = None
+    """What the advantages of a step are divided by, given the rewards of all its episodes."""
+    reward: Callable[[Episode], float] | None = None
+    """The reward that advantages are taken of; None for the episode's own."""
+    kl_penalty: KLPenalty | None = None
+    """What is taken off that reward, where the KL penalty is not a term of the loss."""
+    penalty_baseline: Callable[[Sequence[float]], list[float]] | None = None
+    """A group's penalties less their baseline; None takes them off the rewards before `advantages`, whose own matter
+    it then is, as that of an advantage function of the user's own."""
+    credit: Credit = "episode"
+    needs_siblings: bool = True
+    """Whether an advantage compares siblings, so that a turn which one of them alone took has none."""
+    skips: Callable[[Episode], bool] | None = None
+    """Which episodes take part in the baseline and are not learned from."""
+    needs_signal: bool = False
+    """Whether a group whose episodes all have one reward is sampled anew (dynamic sampling)."""
+    signal_reward: Callable[[Episode], float] | None = None
+    """The reward that this is judged by; None for the episode's own. Neither overlong punishment nor KL is in it."""
+    signal_warning: int = 32
+    """Groups without a signal in a row after which the run says so, once."""
+    signal_error: int = 512
+    """And after which it ends."""
+
+    def samples(self, groups: Sequence[Group], references: Sequence[Sequence[float]] | None = None) -> list[Sample]:
+        """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
+
+        Args:
+            groups: of one step.
+            references: the reference model's logprobs of the sampled targets of every valid episode, one after the
+                other; needed where `kl_reference` is "model".
+
+        Raises:
+            UserError: when an advantage function of the user's own returns something else than a number for each, and
+                for an episode with a turn that no engine sampled.
+        """
+        episodes = [episode for group in groups for episode in group.valid]
+        _check_sampled(episodes)
+        found = self._references(episodes, references)
+        penalties = [self._penalty(episode, found[i]) for i, episode in enumerate(episodes)]
+        rewards = [self._reward(episode) for episode in episodes]
+        scale = self.scale(rewards) if self.scale else 1.0
+        advantages: list[float | tuple[float, ...]] = []
+        for group in groups:
+            members = slice(len(advantages), len(advantages) + len(group.valid))
+            advantages += self._credit(group.valid, rewards[members], penalties[members], scale)
+        return [
+            Sample(rows=episode.rows, advantage=advantages[i], ref_logprobs=found[i])
+            for i, episode in enumerate(episodes)
+            if self.learns_from(episode)
+        ]
+
+    def learns_from(self, episode: Episode) -> bool:
+        """Whether a valid episode becomes a sample."""
+        return self.skips is None or not self.skips(episode)
+
+    def has_signal(self, group: Group) -> bool:
+        """Whether the rewards of a group's valid episodes are not all the same."""
+        return has_signal([self.signal(episode) for episode in group.valid])
+
+    def signal(self, episode: Episode) -> float:
+        """The reward that `needs_signal` is judged by."""
+        assert episode.reward is not None, "a valid episode has a reward"
+        return episode.reward if self.signal_reward is None else self.signal_reward(episode)
+
+    def _reward(self, episode: Episode) -> float:
+        assert episode.reward is not None, "a valid episode has a reward"
+        return episode.reward if self.reward is None else self.reward(episode)
+
+    def _penalty(self, episode: Episode, reference: tuple[float, ...] | None) -> list[float]:
+        """What each turn's tokens take off the reward."""
+        if self.kl_penalty is None or reference is None:
+            return [0.0] * len(episode.turns)
+        return self.kl_penalty.by_turn(episode, reference)
+
+    def _credit(
+        self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
+    ) -> list[float | tuple[float, ...]]:
+        """The advantages of one group's valid episodes."""
+        earned = [[turn.reward for turn in episode.turns] for episode in episodes]
+        lost = [sum(penalty) for penalty in penalties]
+        baseline = self.penalty_baseline
+        if baseline is None:
+            rewards = [reward - less for reward, less in zip(rewards, lost, strict=True)]
+            earned = [[a - b for a, b in zip(*both, strict=True)] for both in zip(earned, penalties, strict=True)]
+        values = [[advantage / scale for advantage in own] for own in self._by_turn(rewards, earned, self._advantages)]
+        if baseline is not None and self.kl_penalty is not None:
+            less = self._by_turn(lost, penalties, baseline)
+            values = [[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]
+        if self.credit == "episode":
+            return [own[0] for own in values]
+        return [per_target(own, episode) for own, episode in zip(values, episodes, strict=True)]
+
+    def _by_turn(
+        self,
+        totals: Sequence[float],
+        steps: Sequence[Sequence[float]],
+        advantages: Callable[[Sequence[float]], list[float]],
+    ) -> list[list[float]]:
+        """Of each sibling, the advantage of its total, or of its returns from each of its turns on."""
+        if self.credit == "episode":
+            return [[advantage] for advantage in advantages(totals)]
+        returns = [returns_to_go(total, own) for total, own in zip(totals, steps, strict=True)]
+        return turn_advantages(returns, advantages, needs_siblings=self.needs_siblings)
+
+    def _advantages(self, rewards: Sequence[float]) -> list[float]:
+        found = list(self.advantages(rewards))
+        if len(found) != len(rewards) or not all(map(math.isfinite, found)):
+            raise UserError(f"the advantages of the rewards {list(rewards)} are {found}: one finite number for each")
+        return found
+
+    def _references(
+        self, episodes: Sequence[Episode], given: Sequence[Sequence[float]] | None
+    ) -> list[tuple[float, ...] | None]:
+        if self.kl_reference == "model":
+            assert given is not None and len(given) == len(episodes), (
+                "logprobs of the reference model, for each episode"
+            )
+            return [tuple(values) for values in given]
+        return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
+
+
+def _check_sampled(episodes: Sequence[Episode]) -> None:
+    """An episode may have no turn at all; each that it has was sampled, with the logprobs that it was sampled by."""
+    for episode in episodes:
+        kind = next((turn.kind for turn in episode.turns if turn.kind != "sampled"), None)
+        if kind is not None:
+            raise UserError(
+                f"the episode {episode.id} has a turn of the kind {kind!r}, without the logprobs that it was sampled "
+                "by: reinforcement learning needs turns of the kind 'sampled'; train on others with trainers.sft"
+            )
+
+
+def kl_remark(config: RunConfig) -> str:
+    """What a run says of a KL penalty in its loss that has no effect but noise; "" where there is none.
+
+    The gradient of k1 is that of the token's own logprob, whose mean over the policy's samples is 0.
+    """
+    section, name = config.algorithm, config.algorithm_name
+    if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
+        return ""
+    if section.kl != "k1" or section.kl_straight_through:
+        return ""
+    return (
+        f"warning: --{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
+        f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
+        f"--{name}.kl k2, or --{name}.kl_in reward"
+    )
+
+
+def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
+    """The settings that every loss takes, from an algorithm's section."""
+    in_reward = section.kl_in == "reward"
+    return {
+        "beta": 0.0 if in_reward else section.beta,
+        "aggregation": section.aggregation,
+        "kl": "k3" if section.kl == "auto" else section.kl,
+        "kl_straight_through": section.kl_straight_through,
+        "entropy_coef": config.training.entropy_coef,
+        "constant": section.constant or float(config.env.max_tokens),
+        "correction": section.correction,
+        "correction_low": section.correction_low,
+        "correction_high": section.correction_high,
+    }
+
+
+def make_objective(
+    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline = "mean", **parts: Any
+) -> Objective:
+    """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
+
+    Args:
+        algorithm: the section's name, for what an error says.
+        loss: see `Objective`, as `parts`.
+        section: the algorithm's settings.
+        baseline: what is subtracted from the rewards of a group.
+
+    Raises:
+        UserError: for a setting out of range.
+    """
+    least = 1 if baseline == "none" else 2
+    if section.n_samples < least:
+        option = f"--{algorithm}.n_samples is {section.n_samples}"
+        raise UserError(f"{option}; an advantage needs at least {least} episodes of each task")
+    advantages, scale = make_advantages(baseline, section.normalization, std_eps=section.std_eps, ddof=section.std_ddof)
+    return Objective(
+        loss=loss,
+        advantages=advantages,
+        scale=scale,
+        group_size=section.n_samples,
+        kl_reference="generator" if section.beta > 0 else "",
+        kl_penalty=_kl_penalty(algorithm, section),
+        penalty_baseline=BASELINES[baseline],
+        credit=section.credit,
+        needs_siblings=baseline != "none",
+        **parts,
+    )
+
+
+def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
+    if section.kl_in == "loss" or not section.beta > 0:
+        return None
+    if section.kl_straight_through:
+        raise UserError(
+            f"--{algorithm}.kl_straight_through has no meaning with --{algorithm}.kl_in reward, through which no "
+            f"gradient goes: leave it out, or use --{algorithm}.kl_in loss"
+        )
+    return KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)

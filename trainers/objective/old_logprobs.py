@@ -1,0 +1,114 @@
+"""OldLogprobs: the trainer's own logprobs of the weights that a window of optimizer steps begins with.
+
+A window is the optimizer steps between two updates of the engine's weights, `training.sync_interval` of them: the
+mini-batches that GSPO and DAPO take of one batch of rollouts. The ratio that a loss clips is new / old, trainer against
+trainer, so that it begins at exactly 1 and moves by what was learned; how far trainer and engine differ on one and the
+same weights, by rounding alone, is left to the correction, old / engine. This is the decoupled objective of arXiv
+2110.00641 and 2505.24298.
+
+For the window's first step the old logprobs are the present ones: its own forward pass has them. For the later steps
+they are computed once, before the first step, and kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Literal
+
+from forge_env.core.episode import Group
+from trainers.batching.batch import Sample
+from trainers.config import RunConfig
+from trainers.objective.loss_call import LossCall
+from trainers.objective.objective import Objective
+from trainers.objective.plugins import load_loss
+
+Logprobs = Callable[[Sequence[Sample]], Awaitable[list[list[float]]]]
+"""Of samples, the logprobs of their sampled targets, in row order."""
+Frozen = list[list[float] | None]
+"""The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
+
+
+def whose_old_logprobs(config: RunConfig) -> Literal["generator", "trainer"]:
+    """Whose logprobs the importance ratio of a run begins from: `training.old_logprobs`, with "auto" decided.
+
+    Raises:
+        UserError: when the user's own loss cannot be used.
+    """
+    chosen, section = config.training.old_logprobs, config.algorithm
+    if chosen != "auto":
+        return chosen
+    if section is None or not section.clips_within_rounding or config.precision == "float32":
+        return "generator"
+    own = config.training.loss
+    return "generator" if own and "old_logprobs" not in LossCall(load_loss(own)).names else "trainer"
+
+
+def window(config: RunConfig) -> int:
+    """Optimizer steps that have their old logprobs of the same weights, and whose groups are taken together.
+
+    Raises:
+        UserError: when the user's own loss cannot be used.
+    """
+    return config.training.sync_interval if whose_old_logprobs(config) == "trainer" else 1
+
+
+def about_ratio(config: RunConfig) -> str:
+    """Whose old logprobs they are, in words.
+
+    Raises:
+        UserError: when the user's own loss cannot be used.
+    """
+    if whose_old_logprobs(config) == "generator":
+        return "against the engine's logprobs"
+    steps = window(config)
+    whole = f"a window of {steps} steps, whose groups are all sampled before it" if steps > 1 else "each step"
+    return f"against the trainer's own logprobs, frozen before {whole}; the correction takes trainer / engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldLogprobs:
+    """Freezes the old logprobs of a window, and hands them to its steps, one after the other."""
+
+    objective: Objective
+    logprobs: Logprobs
+    """The trainer's, under its present weights."""
+    _next: deque[Frozen | None] = field(default_factory=deque)
+    """Of each step of the window that is still to come."""
+
+    async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        """Compute them for all steps but the first; to be awaited before the first.
+
+        Each step's are computed for the samples alone that it computes: they are then packed alike in both passes, and
+        rounded alike.
+
+        Args:
+            batches: the groups of each step of the window.
+
+        Returns:
+            seconds/old_logprobs, where there are later steps.
+        """
+        started = time.perf_counter()
+        later = [await self._freeze(groups) for groups in batches[1:]]
+        self._next.clear()
+        self._next.extend([None, *later])
+        return {"seconds/old_logprobs": time.perf_counter() - started} if later else {}
+
+    def take(self) -> Frozen | None:
+        """Those of the samples of the next step, in order; None for a window's first step, which has them itself."""
+        return self._next.popleft()
+
+    async def _freeze(self, groups: Sequence[Group]) -> Frozen:
+        objective = self.objective
+        if LossCall(objective.loss).skips_idle and objective.kl_reference != "model":
+            samples = objective.samples(groups)
+            is_asked = [sample.has_advantage for sample in samples]
+        else:  # the advantages are not known before the reference model has been asked, or do not decide it
+            samples = [Sample(rows=e.rows) for group in groups for e in group.valid if objective.learns_from(e)]
+            is_asked = [True] * len(samples)
+        asked = [Sample(rows=sample.rows) for sample in compress(samples, is_asked)]
+        values = iter(await self.logprobs(asked) if asked else ())
+        return [next(values) if each else None for each in is_asked]

@@ -1,0 +1,202 @@
+"""Parts of the user's own: `--loss module:MyLoss --advantages module:function --reward module:function`.
+
+class MyLoss(torch.nn.Module):
+    def forward(self, logprobs, ref_logprobs, advantages, padding_mask):
+        ...                                  # (episodes, tokens), advantages (episodes, 1); returns a scalar
+
+def my_advantages(rewards):                  # of the valid episodes of one group
+    return [...]                             # one number for each
+
+def my_reward(episode):                      # a forge_env.core.episode.Episode that ended without a fault
+    return ...                               # a number, in the place of the environment's episode.reward
+
+With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of those siblings that
+took it. The reward function takes the place of the environment's own reward in training alone, in the test of dynamic
+sampling too; what a page adds to a reward, as DAPO's overlong punishment, is added to it, and the reward and success
+that a run reports stay the environment's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.reward_value import reward_value
+from forge_env.utils.targets import is_file, load, split_target
+from trainers.objective.loss_call import Loss, LossCall
+
+if TYPE_CHECKING:
+    from trainers.config import RunConfig, TrainingConfig
+    from trainers.objective.objective import Objective
+
+
+class OwnLoss:
+    """A loss named by its target. It travels by name: the trainer's process imports the user's module itself.
+
+    Raises:
+        UserError: when the target cannot be imported, or is nothing that can be called as a loss.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = _absolute(target)
+        self.loss = _callable(target, "--loss")
+        self.normalizer_unit: str = getattr(self.loss, "normalizer_unit", "tokens")
+        self.unused_tensors: frozenset[str] = frozenset(getattr(self.loss, "unused_tensors", ()))
+        self.__signature__ = inspect.signature(self.loss.forward if isinstance(self.loss, nn.Module) else self.loss)
+
+    def __call__(self, **tensors: Tensor) -> Tensor:
+        return self.loss(**tensors)
+
+    def __reduce__(self) -> tuple[type[OwnLoss], tuple[str]]:
+        return OwnLoss, (self.target,)
+
+
+def load_loss(target: str) -> Loss:
+    """Return the loss of a target: a function, an object that can be called, or a class that is made without arguments.
+
+    Raises:
+        UserError: when there is none, or it asks for tensors that no trainer has.
+    """
+    loss = OwnLoss(target)
+    try:
+        names = LossCall(loss).names
+    except UserError as error:
+        raise UserError(f"--loss {target}: {error}") from None
+    if not names & {"logprobs", "entropy"}:
+        raise UserError(f"--loss {target}: it takes neither logprobs nor entropy, so it has no gradient")
+    return loss
+
+
+def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
+    """Return the advantage function of a target: rewards of a group's valid episodes to one number for each.
+
+    Raises:
+        UserError: when there is none, or it cannot be called with one list; the function that is returned, when the
+            user's own raises.
+    """
+    function = _callable(target, "--advantages")
+    try:
+        inspect.signature(function).bind([0.0, 1.0])
+    except TypeError as error:
+        raise UserError(f"--advantages {target}: it is called with one list, a group's rewards: {error}") from None
+
+    def advantages(rewards: Sequence[float]) -> list[float]:
+        try:
+            return list(function(list(rewards)))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"--advantages {target} failed on the rewards {list(rewards)}: {said}") from error
+
+    return advantages
+
+
+def load_reward(target: str) -> Callable[[Episode], float]:
+    """Return the reward function of a target: a valid episode to a number.
+
+    Raises:
+        UserError: when there is none, or it cannot be called with one episode; the function that is returned, when
+            the user's own raises, or what it returns is no finite number.
+    """
+    function = _callable(target, "--reward")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UserError(f"--reward {target}: it is called with one episode: {error}") from None
+
+    def reward(episode: Episode) -> float:
+        try:
+            found = function(episode)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"--reward {target} failed on episode {episode.id}: {said}") from error
+        try:
+            return reward_value(found, f"--reward {target} for episode {episode.id} returned")
+        except EnvError as error:
+            raise UserError(str(error)) from None
+
+    return reward
+
+
+def names_reference(config: RunConfig) -> bool:
+    """Whether a run needs logprobs of a reference model: its penalty has a weight, or its own loss names them.
+
+    Raises:
+        UserError: when the loss cannot be used.
+    """
+    section = config.algorithm
+    if section is None:
+        return False
+    if config.training.loss and "ref_logprobs" in LossCall(load_loss(config.training.loss)).names:
+        return True
+    return section.beta > 0 and (section.kl_in == "reward" or not config.training.loss)
+
+
+def resolve(objective: Objective, config: RunConfig) -> Objective:
+    """The objective of a run: with the user's own parts, and with what serves as the reference model.
+
+    Raises:
+        UserError: for settings that contradict each other, and parts of the user's own that cannot be used.
+    """
+    objective = with_own_parts(objective, config.training)
+    if config.training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:
+        raise UserError(
+            "--training.old_logprobs is trainer, but the loss does not name old_logprobs and would not look at them: "
+            "give it that argument, or leave the option out"
+        )
+    if objective.kl_reference and config.services.ref_model.procs:
+        return replace(objective, kl_reference="model")
+    if objective.kl_penalty is not None:
+        raise UserError(
+            "a KL penalty in the reward needs a reference model, for against the generator's own logprobs it is always "
+            "0: --services.ref_model.procs 1"
+        )
+    return objective
+
+
+def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
+    """Put the user's own loss, advantages and reward in the place of the algorithm's.
+
+    Raises:
+        UserError: when one of them cannot be used.
+    """
+    if training.advantages:
+        objective = replace(objective, advantages=load_advantages(training.advantages), scale=None)
+        objective = replace(objective, needs_siblings=True, penalty_baseline=None)
+    if training.reward:
+        own = load_reward(training.reward)
+        objective = replace(objective, reward=_shaped(objective.reward, own), signal_reward=own)
+    if training.loss:
+        loss = load_loss(training.loss)
+        named = "ref_logprobs" in LossCall(loss).names or objective.kl_penalty is not None
+        objective = replace(objective, loss=loss, kl_reference="generator" if named else "")
+    return objective
+
+
+def _shaped(page: Callable[[Episode], float] | None, own: Callable[[Episode], float]) -> Callable[[Episode], float]:
+    """The user's reward with what the algorithm's page adds to a reward."""
+    return own if page is None else lambda episode: page(replace(episode, reward=own(episode)))
+
+
+def _absolute(target: str) -> str:
+    """The same target for a process that works in another folder."""
+    source, attribute = split_target(target)
+    return f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
+
+
+def _callable(target: str, option: str) -> Any:
+    found = load(target)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except TypeError as error:
+            raise UserError(f"{option} {target}: {error}; every setting of the class needs a default") from None
+    if not callable(found):
+        raise UserError(f"{option} {target} is {found!r}, which cannot be called")
+    return found

@@ -1,0 +1,1 @@
+"""One training run: its folder, its services and actors, warm-up and evaluations."""

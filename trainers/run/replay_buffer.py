@@ -1,0 +1,63 @@
+"""ReplayBuffer: episodes between those who sample them and the one who trains on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+
+
+class ReplayBuffer(ForgeActor):
+    """Keeps episodes in the order of their arrival, and gives each one out once.
+
+    It holds `capacity` of them: whoever adds another one waits until there is room, so that nothing is lost and
+    sampling never runs away from training. (A run of this library has no such actor: trainers/controller/ledger.py and
+    trainers/controller/schedule.py do the same for its groups, with a bound on staleness.)
+
+    Args:
+        batch_size: episodes that `sample` returns.
+        capacity: episodes that are kept; 4 batches by default.
+
+    Raises:
+        UserError: for numbers out of range.
+    """
+
+    def __init__(self, *, batch_size: int, capacity: int = 0, **base: Any) -> None:
+        super().__init__(**base)
+        self._batch_size = batch_size
+        self._capacity = capacity or 4 * batch_size
+        self._episodes: deque[Episode] = deque()
+        self._changed = asyncio.Condition()
+
+    async def on_start(self) -> None:
+        if not 1 <= self._batch_size <= self._capacity:
+            raise UserError(
+                f"batch_size is {self._batch_size} and capacity {self._capacity}: a batch has an episode at least, and "
+                "fits into the buffer"
+            )
+
+    @concurrent_endpoint
+    async def add(self, episode: Episode) -> None:
+        """Add an episode; waits while the buffer is full."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._episodes) < self._capacity)
+            self._episodes.append(episode)
+            self._changed.notify_all()
+
+    @concurrent_endpoint
+    async def sample(self) -> list[Episode]:
+        """Return the oldest `batch_size` episodes, and forget them; waits until there are so many."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._episodes) >= self._batch_size)
+            batch = [self._episodes.popleft() for _ in range(self._batch_size)]
+            self._changed.notify_all()
+            return batch
+
+    @concurrent_endpoint
+    async def waiting(self) -> int:
+        """Episodes that wait."""
+        return len(self._episodes)

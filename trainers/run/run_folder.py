@@ -1,0 +1,70 @@
+"""The folder of a run: a new one, or that of a run that goes on; one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from forge_env.core.errors import UserError
+from trainers.checkpoints import Checkpoint, check_fits, find
+from trainers.config import RunConfig
+
+
+def claim_folder(path: str) -> Path:
+    """Make the output folder.
+
+    Raises:
+        UserError: when it holds another run.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
+            f"choose another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def new_folder(algorithm: str, config: RunConfig) -> str:
+    return f"outputs/{algorithm}-{config.env.name or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def checkpoint_of(algorithm: str, config: RunConfig) -> Checkpoint | None:
+    """Find the checkpoint that a run shall go on from; None for a new run.
+
+    Raises:
+        UserError: when there is none, or it does not fit this config.
+    """
+    if not config.resume:
+        if config.checkpoint.step:
+            raise UserError(f"--checkpoint.step is {config.checkpoint.step}, and needs --resume")
+        return None
+    if not config.output:
+        raise UserError("--resume needs --output, the folder of the run to go on with")
+    checkpoint = find(Path(config.output), config.checkpoint.step)
+    check_fits(checkpoint, algorithm, config)
+    if config.training.steps == checkpoint.step and (Path(config.output) / "summary.json").is_file():
+        raise UserError(
+            f"the run in {config.output} is complete, with all its {checkpoint.step} steps; to go on with it, raise "
+            f"--training.steps"
+        )
+    return checkpoint
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from the same run; the kernel takes the lock back however this one ends."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is at work on the run in {folder}: wait for its end, or end it") from None
+        yield
+    finally:
+        os.close(lock)

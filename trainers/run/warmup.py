@@ -1,0 +1,107 @@
+"""The warm-up: supervised steps on an environment's own demonstrations, before reinforcement learning."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from forge_env.evaluation.evaluate import evaluate, is_success
+from forge_env.runtime.launcher import within
+from trainers.batching.batch import Sample
+from trainers.config import WarmupConfig
+from trainers.objective.plain_losses import SFTLoss
+from trainers.run.run import Run
+from trainers.setup.engine import episodes_at_once
+
+
+async def warm_up(
+    run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+) -> int:
+    """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
+
+    Stops early, at a probe that succeeds often enough.
+
+    Args:
+        run: whose model learns.
+        steps: at most.
+        around: entered for every step.
+    """
+    warmup = run.config.warmup
+    with run.startup.phase("demonstrations"):
+        demonstrations = await _demonstrations(run)
+    batches = _batches(run, demonstrations, warmup.batch_size)
+    begin = run.services.trainer.begin.call_one(
+        learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
+    )
+    await within(run.deadlines.base, begin, "the trainer")
+    loss, success = SFTLoss(), 0.0
+    names, now = ("loss", "success"), time.perf_counter()
+    run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
+    for step in range(1, steps + 1):
+        async with around():
+            metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
+        if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
+            success = await _probe(run, step)
+            metrics["success"] = success
+        run.report.metrics("warmup", step, metrics)
+        if success >= warmup.until_success:
+            break
+    run.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
+    return step
+
+
+def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
+    """Training tasks in another order: those that were demonstrated are the last.
+
+    What was shown several times is known by heart, and reinforcement learning on it rewards that.
+    """
+    shown = demonstrated(tasks, warmup)
+    return [*tasks[len(shown) :], *shown]
+
+
+def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
+    """The training tasks that the expert shows: the first ones, but none of the last, which are the probe's."""
+    return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
+
+
+async def _demonstrations(run: Run) -> list[Episode]:
+    """Let the environment's expert solve training tasks; only full successes are kept."""
+    started = time.perf_counter()
+    tasks = demonstrated(run.train_tasks, run.config.warmup)
+    async with run.moving("demonstrations"):
+        result = await evaluate(
+            lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+            tasks,
+            concurrency=episodes_at_once(run.config),
+            on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
+        )
+    run.report.episodes("demonstrations", result.episodes)
+    solved = [episode for episode in result.valid if is_success(episode)]
+    if not solved:
+        reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
+        name = run.config.env.name
+        raise UserError(f"the expert of {name} solved none of its own tasks; the warm-up has no data{reason}")
+    return solved
+
+
+async def _probe(run: Run, step: int) -> float:
+    """Success of the present weights on training tasks that no demonstration shows."""
+    await run.sync_weights()
+    tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
+    return (await run.measure(tasks, phase=f"probe/{step}")).success_rate
+
+
+def _batches(run: Run, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
+    """Go through the demonstrations again and again, in a new order each time."""
+    rng = random.Random(run.config.training.seed)
+    order: list[Episode] = []
+    while True:
+        while len(order) < size:
+            order += rng.sample(episodes, len(episodes))
+        yield order[:size]
+        order = order[size:]

@@ -1,0 +1,1 @@
+"""From the command line to a checked config and its plan; nothing is started here."""

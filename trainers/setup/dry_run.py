@@ -1,0 +1,107 @@
+"""--dry-run: prints the plan of a run, and starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trainers.config import RunConfig
+from trainers.setup.memory import gib
+from trainers.setup.plan import Plan, make_plan
+
+WIDTH = 120  # where the console is not a terminal
+
+
+def dry_run(config: RunConfig) -> int:
+    """Print everything that is known of a run before it starts; returns 0, or 2 when it could not start."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    plan = make_plan(config)
+    _print(console, plan)
+    if plan.problems:
+        print(f"error: {plan.problems[0]}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print(console: Console, plan: Plan) -> None:
+    _title(console, "Settings (* is not the default)")
+    console.print(_settings(plan))
+    _title(console, "What they come to")
+    meaning = _table("", "")
+    for name, text in plan.meaning:
+        meaning.add_row(Text(name), Text(text))
+    console.print(meaning)
+    _title(console, "Processes, and estimates of their memory in GiB")
+    console.print(_processes(plan))
+    for where, total in shared_gpus(plan).items():
+        console.print(Text(f"{where}, which several share: {gib(total)} together"))
+    _title(console, "Missing on this machine")
+    for text in plan.missing or ["nothing"]:
+        console.print(Text(f"  - {text}"))
+    _title(console, "Whether it starts")
+    for text in [f"no: {problem}" for problem in plan.problems] or ["yes; this was a dry run, and nothing was started"]:
+        console.print(Text(f"  - {text}"))
+
+
+def shared_gpus(plan: Plan) -> dict[str, float]:
+    """Bytes of all processes on each GPU that has several, each at its worst moment; unknown ones are left out."""
+    found: dict[str, list[float]] = {}
+    for process, memory in plan.processes:
+        if process.gpu is not None and memory is not None:
+            found.setdefault(process.where, []).append(memory.total)
+    return {where: sum(totals) for where, totals in found.items() if len(totals) > 1}
+
+
+def _title(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, style="bold"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if any(columns) else None, show_header=any(columns), pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _settings(plan: Plan) -> Table:
+    table = _table("", "setting", "value", "default")
+    for name, value, default in plan.settings:
+        changed = value != default
+        style = "bold" if changed else ""
+        cells = ("*" if changed else "", name, _shown(value), _shown(default) if changed else "")
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+
+
+def _processes(plan: Plan) -> Table:
+    table = _table("process", "where", "part", "memory", "of which")
+    for process, memory in plan.processes:
+        same = [other for other, _ in plan.processes if other.service == process.service]
+        name = process.service  # as in the names of the logs
+        if any(other.replica for other in same):
+            name += f"_{process.replica}"
+        if any(other.rank for other in same):
+            name += f" {process.rank}"
+        known = memory is not None and memory.total > 0
+        row = (
+            name,
+            process.where,
+            process.part,
+            gib(memory.total) if memory and known else "?" if memory is None else "",
+        )
+        table.add_row(*map(Text, row), Text(str(memory) if memory and known else ""))
+    return table

@@ -1,0 +1,45 @@
+"""Whether the packages that a run needs are there, and are the right ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from forge_env.core.errors import UserError
+
+OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers")
+STACK = {"vllm": "vllm", "torchtitan": "torchtitan", "torchstore": "torchstore", "monarch": "torchmonarch"}
+"""What is imported, and the name under which it is installed."""
+
+
+def check_packages() -> None:
+    """Check that our packages are ours, and that the stack is installed.
+
+    Raises:
+        UserError: naming a foreign package of the same name, or what is not installed and how to install it.
+    """
+    check_ours()
+    for package in missing_packages():
+        raise UserError(f"{package} is not installed, and training needs it: run `make setup`, see README.md")
+
+
+def check_ours() -> None:
+    """Check that our packages are ours.
+
+    Raises:
+        UserError: naming a foreign package of the same name.
+    """
+    root = Path(__file__).resolve().parents[2]
+    for name in OURS:
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if origin is None or origin.parents[1] != root:
+            raise UserError(
+                f"the package {name!r} that Python finds is {origin}, not forge_env's in {root}: "
+                f"another installed package has the same name; run from {root}, or uninstall the other one"
+            )
+
+
+def missing_packages() -> list[str]:
+    """What the stack lacks on this machine."""
+    return [package for module, package in STACK.items() if importlib.util.find_spec(module) is None]

@@ -1,0 +1,256 @@
+"""Config: one tree of typed dataclasses, dotted command-line overrides, YAML files.
+
+`--training.steps 50` sets `config.training.steps`. An unknown name is an error that offers the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forge_env.core.errors import UserError
+
+C = TypeVar("C")
+
+
+def parse(config_class: type[C], arguments: Sequence[str], short: Mapping[str, str]) -> C:
+    """Build a config from command-line arguments.
+
+    Args:
+        config_class: a dataclass of dataclasses, all with defaults.
+        arguments: `--name value` or `--name=value` pairs, and `--name` alone where the value is true or false;
+            `--config FILE` reads YAML first. A dash within a name is an underscore.
+        short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
+            "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
+
+    Raises:
+        UserError: for an unknown option, a missing or a malformed value.
+    """
+    return parse_given(config_class, arguments, short)[0]
+
+
+def parse_given(
+    config_class: type[C],
+    arguments: Sequence[str],
+    short: Mapping[str, str],
+    *,
+    saved: Mapping[str, Any] | None = None,
+) -> tuple[C, frozenset[str]]:
+    """Like `parse`; returns as well the dotted names that the files and the command line set.
+
+    `saved` is a tree as `dataclasses.asdict` makes it, whose values stand in the place of the defaults.
+
+    Raises:
+        UserError: as `parse` does.
+    """
+    config = config_class()
+    names = _Names(config, short)
+    pairs = _pairs(arguments, names)
+    given: set[str] = set()
+    for name, value in _flatten(saved or {}, names):
+        _set(config, names, name, value, source="the saved config")
+    for _, path in (pair for pair in pairs if pair[0] == "config"):
+        for name, value in _flatten(_read_yaml(path), names):
+            given.add(_set(config, names, name, value, source=path))
+    for name in dict.fromkeys(name for name, _ in pairs if name != "config"):
+        values = [value for other, value in pairs if other == name]
+        several = len(values) > 1 and _dict_of(config, names.dotted(name)) is not None
+        given.add(_set(config, names, name, values if several else values[-1], source="the command line"))
+    return config, frozenset(given)
+
+
+class _Names:
+    """The names of a config tree, and what a user may write for them."""
+
+    def __init__(self, config: Any, short: Mapping[str, str]) -> None:
+        self.kinds = dict(leaves(config))
+        self.sections = {name[:i] for name in self.kinds for i, letter in enumerate(name) if letter == "."}
+        self._short = short
+
+    def dotted(self, name: str) -> str:
+        """The dotted name that a user's name stands for; an unknown one stays as it is."""
+        name = name.replace("-", "_")
+        if name in self._short:
+            return self._short[name]
+        head, dot, rest = name.partition(".")
+        section = self._short.get(head, "")
+        if dot and name not in self.kinds and section in self.sections and head not in self.sections:
+            return f"{section}.{rest}"
+        return name
+
+    def is_section(self, name: str) -> bool:
+        return self.dotted(name) in self.sections or name in self.sections
+
+    def unknown(self, name: str, source: str) -> UserError:
+        """The error for a name that nothing has, with the nearest one that something has."""
+        if self.is_section(name):
+            return UserError(f"{source}: there is no option --{name}: it is a section, write --{name}.NAME VALUE")
+        nearest = self._nearest(self.dotted(name))
+        hint = f"did you mean {nearest}? " if nearest else ""
+        return UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
+
+    def _nearest(self, dotted: str) -> str:
+        """What may have been meant: in this order of preference, in the nearest section, elsewhere, anything alike."""
+        section, _, field = dotted.rpartition(".")
+        sections = [*self.sections, *(name for name, to in self._short.items() if to in self.sections)]
+        near = section if section in self.sections else _closest(section, sections)
+        if section and near:
+            inside = f"{self.dotted(near)}."
+            within = {name.removeprefix(inside) for name in self.kinds if name.startswith(inside)}
+            if close := _closest(field, within):
+                return f"--{near}.{close}"
+        elsewhere = [f"--{name}" for name in self.kinds if section and name.endswith(f".{field}")]
+        if not elsewhere and (close := _closest(dotted, [*self._short, *self.kinds, *sections])):
+            elsewhere = [f"the section {close}" if self.is_section(close) else f"--{close}"]
+        return elsewhere[0] if elsewhere else f"the section {near}" if near else ""
+
+
+def _closest(name: str, choices: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1)), "")
+
+
+def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> str:
+    """Set one name, converting the value to the field's type; returns the dotted name."""
+    dotted = names.dotted(name)
+    if (leaf := _dict_of(config, dotted)) is not None:
+        _leaf(config, leaf)[dotted.removeprefix(f"{leaf}.")] = value
+        return dotted
+    if dotted not in names.kinds:
+        raise names.unknown(name, source)
+    section, _, field = dotted.rpartition(".")
+    value = _convert(value, names.kinds[dotted], f"{source}: --{name}")
+    setattr(_leaf(config, section) if section else config, field, value)
+    return dotted
+
+
+def _dict_of(config: Any, dotted: str) -> str | None:
+    """The dictionary that a dotted name is an entry of; an entry that is given several times is a list."""
+    dicts = [leaf for leaf, kind in leaves(config) if typing.get_origin(kind) is dict]
+    return next((leaf for leaf in dicts if dotted.startswith(f"{leaf}.")), None)
+
+
+def _leaf(config: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """List every dotted name with its type."""
+    hints = typing.get_type_hints(type(config))
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found += leaves(value, f"{prefix}{field.name}.")
+        else:
+            found.append((f"{prefix}{field.name}", hints[field.name]))
+    return found
+
+
+def _pairs(arguments: Sequence[str], names: _Names) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    rest = list(arguments)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            raise UserError(f"{option!r} is not an option: write --name value, for example --steps 50")
+        name, equals, value = option[2:].partition("=")
+        if not equals:
+            value = _next_value(name, rest, names)
+        pairs.append((name, value))
+    return pairs
+
+
+def _next_value(name: str, rest: list[str], names: _Names) -> str:
+    """Take the value of an option from what follows it; true or false may be left out, and is true then."""
+    if rest and not rest[0].startswith("--"):
+        return rest.pop(0)
+    kind = names.kinds.get(names.dotted(name))
+    if kind is bool:
+        return "true"
+    follows = f", and {rest[0]!r} is an option: a value like that is written --{name}={rest[0]}" if rest else ""
+    raise UserError(f"--{name} needs a value{follows}")
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    import yaml
+
+    if not Path(path).is_file():
+        raise UserError(f"there is no config file {path}")
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
+    return data
+
+
+def _flatten(data: Mapping[str, Any], names: _Names, prefix: str = "") -> list[tuple[str, Any]]:
+    """The settings of a file, by dotted name; a section that holds nothing sets nothing."""
+    found: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found += _flatten(value, names, f"{name}.")
+        elif not (value in (None, {}) and names.is_section(name)):
+            found.append((name, value))
+    return found
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    if typing.get_origin(kind) is dict:
+        if value not in ({}, "{}", None):
+            raise UserError(f"{where} is {value!r}; write one option for each entry: {where.split()[-1]}.NAME VALUE")
+        return {}
+    if typing.get_origin(kind) is list:
+        texts = value.strip("[]").split(",") if isinstance(value, str) else value  # "[]" is none, as --dry-run shows it
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise UserError(f"{where} is {value!r}; it must be texts, with commas between them")
+        return [text.strip() for text in texts if text.strip()]
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if not isinstance(value, str) or value not in choices:
+            raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(choices)}")
+        return value
+    try:
+        return _CONVERTERS[kind](value)
+    except (ValueError, TypeError, KeyError):
+        allowed = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "a text")
+        raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, (bool, float)):
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    number = float(value)  # YAML 1.1 reads 1e-5 as a text
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, (bool, list, dict)):
+        raise TypeError
+    return str(value)
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_CONVERTERS: dict[Any, Any] = {
+    bool: lambda value: _BOOLEANS[str(value).lower()],
+    int: _whole,
+    float: _number,
+    str: _text,
+}

@@ -1,0 +1,150 @@
+"""The range of every number of a config that has one, by its dotted name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+
+from forge_env.core.errors import UserError
+from trainers.config import RunConfig
+
+AT_LEAST: dict[str, float] = {
+    "dataset.tasks": 1,
+    "dataset.held_out": 1,
+    "env.max_turns": 1,
+    "env.max_turn_tokens": 1,
+    "env.max_tokens": 2,
+    "env.min_valid": 1,
+    "warmup.steps": -1,
+    "warmup.until_success": 0,
+    "warmup.probe_every": 1,
+    "warmup.probe_tasks": 1,
+    "warmup.demonstrations": 1,
+    "warmup.batch_size": 1,
+    "warmup.learning_rate": 0,
+    "warmup.learning_rate_warmup": 0,
+    "training.steps": 0,
+    "training.seed": 0,
+    "training.batch_size": 1,
+    "training.gradient_accumulation_steps": 1,
+    "training.sync_interval": 1,
+    "training.learning_rate": 0,
+    "training.warmup_steps": 0,
+    "training.weight_decay": 0,
+    "training.seq_len": 0,
+    "training.staleness": -1,
+    "training.mismatch_alarm": 0,
+    "training.keep_logits_gib": 0,
+    "training.max_tokens_per_micro_batch": 1,
+    "services.generator.procs": 1,
+    "services.generator.threads": 1,
+    "services.generator.num_replicas": 1,
+    "services.generator.kv_cache_gib": 0,
+    "services.envs.procs": 1,
+    "services.envs.threads": 1,
+    "services.envs.num_replicas": 1,
+    "services.trainer.procs": 1,
+    "services.trainer.threads": 1,
+    "services.trainer.num_replicas": 1,
+    "services.ref_model.procs": 0,
+    "services.ref_model.threads": 1,
+    "services.ref_model.num_replicas": 1,
+    "launcher.hosts": 0,
+    "launcher.port": 1,
+    "launcher.gpus_per_host": 0,
+    "launcher.silence_seconds": 2,
+    "launcher.lease_seconds": 5,
+    "parallelism.tensor_parallel_degree": 1,
+    "parallelism.data_parallel_replicate_degree": 1,
+    "parallelism.pipeline_parallel_degree": 1,
+    "parallelism.context_parallel_degree": 1,
+    "parallelism.expert_parallel_degree": 1,
+    "evaluation.interval": 0,
+    "evaluation.n": 1,
+    "evaluation.temperature": 0,
+    "checkpoint.interval": 0,
+    "checkpoint.keep_last": 1,
+    "checkpoint.step": 0,
+    "metrics.system_seconds": 0,
+}
+ABOVE: dict[str, float] = {
+    "env.step_seconds": 0,
+    "env.episode_seconds": 0,
+    "env.scoring_seconds": 0,
+    "evaluation.top_p": 0,
+    "training.max_grad_norm": 0,
+    "training.step_seconds": 0,
+    "deadlines.stall_seconds": 0,
+    "deadlines.base_seconds": 0,
+    "deadlines.least_mib_per_second": 0,
+    "services.generator.ping_seconds": 0,
+    "services.envs.ping_seconds": 0,
+    "services.trainer.ping_seconds": 0,
+    "services.ref_model.ping_seconds": 0,
+}
+# Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
+ALGORITHM_AT_LEAST: dict[str, float] = {
+    "n_samples": 1,
+    "beta": 0,
+    "constant": 0,
+    "correction_low": 0,
+    "correction_high": 1,
+    "std_ddof": 0,
+    "std_eps": 0,
+    "clip_low": 0,
+    "clip_high": 0,
+    "dual_clip": 0,
+    "clip_ratio": 0,
+    "overlong_length": 0,
+    "overlong_buffer": 0,
+    "overlong_penalty": 0,
+}
+ALGORITHM_ABOVE: dict[str, float] = {"temperature": 0, "tau_pos": 0, "tau_neg": 0}
+ALGORITHM_AT_MOST: dict[str, float] = {"clip_low": 1, "correction_low": 1, "std_ddof": 1, "overlong_buffer": 1}
+
+
+def value_of(config: RunConfig, name: str) -> float:
+    """The number of a dotted name."""
+    value: object = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, int | float), name
+    return value
+
+
+def check_numbers(config: RunConfig) -> None:
+    """Check every number of a config.
+
+    Raises:
+        UserError: for the first one out of range, by its dotted name.
+    """
+    for name, (allowed, holds) in _rules(config).items():
+        value = value_of(config, name)
+        if not holds(value):
+            raise UserError(f"--{name} is {value}; it must be {allowed}")
+    shard = config.parallelism.data_parallel_shard_degree
+    if shard < 1 and shard != -1:
+        raise UserError(
+            f"--parallelism.data_parallel_shard_degree is {shard}; it must be at least 1, or -1 for all processes that "
+            "tensor parallelism leaves"
+        )
+
+
+def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
+    """For each dotted name what is allowed, in words and as a function."""
+    section, prefix = config.algorithm, f"{config.algorithm_name}."
+    least, above, most = dict(AT_LEAST), dict(ABOVE), dict[str, float]()
+    for table, own in ((least, ALGORITHM_AT_LEAST), (above, ALGORITHM_ABOVE), (most, ALGORITHM_AT_MOST)):
+        table.update({prefix + name: bound for name, bound in own.items() if hasattr(section, name)})
+    rules: dict[str, tuple[str, Callable[[float], bool]]] = {}
+    for name, low in least.items():
+        if name in most:
+            rules[name] = (f"from {low:g} to {most[name]:g}", partial(_is_between, low, most[name]))
+        else:
+            rules[name] = (f"at least {low:g}", partial(operator.le, low))
+    return rules | {name: (f"above {low:g}", partial(operator.lt, low)) for name, low in above.items()}
+
+
+def _is_between(low: float, high: float, value: float) -> bool:
+    return low <= value <= high

@@ -1,0 +1,123 @@
+"""From a command line to the config of a run: what is read in which order, and what settings mean for each other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from forge_env.core.errors import UserError
+from forge_env.registry.registry import env_class
+from forge_env.rollout.factory import declared_limits
+from trainers.checkpoints import find
+from trainers.config import SHORT_OPTIONS, RunConfig
+from trainers.setup.parser import parse_given
+from trainers.setup.placement import gpus_available
+
+C = TypeVar("C", bound=RunConfig)
+
+DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".gz", ".yaml", ".yml")
+"""Ends of the names of data files, by which a path is told from a hub id."""
+
+ENV_OF_A_FILE = "math"
+"""The environment of a config file that names none, as in torchforge's guides."""
+
+
+def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
+    """Build the config of a run from its command line: defaults, then files, then the other options.
+
+    A run that is resumed has its own settings in the place of the defaults, so that none has to be given again.
+
+    Raises:
+        UserError: for an unknown option, a malformed value, or two settings that contradict each other.
+    """
+    config, given = parse_given(config_class, arguments, SHORT_OPTIONS)
+    if config.resume and config.output:
+        saved = dict(find(Path(config.output), config.checkpoint.step).extra["config"])
+        for name in ("output", "resume", "dry_run"):
+            saved.pop(name, None)
+        saved["checkpoint"] = {**saved.get("checkpoint", {}), "step": 0}
+        return parse_given(config_class, arguments, SHORT_OPTIONS, saved=saved)[0]
+    from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
+    if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default
+        config.env.name = ENV_OF_A_FILE
+    _take_declared_limits(config, given)
+    if config.training.seq_len > 0:
+        _cap_episodes(config, given)
+    _take_gpus(config, given)
+    return config
+
+
+def _take_declared_limits(config: RunConfig, given: frozenset[str]) -> None:
+    """Give an episode the limits that its environment declares, where no setting names them."""
+    env = config.env
+    if not env.name:
+        return
+    try:
+        declared = declared_limits(env_class(env.name), env.options, name=env.name)
+    except UserError:
+        return  # the checks of the environment say it
+    for name, value in declared.items():
+        if f"env.{name}" not in given:
+            setattr(env, name, value)
+
+
+def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
+    """Put trainer, generator and reference model on GPUs where there are some, unless a setting says otherwise."""
+    if config.training.deterministic or not gpus_available():
+        return
+    for name in ("generator", "trainer", "ref_model"):
+        service = getattr(config.services, name)
+        if f"services.{name}.with_gpus" not in given and service.procs:
+            service.with_gpus = True
+
+
+def _cap_episodes(config: RunConfig, given: frozenset[str]) -> None:
+    env, seq_len = config.env, config.training.seq_len
+    if "env.max_tokens" in given and env.max_tokens != seq_len:
+        raise UserError(
+            f"--training.seq_len is {seq_len} and --env.max_tokens is {env.max_tokens}: both are the most tokens of an "
+            "episode; give one of them"
+        )
+    env.max_tokens = seq_len
+    if "env.max_turn_tokens" not in given:
+        env.max_turn_tokens = seq_len
+
+
+def give_dataset(config: RunConfig) -> None:
+    """Hand `dataset.path` and `dataset.streaming` to the environment, as its own options `data` and `streaming`.
+
+    Raises:
+        UserError: when the environment is unknown, or has no such option.
+    """
+    data, options, name = config.dataset, config.env.options, config.env.name
+    if data.split == "test":
+        raise UserError("--dataset.split is 'test', which is held out for the evaluation: train on another split")
+    if not data.path:
+        if data.streaming:
+            raise UserError("--dataset.streaming is true and --dataset.path is empty: name the data that is to stream")
+        return
+    if not name:
+        raise UserError(
+            f"--dataset.path is {data.path!r}, and there is no environment: supervised training has --sft.data"
+        )
+    known = inspect.signature(env_class(name).tasks).parameters
+    if "data" not in known:
+        raise UserError(
+            f"--dataset.path is {data.path!r}, and the environment {name} makes its own tasks: leave it out, or choose "
+            "one that reads tasks from data, as math, code_exec and tool_api do"
+        )
+    if options.get("data", data.path) != data.path:
+        raise UserError(f"--dataset.path is {data.path!r} and --env.options.data is {options['data']!r}: give one")
+    if data.streaming and "streaming" not in known:
+        raise UserError(f"--dataset.streaming is true, and the environment {name} cannot stream: set it to false")
+    options["data"] = data.path
+    if data.streaming:
+        options["streaming"] = True
+
+
+def data_file(path: str, split: str) -> Path | None:
+    """The local file that `dataset.path` names, whether it is there or not; None for "" and for a hub id."""
+    file = Path(path.replace("{split}", split)).expanduser()
+    return file if path and (file.is_file() or file.suffix in DATA_FILES) else None

@@ -1,0 +1,97 @@
+"""What --help prints: the short options, and every setting with its default and what its docstring says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Set
+from typing import Any
+
+from trainers.config import SHORT_OPTIONS, RunConfig
+from trainers.setup.parser import leaves
+
+_WIDTH = 118
+_INDENT = " " * 8
+
+
+def usage(config_class: type[RunConfig]) -> str:
+    """The help of a page, section by section."""
+    sections, settings = [], []
+    config = config_class()
+    for name, value, kind, text in _fields(config):
+        if dataclasses.is_dataclass(value):
+            sections += _section(name, value, text)
+        else:
+            settings += _setting(name, value, kind, text)
+    return "\n".join(
+        [
+            "Options: --NAME VALUE or --NAME=VALUE; what is true or false may leave the value out.",
+            "--config FILE reads a YAML file first, --dry-run prints what would run and starts nothing.",
+            "",
+            "Short names:",
+            *_short_names({name for name, _ in leaves(config)}),
+            "",
+            "Settings and their defaults:",
+            *settings,
+            *sections,
+        ]
+    )
+
+
+def docs_of(section: type[Any]) -> dict[str, str]:
+    """The docstring below each field of a dataclass, and of those that it is made of; "" where there is none."""
+    found: dict[str, str] = {}
+    for part in reversed(section.__mro__):
+        if not dataclasses.is_dataclass(part):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(body, ast.ClassDef)
+        for line, following in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                # A page that changes only a default keeps the text.
+                found[line.target.id] = _text(following) or found.get(line.target.id, "")
+    return found
+
+
+def _text(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def _fields(section: Any) -> list[tuple[str, Any, Any, str]]:
+    docs, hints = docs_of(type(section)), typing.get_type_hints(type(section))
+    return [
+        (each.name, getattr(section, each.name), hints[each.name], docs.get(each.name, ""))
+        for each in dataclasses.fields(section)
+    ]
+
+
+def _section(name: str, section: Any, text: str) -> list[str]:
+    lines = ["", f"{name}:", *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    for field, value, kind, text in _fields(section):
+        if dataclasses.is_dataclass(value):
+            lines += _section(f"{name}.{field}", value, text)
+        else:
+            lines += _setting(f"{name}.{field}", value, kind, text)
+    return lines
+
+
+def _setting(name: str, value: Any, kind: Any, text: str) -> list[str]:
+    if typing.get_origin(kind) is typing.Literal:
+        choices = ", ".join(typing.get_args(kind))
+        text = f"{text} One of: {choices}." if text else f"One of: {choices}."
+    wrapped = textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return [f"  --{name} {value!r}", *wrapped]
+
+
+def _short_names(settings: Set[str]) -> list[str]:
+    """One line for each; a short name that is no setting's is a section's."""
+    lines = []
+    for short, dotted in SHORT_OPTIONS.items():
+        rest = "" if dotted in settings or dotted.startswith("env.options.") else ".NAME"
+        lines.append(f"  --{short + rest:<16} {dotted + rest}")
+    return lines

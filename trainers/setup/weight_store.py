@@ -1,0 +1,30 @@
+"""Which weight store a run has."""
+
+from __future__ import annotations
+
+from forge_env.runtime.weights import WeightStore, choose_store
+from trainers.config import RunConfig
+from trainers.setup.hosts import count_hosts
+from trainers.setup.placement import shares_gpus
+
+_BYTES = 4  # of a weight: the trainer publishes float32
+
+
+def find_store(config: RunConfig, parameters: int) -> tuple[WeightStore, str]:
+    """Choose the store of a run whose model has so many parameters, see `choose_store`.
+
+    Raises:
+        UserError: when the one that the config names cannot work.
+    """
+    services = config.services
+    holders = [services.trainer, services.generator]
+    if services.ref_model.procs:
+        holders.append(services.ref_model)
+    all_on_gpus = all(service.with_gpus for service in holders)
+    return choose_store(
+        config.weights.store,
+        size=_BYTES * parameters,
+        all_on_gpus=all_on_gpus,
+        hosts=count_hosts(config),
+        shared_gpus=all_on_gpus and shares_gpus(config),
+    )

@@ -1,0 +1,210 @@
+"""Where the rows of supervised training come from: Episodes, or chats of a file or of the hub.
+
+    data = SFTData(config)         # reads the first row, and says what it found
+    await data.prepare(model)      # renders, counts what is left out
+    data.held_out                  # samples for the loss before and after
+    for batch in data.batches():   # one optimizer step each, in an order that the run's seed gives
+
+Nothing is left out in silence: every row that cannot be used is counted by its reason, with the first one named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.model_folder import context_length
+from forge_env.core.episode import Row
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.types import Message, ToolSpec
+from forge_env.rollout.factory import make
+from trainers.batching.batch import Sample
+from trainers.model.sizes import MODEL_SIZES
+from trainers.sft.rows import RowMaker, count_tokens, shuffled, token_batches
+from trainers.sft.shapes import BadChat
+from trainers.sft.source import Example, Source, open_source
+
+if TYPE_CHECKING:
+    from trainers.sft.config import Config
+
+CORPUS = 1000  # conversations whose text trains the tokenizer of a model made on the spot
+SHUFFLED = 2048  # conversations that a stream is shuffled among
+HELD_OUT_MOST = 128  # conversations of the held-out loss: more would not change its first digits
+
+
+class Tally:
+    """Counts what was left out, by reason, and remembers the first of each kind."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._firsts: dict[str, str] = {}
+
+    def add(self, reason: str, where: str) -> None:
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._firsts.setdefault(reason, where)
+
+    @property
+    def total(self) -> int:
+        return sum(self._counts.values())
+
+    def __str__(self) -> str:
+        parts = (f"{count:,} {reason} (the first: {self._firsts[reason]})" for reason, count in self._counts.items())
+        return "; ".join(parts) or "nothing"
+
+
+class SFTData:
+    """The samples of a run on `--sft.data`.
+
+    Raises:
+        UserError: when the data cannot be read, or is of no shape that is known.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._source: Source = open_source(config.sft)
+        self.found = self._source.found
+        self.held_out: list[Sample] = []
+        self.left_out = Tally()
+        self._foreign = 0  # episodes whose tokens are of another model
+        self._every = round(1 / config.sft.held_out_share) if config.sft.held_out_share else 0
+        self._tools: dict[str, tuple[ToolSpec, ...]] = {}
+        self._samples: list[Sample] = []
+        self._maker: RowMaker | None = None
+        self._limit = 0
+
+    # ---- before the run ----
+
+    def make_model(self, folder: Path) -> int:
+        """Make a model whose tokenizer knows the data's text; returns its number of parameters."""
+        from trainers.model.tiny_model import make_tiny_model
+
+        examples = list(itertools.islice((e for _, e in self._source if isinstance(e, Example)), CORPUS))
+        if not examples:
+            raise UserError(self._nothing_left())
+        tools = {tool["function"]["name"]: tool for example in examples for tool in example.tools}
+        size = MODEL_SIZES[self._config.model.size]
+        length = max(size.max_position_embeddings, self._config.training.seq_len)
+        return make_tiny_model(
+            folder,
+            [_plain(example.messages) for example in examples],
+            list(tools.values()),
+            seed=self._config.training.seed,
+            size=replace(size, max_position_embeddings=length),
+        )
+
+    async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        """Render for this model: everything, or of a stream what is held out; sets the number of steps.
+
+        Raises:
+            UserError: when nothing is left to train on.
+        """
+        config = self._config
+        self._maker = RowMaker(model)
+        self._limit = self._row_limit(model)
+        for number, sample in enumerate(self._read(self.left_out)):
+            (self.held_out if self._is_held_out(number) else self._samples).append(sample)
+            if number % 64 == 63:
+                await asyncio.sleep(0)  # Ctrl-C is heard between two conversations
+            if config.sft.streaming and number >= self._every * HELD_OUT_MOST:
+                break
+        if len(self._samples) > 1 and not self.held_out and self._every and not config.sft.streaming:
+            self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
+        if not self._samples:
+            raise UserError(self._nothing_left())
+        learned = sum(sum(row.mask) for sample in self._samples for row in sample.rows)
+        size = sum(map(count_tokens, self._samples))
+        seen = "the beginning of the stream" if config.sft.streaming else "all of it"
+        say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")
+        if self._foreign:
+            say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
+        if self.left_out.total:
+            say(f"left out: {self.left_out}")
+        if config.sft.streaming:
+            self._samples = []
+        if not config.training.steps:
+            epochs = range(config.sft.epochs)
+            config.training.steps = sum(1 for e in epochs for _ in token_batches(self._epoch(e), self.tokens_per_step))
+
+    # ---- in the run ----
+
+    def batches(self) -> Iterator[list[Sample]]:
+        """The samples of one optimizer step after the other, without end; each epoch in an order of its own."""
+        for epoch in itertools.count():
+            yield from token_batches(self._epoch(epoch), self.tokens_per_step)
+
+    @property
+    def tokens_per_step(self) -> int:
+        training = self._config.training
+        per_step = training.max_tokens_per_micro_batch * training.gradient_accumulation_steps
+        return self._config.sft.tokens_per_step or per_step
+
+    def _epoch(self, number: int) -> Iterator[Sample]:
+        rng = random.Random(f"{self._config.training.seed}/sft/{number}")
+        if not self._config.sft.streaming:
+            yield from rng.sample(self._samples, len(self._samples))
+            return
+        numbered = enumerate(self._read(Tally()))
+        yield from shuffled((s for i, s in numbered if not self._is_held_out(i)), rng, buffer=SHUFFLED)
+
+    def _is_held_out(self, number: int) -> bool:
+        every = self._every
+        return bool(every) and number % every == every - 1 and number < every * HELD_OUT_MOST
+
+    def _read(self, left_out: Tally) -> Iterator[Sample]:
+        """Go through the data once."""
+        for where, example in self._source:
+            if not isinstance(example, Example):
+                left_out.add(example.reason, f"{where}: {example.detail}")
+                continue
+            try:
+                rows = self._rows(example)
+            except BadChat as error:
+                left_out.add("that cannot be rendered", f"{where}: {error}")
+                continue
+            if longest := max((len(row.token_ids) for row in rows if len(row.token_ids) > self._limit), default=0):
+                reason = f"longer than {self._limit:,} tokens (--training.seq_len)"
+                left_out.add(reason, f"{where} has a row of {longest:,}")
+                continue
+            yield Sample(rows=rows)
+
+    def _rows(self, example: Example) -> tuple[Row, ...]:
+        assert self._maker is not None
+        if example.rows and self._maker.has_written(example.rows, example.messages):
+            return example.rows
+        self._foreign += bool(example.rows)
+        return self._maker.render(example.messages, example.tools or self._tools_of(example.env))
+
+    def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
+        """The tools of an environment whose episodes have to be rendered: an Episode does not hold them."""
+        if env and env not in self._tools:
+            options = self._config.env.options if env == self._config.env.name else {}
+            try:
+                self._tools[env] = tuple(make(env, **options).make().tools)
+            except ForgeError as error:
+                raise BadChat(
+                    f"it is text, and the tools of its environment {env} are not to be had: {error}"
+                ) from None
+        return self._tools.get(env, ())
+
+    def _row_limit(self, model: Path) -> int:
+        training, context = self._config.training, context_length(model)
+        if context and training.seq_len > context:
+            raise UserError(
+                f"--training.seq_len is {training.seq_len}, and the model in {model} reads {context} tokens at most: "
+                f"set it to {context} or less"
+            )
+        return training.seq_len or min(context or sys.maxsize, training.max_tokens_per_micro_batch)
+
+    def _nothing_left(self) -> str:
+        return f"nothing of {self._config.sft.data} is left to train on: {self.left_out}"
+
+
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """Messages without reasoning, which no renderer of ours has a place for."""
+    return [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]  # type: ignore[misc]

@@ -1,0 +1,111 @@
+"""From conversations to training rows: the same tokens, and the same mask, as a rollout of them would leave behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from agents.renderer.rendering import Renderer
+from agents.renderer.tokenizer import FastTokenizer
+from forge_env.core.episode import Episode, Row, Turn
+from forge_env.core.errors import UserError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Message, Outcome, Task, ToolSpec
+from trainers.batching.batch import Sample
+from trainers.sft.shapes import BadChat
+
+T = TypeVar("T")
+
+
+class RowMaker:
+    """Makes rows for the model in a Hugging Face folder.
+
+    What is learned is exactly what the model would have to sample: each assistant message up to and with its
+    end-of-turn token. A turn that the template renders differently once it is history starts a row of its own, as it
+    does in a rollout.
+    """
+
+    def __init__(self, model: str | Path) -> None:
+        self._renderer = Renderer(model)
+        self._tokenizer = FastTokenizer(model)
+        self._ends = [self._tokenizer.decode(token) for token in self._renderer.stop_token_ids]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Row, ...]:
+        """Return the rows of a conversation; messages after the last assistant one are left out.
+
+        Raises:
+            BadChat: when the template has no place for it.
+        """
+        conversation = Conversation(request_id="")
+        pending: list[Message] = []
+        for message in messages:
+            if message["role"] != "assistant":
+                pending.append(message)
+                continue
+            conversation.observation = tuple(pending)
+            conversation.turns.append(self._turn(conversation, message, tools))
+            pending = []
+        task = Task(prompt=(), id="sft")
+        return Episode(task=task, turns=tuple(conversation.turns), outcome=Outcome.SCORED, reward=0.0, id="sft").rows
+
+    def _turn(self, conversation: Conversation, message: Message, tools: Sequence[ToolSpec]) -> Turn:
+        if end := next((end for end in self._ends if end in message["content"]), ""):
+            raise BadChat(f"an assistant message spells out {end}, which would end it there")
+        try:
+            prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
+            written = self._renderer.write(message)
+        except UserError as error:
+            raise BadChat(str(error)) from None
+        return Turn(
+            kind="tokens",
+            observation=conversation.observation,
+            message=message,
+            prompt_ids=tuple(prompt[old:]),
+            token_ids=tuple(written),
+            starts_row=starts_row,
+        )
+
+    def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
+        """Whether these rows are of this model's tokenizer: what the assistant said can be read in them."""
+        ids = [token for row in rows for token in row.token_ids]
+        if max(ids, default=0) >= len(self._tokenizer):
+            return False
+        text = self._tokenizer.decode(ids)
+        said = (message["content"].strip() for message in messages if message["role"] == "assistant")
+        return all(content in text for content in said)
+
+
+def shuffled(items: Iterable[T], rng: random.Random, *, buffer: int) -> Iterator[T]:
+    """Yield the items in a random order, of which at most `buffer` are held at once."""
+    held: list[T] = []
+    for item in items:
+        if len(held) < buffer:
+            held.append(item)
+            continue
+        place = rng.randrange(buffer)
+        yield held[place]
+        held[place] = item
+    rng.shuffle(held)
+    yield from held
+
+
+def token_batches(samples: Iterable[Sample], tokens: int) -> Iterator[list[Sample]]:
+    """Cut a stream of samples into batches of at most `tokens` tokens; a larger sample is a batch of its own."""
+    batch: list[Sample] = []
+    total = 0
+    for sample in samples:
+        size = count_tokens(sample)
+        if batch and total + size > tokens:
+            yield batch
+            batch, total = [], 0
+        batch.append(sample)
+        total += size
+    if batch:
+        yield batch
+
+
+def count_tokens(sample: Sample) -> int:
+    """Tokens that the model reads of a sample."""
+    return sum(len(row.token_ids) for row in sample.rows)

@@ -1,0 +1,185 @@
+"""Chat datasets in the shapes in which they are published, read into OpenAI-shaped messages.
+
+- ``messages``: OpenAI's own, `role` and `content`, with `tool_calls`; the tools in a column `tools`.
+- ``conversations``: ShareGPT's, `from` and `value`; calls are turns of `function_call`, results of `observation`.
+- ``prompt`` and ``completion``, ``question`` and ``answer``: one exchange, each a text or a list of messages.
+
+A column may hold JSON as text, as those of a CSV file do. Which shape it is says `find_shape`, from the columns' names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agents.renderer.dialects import from_openai
+from agents.renderer.model_json import kind
+from forge_env.core.errors import UserError
+from forge_env.core.types import Message, ToolCall, ToolSpec
+
+PAIRS = (("prompt", "completion"), ("question", "answer"))
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+KEPT = ("reasoning_content", "tool_call_id", "name")
+
+
+class BadChat(ValueError):
+    """One row that is no conversation to learn from; the message says why, and the row is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """One conversation and the tools that its assistant had."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the rows of a dataset are read."""
+
+    found: str
+    """What was found, for people: "the column messages"."""
+    read: Callable[[Mapping[str, Any]], Chat]
+    """Raises BadChat for a row that is no conversation."""
+
+
+def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
+    """Say how rows with these columns are read.
+
+    Raises:
+        UserError: naming the columns, when they are of no shape that is known.
+    """
+    for name in (messages_field, "conversations"):
+        if name in columns:
+            return Shape(found=f"the column {name}", read=partial(_from_list, name))
+    for asked, answered in PAIRS:
+        if asked in columns and answered in columns:
+            return Shape(found=f"the columns {asked} and {answered}", read=partial(_from_pair, asked, answered))
+    raise UserError(
+        f"{source} has the columns {', '.join(map(str, columns)) or '(none)'}; a chat dataset has messages, "
+        "conversations, prompt and completion, or question and answer: name the column of its messages with "
+        "--sft.messages_field"
+    )
+
+
+def _from_list(column: str, row: Mapping[str, Any]) -> Chat:
+    items = _parsed(row.get(column))
+    if not isinstance(items, Sequence) or isinstance(items, str) or not items:
+        raise BadChat(f"its {column} are {kind(items)}, not a list of messages")
+    return _chat([_message(item) for item in items], row)
+
+
+def _from_pair(asked: str, answered: str, row: Mapping[str, Any]) -> Chat:
+    return _chat([*_side(row, asked, "user"), *_side(row, answered, "assistant")], row)
+
+
+def _side(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
+    value = row.get(column)
+    if isinstance(value, (list, tuple)) and value:
+        return [_message(item) for item in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)  # a CSV file has answers such as 4
+    if not isinstance(value, str) or not value.strip():
+        raise BadChat(f"its {column} is {kind(value) if value else 'empty'}")
+    return [_message({"role": role, "content": value})]
+
+
+def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
+    system = row.get("system")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    if messages[0]["role"] == "assistant":
+        raise BadChat("it begins with an assistant message, which answers nothing")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise BadChat("it has no assistant message to learn from")
+    return Chat(messages=tuple(messages), tools=_tools(row.get("tools")))
+
+
+def _message(item: Any) -> Message:
+    if not isinstance(item, Mapping):
+        raise BadChat(f"a message is {kind(item)}, not an object with role and content")
+    if "role" not in item and "from" in item:
+        return _from_sharegpt(item)
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise BadChat(f"a message has the role {role!r}; the roles are {', '.join(dict.fromkeys(ROLES.values()))}")
+    message: dict[str, Any] = {"role": ROLES[role], "content": _text(item.get("content"))}
+    message |= {key: item[key] for key in KEPT if isinstance(item.get(key), str) and item[key]}
+    if calls := item.get("tool_calls"):
+        message["tool_calls"] = _openai_calls(from_openai({"tool_calls": _parsed(calls)}))
+    return message  # type: ignore[return-value]
+
+
+def _from_sharegpt(item: Mapping[str, Any]) -> Message:
+    role, value = item["from"], item.get("value")
+    if role != "function_call":
+        return _message({"role": role, "content": value})
+    calls = _parsed(value)
+    listed = calls if isinstance(calls, list) else [calls]
+    return _message({"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in listed]})
+
+
+def _openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Calls whose `arguments` are objects: so each renderer writes them as its family's models do."""
+    for call in calls:
+        if call.arguments is None:
+            raise BadChat(f"a tool call is unreadable: {call.error}")
+    return [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls]
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content):
+        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
+        kinds = ", ".join(sorted({str(part.get("type")) for part in content}))
+        raise BadChat(f"a message holds parts of the types {kinds}; only text can be learned from")
+    raise BadChat(f"a message's content is {kind(content)}, not text")
+
+
+def _tools(value: Any) -> tuple[ToolSpec, ...]:
+    listed = _parsed(value) or []
+    if not isinstance(listed, (list, tuple)):
+        raise BadChat(f"its tools are {kind(listed)}, not a list")
+    return tuple(_tool(item) for item in listed)
+
+
+def _tool(item: Any) -> ToolSpec:
+    function = item.get("function", item) if isinstance(item, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadChat("one of its tools has no name")
+    # What is there stays in its order, which is the order of the prompt's text.
+    missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    whole = {**function, **{key: value for key, value in missing.items() if key not in function}}
+    return {"type": "function", "function": whole}  # type: ignore[typeddict-item]
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a column that may hold JSON as text."""
+    if not isinstance(value, str) or not value.strip():
+        return value or None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadChat(f"{value[:40]!r} is no JSON: {error}") from None

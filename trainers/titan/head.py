@@ -1,0 +1,234 @@
+"""Logprobs and entropy of a policy at the tokens it sampled, straight from hidden states and the head's weight.
+
+At a vocabulary of 151,936 the logits are the largest tensor of a training step by far: 16,384 tokens make 10 GB in
+float32, and a plain log-softmax with its gradient holds several of them. Here the head's matrix product and the
+softmax go together through the vocabulary a chunk of columns at a time, and backward computes each chunk of logits
+again instead of keeping it: four matrix products where the plain way has three, and never more than a few chunks.
+Where there is memory for all logits in the dtype of the model, they are one chunk that is kept: three products.
+
+Chunks of columns, not of rows: the gradient of the weight is then written once, chunk by chunk, each number by one
+product over all tokens, where chunks of rows would add to all of it again and again and need it in float32. And with
+tensor parallelism a rank's shard of the vocabulary is just one more chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge_env.core.errors import UserError
+
+
+def head_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    with_entropy: bool = False,
+    group: dist.ProcessGroup | None = None,
+    start: int = 0,
+    columns: int | None = None,
+    kept_bytes: float = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """Logprob of each target, and the entropy, under softmax(hidden @ weight.T / temperature).
+
+    Logits are computed in the dtype of `hidden` and `weight`, everything after them in float32 (float64 for float64).
+    Differentiable once, in `hidden` and `weight`.
+
+    Args:
+        hidden: (N, D).
+        weight: (V, D) of the same dtype; with `group`, the rows of the vocabulary that this rank has.
+        targets: (N,) int64. One outside the vocabulary has logprob -inf.
+        temperature: above 0.
+        with_entropy: also return the entropy; costs little forward, and a second chunk of float32 backward.
+        group: ranks that share the vocabulary, all with the same `hidden` and `targets`. Everything that is returned
+            is of the whole vocabulary; the gradient of `hidden` is this rank's part of a sum over the ranks.
+        start: the vocabulary entry of this rank's first row.
+        columns: vocabulary entries of a chunk; None fits them to N and V.
+        kept_bytes: logits of this size or less are all kept for backward, which overwrites them with their gradient.
+
+    Returns:
+        Logprobs (N,), and entropies (N,) in nats or None.
+    """
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    keeps = learns and len(hidden) * len(weight) * hidden.element_size() <= kept_bytes
+    # A GPU pays for every chunk with launches: there they are as large as an eighth of float32 logits in all allows.
+    parts, most = (6 * hidden.element_size(), 1 << 28) if hidden.is_cuda else (32, 1 << 26)
+    columns = len(weight) if keeps else columns or _columns(len(hidden), len(weight), parts, most=most)
+    return _HeadLogprobs.apply(hidden, weight, targets - start, temperature, with_entropy, group, columns, keeps)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise UserError unless logits can be divided by it."""
+    if not 0 < temperature < math.inf:
+        raise UserError(f"temperature={temperature} must be above 0: greedy answers have no usable logprobs.")
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """Saves its inputs and a few numbers per token, and the logits where they are kept; `targets` count from this
+    rank's first vocabulary entry.
+
+    With z = logits / temperature, p = softmax(z), H the entropy, and w and u the gradients of logprob and entropy,
+    the gradient of z is w (onehot - p) - u p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        group: dist.ProcessGroup | None,
+        columns: int,
+        keeps: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.kept = None
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        chosen = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # z of the targets
+        parts = []
+        for chunk in _chunks(len(weight), columns):
+            logits = F.linear(hidden, weight[chunk])
+            column, inside = _within(targets, chunk)
+            chosen = torch.where(inside, logits.gather(-1, column)[:, 0].to(dtype) / temperature, chosen)
+            if _has_kernels(logits):
+                parts.append(_kernels().sums(logits, temperature, with_entropy))
+            else:
+                parts.append(_sums(logits.clone() if keeps else logits, temperature, dtype, with_entropy))
+            if keeps:
+                ctx.kept = logits
+            del logits  # before the next chunk is made
+        lse, entropy = _combined(*map(torch.stack, zip(*parts, strict=True)))
+        if group is not None:
+            chosen, lse, entropy = _over_ranks(chosen, lse, entropy, group)
+        logprobs = chosen - lse
+        ctx.save_for_backward(hidden, weight, targets, lse, entropy)
+        ctx.temperature, ctx.columns = temperature, columns
+        ctx.set_materialize_grads(False)  # the gradient of an entropy that the loss did not use is None, and free
+        return logprobs, entropy if with_entropy else None
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, lse, entropy = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, None  # overwritten below: a second backward pass would have to compute them again
+        w = torch.zeros_like(lse) if of_logprobs is None else of_logprobs / ctx.temperature
+        u = None if of_entropy is None else of_entropy / ctx.temperature
+        of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for chunk in _chunks(len(weight), ctx.columns):
+            logits = F.linear(hidden, weight[chunk]) if kept is None else kept
+            kept = None
+            if _has_kernels(logits):
+                gradient = _kernels().gradient_(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
+            else:
+                gradient = _of_scaled(logits, *_within(targets, chunk), lse, entropy, w, u, ctx.temperature)
+            del logits  # each of these is a chunk: none may live on into the next round
+            gradient = gradient.to(hidden.dtype)
+            if of_weight is not None:
+                torch.mm(gradient.T, hidden, out=of_weight[chunk])
+            if of_hidden is not None:
+                _add_product(of_hidden, gradient, weight[chunk])
+            del gradient
+        return (None if of_hidden is None else of_hidden.to(hidden.dtype)), of_weight, *(None,) * 6
+
+
+def _of_scaled(
+    logits: Tensor,
+    column: Tensor,
+    inside: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    w: Tensor,
+    u: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """Gradient of one chunk of z, in the dtype of `lse`. May overwrite the logits."""
+    logp = _scaled(logits, lse, temperature, lse.dtype)
+    if u is None:
+        gradient = logp.exp_().mul_(-w[:, None])
+    else:
+        p = logp.exp()
+        gradient = torch.addcmul(-(w + u * entropy)[:, None], -u[:, None], logp, out=logp).mul_(p)
+    return gradient.scatter_add_(-1, column, torch.where(inside, w, 0.0)[:, None])
+
+
+def _scaled(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """logits / temperature - offset in `dtype`, in one pass, in place where the dtype allows."""
+    out = logits if logits.dtype == dtype else torch.empty_like(logits, dtype=dtype)
+    return torch.add(-offset[:, None], logits, alpha=1 / temperature, out=out)
+
+
+def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp of one chunk, and the entropy within it (0 if not wanted), both (N,). Overwrites the logits."""
+    largest = logits.amax(-1).to(dtype) / temperature
+    powers = _scaled(logits, largest, temperature, dtype).exp_()
+    total = powers.sum(-1)
+    if not with_entropy:
+        return largest + total.log(), torch.zeros_like(total)
+    # -p log p of unnormalised p: in place, where the mean of the logits would need a second chunk.
+    return largest + total.log(), torch.special.entr(powers, out=powers).sum(-1) / total + total.log()
+
+
+# On a GPU the passes over a chunk cost more than its matrix products, so there each of the two is one kernel. On a CPU,
+# and as the measure of these, stand the same formulas above, pass by pass and in place.
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.is_cuda and logits.dtype != torch.float64
+
+
+def _kernels() -> ModuleType:
+    """Imported where there is a GPU: Triton comes with the torch of a GPU only."""
+    from trainers.titan import head_kernels
+
+    return head_kernels
+
+
+def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp and entropy of a whole from those of its parts, both (parts, N)."""
+    share = lse.softmax(0)  # the probability of each part
+    return lse.logsumexp(0), (share * entropy).sum(0) + torch.special.entr(share).sum(0)
+
+
+def _over_ranks(
+    chosen: Tensor, lse: Tensor, entropy: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    mine = torch.stack([chosen, lse, entropy])
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    chosen, lse, entropy = torch.stack(gathered, dim=1)
+    return chosen.amax(0), *_combined(lse, entropy)  # a target is -inf on all ranks but one
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to `total`, which may be of a wider dtype."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _within(targets: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+    """Column of each target in a chunk (N, 1), clamped into it, and whether it is there (N,)."""
+    inside = (targets >= chunk.start) & (targets < chunk.stop)
+    return (targets - chunk.start).clamp(0, chunk.stop - chunk.start - 1)[:, None], inside
+
+
+def _chunks(vocabulary: int, columns: int) -> Iterator[slice]:
+    return (slice(first, min(first + columns, vocabulary)) for first in range(0, vocabulary, columns))
+
+
+def _columns(tokens: int, vocabulary: int, parts: int, *, most: int = 1 << 26, least: int = 1024) -> int:
+    """Columns of a chunk: a share of the vocabulary and 256 MiB in float32 at most, but enough for a fast product."""
+    columns = min(vocabulary / parts, most / max(tokens, 1))
+    return max(least, math.ceil(columns / 128) * 128)  # whole tiles of a matrix product on a GPU
