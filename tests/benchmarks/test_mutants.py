@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from benchmarks.mutants import ROOT, Copy, Verdict, _Run, judge, no_longer_killed, result_of, tracked_files, try_mutant
-from benchmarks.mutants_source import PACKAGES, Lost, Mutant, Sources
-from benchmarks.mutants_table import TABLE
+from benchmarks.mutants import no_longer_killed, result_of
+from benchmarks.mutation.copies import ROOT, Copy, PytestRun, Verdict, tracked_files
+from benchmarks.mutation.source import PACKAGES, Lost, Mutant, Sources
+from benchmarks.mutation.table import TABLE
 
+LIMIT_S = 300.0
 PLAIN = '''
 class A:
     def size(self, left: int, right: int) -> int:
@@ -49,12 +54,16 @@ def mutant(function: str, old: str, new: str, tests: tuple[str, ...] = ()) -> Mu
     return Mutant(name="a mistake", function=function, old=old, new=new, tests=tests)
 
 
-@pytest.mark.parametrize("given", TABLE, ids=lambda given: given.name)
-def test_every_mutant_has_one_place_and_a_test_file(given: Mutant, sources: Sources) -> None:
-    path, changed = sources.edited(given)
-    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse((ROOT / path).read_text()))
-    for name in given.tests:
-        assert list((ROOT / "tests").rglob(name)), f"there is no test file {name}"
+def test_every_mutant_has_one_place_and_its_test_files(sources: Sources) -> None:
+    names = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    problems = []
+    for given in TABLE:
+        try:
+            sources.edited(given)
+        except Lost as error:
+            problems.append(f"{given.name}: {error}")
+        problems += [f"{given.name}: there is no test file {name}" for name in given.tests if name not in names]
+    assert problems == []
 
 
 def test_the_table_is_large_and_names_each_mistake_once() -> None:
@@ -96,14 +105,14 @@ def test_what_cannot_be_located_is_lost_and_the_reason_helps_to_mend_it(
 
 
 def test_the_end_of_pytest_is_the_verdict() -> None:
-    assert judge(_Run(0, "3 passed", 1.0)) == Verdict(status="survived", seconds=1.0)
-    assert judge(_Run(None, "", 1.0)).status == "timeout" and judge(_Run(None, "", 1.0)).is_kill
-    assert judge(_Run(1, "..\nFAILED tests/a.py::test_b[1] - x\n", 1.0)) == Verdict(
+    assert PytestRun(0, "3 passed", 1.0).verdict == Verdict(status="survived", seconds=1.0)
+    assert PytestRun(None, "", 1.0).verdict.status == "timeout" and PytestRun(None, "", 1.0).verdict.is_kill
+    assert PytestRun(1, "..\nFAILED tests/a.py::test_b[1] - x\n", 1.0).verdict == Verdict(
         status="killed", detail="tests/a.py::test_b[1]", seconds=1.0
     )
-    assert judge(_Run(2, "ERROR tests/a.py - NameError\n", 1.0)).detail == "tests/a.py"
-    assert judge(_Run(-11, "", 1.0)).detail == "pytest ended by signal 11"
-    assert judge(_Run(5, "no tests ran", 1.0)).status == "error" and not judge(_Run(5, "", 1.0)).is_kill
+    assert PytestRun(2, "ERROR tests/a.py - NameError\n", 1.0).verdict.detail == "tests/a.py"
+    assert PytestRun(-11, "", 1.0).verdict.detail == "pytest ended by signal 11"
+    assert PytestRun(5, "no tests ran", 1.0).verdict.status == "error" and not PytestRun(5, "", 1.0).verdict.is_kill
 
 
 def test_what_was_killed_before_and_is_not_now_is_named(tmp_path: Path) -> None:
@@ -134,11 +143,32 @@ async def copy(tmp_path: Path) -> AsyncIterator[Copy]:
 async def test_a_mutant_is_killed_in_a_copy_and_the_copy_is_as_before(sources: Sources, copy: Copy) -> None:
     given = mutant("Ledger.train", "self.trained += 1", "self.trained += 2", ("test_ledger.py",))
     path = sources.locate(given).path
-    verdict = await try_mutant(given, sources, copy)
+    verdict = await copy.try_mutant(given, sources, LIMIT_S)
     assert verdict.status == "killed" and "test_ledger.py::" in verdict.detail, verdict
     assert (copy.root / path).read_bytes() == (ROOT / path).read_bytes()
     harmless = mutant("Ledger.train", "self.trained += 1", "self.trained += 2 - 1", ("test_ledger.py",))
-    assert (await try_mutant(harmless, sources, copy)).status == "survived"
-    assert (await try_mutant(mutant("Ledger.train", "1", "2", ("test_gone.py",)), sources, copy)).status == "lost"
-    late = await try_mutant(given, sources, copy, limit=0.01)
+    assert (await copy.try_mutant(harmless, sources, LIMIT_S)).status == "survived"
+    assert (
+        await copy.try_mutant(mutant("Ledger.train", "1", "2", ("test_gone.py",)), sources, LIMIT_S)
+    ).status == "lost"
+    late = await copy.try_mutant(given, sources, 0.01)
     assert late.status == "timeout" and (copy.root / path).read_bytes() == (ROOT / path).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_nothing(number: int, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.mutants", "--only", "Ledger.train"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("1 mutants, 1 at a time")
+    assert list(tmp_path.iterdir())
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert errors == "stopped; nothing was written\n" and process.returncode == 130
+    assert list(tmp_path.iterdir()) == []

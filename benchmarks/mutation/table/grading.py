@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 CODE = ("test_code_grading.py",)
 CODE_ENV = ("test_code_exec.py",)
@@ -138,10 +138,10 @@ MUTANTS = (
         tests=CODE_ENV,
     ),
     Mutant(
-        name="the last block of an answer need not close",
+        name="a block that never closes is the code",
         function="extract_code",
-        old="if end < 0",
-        new="if end < -1",
+        old="break",
+        new="return answer[opening.end() :]",
         tests=CODE_ENV,
     ),
     Mutant(
@@ -159,7 +159,7 @@ MUTANTS = (
         tests=ANSWERS,
     ),
     Mutant(
-        name="any mark is taken, in no order",
+        name="an empty mark is passed over for the next kind",
         function="extract_answer",
         old="if found is not None",
         new="if found",
@@ -236,7 +236,7 @@ MUTANTS = (
         tests=ANSWERS,
     ),
     Mutant(
-        name="an answer in a box that never closes counts",
+        name="a box ends behind the first braces in it",
         function="last_boxed",
         old="if depth == 0",
         new="if depth <= 1",

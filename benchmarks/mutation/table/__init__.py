@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
-from benchmarks.mutants_table import batching, controller, digests, episodes, grading, losses, sandbox, weights
+from benchmarks.mutation.source import Mutant
+from benchmarks.mutation.table import (
+    batching,
+    controller,
+    digests,
+    episodes,
+    grading,
+    losses,
+    objective,
+    sandbox,
+    weights,
+)
 
 TABLE: tuple[Mutant, ...] = (
     *losses.MUTANTS,
+    *objective.MUTANTS,
     *batching.MUTANTS,
     *controller.MUTANTS,
     *episodes.MUTANTS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 SHARED = ("test_weights_shared.py",)
 NCCL = ("test_weights_nccl.py",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 SCHEDULE = ("test_schedule.py",)
 LEDGER = ("test_ledger.py",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 BATCH = ("test_batch.py", "test_invariance.py")
 PACKING = ("test_packing.py", "test_batch.py")

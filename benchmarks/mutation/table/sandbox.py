@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 NAMESPACE = ("test_namespace.py", "test_attacks.py")
 SESSION = ("test_session.py", "test_attacks.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants_source import Mutant
+from benchmarks.mutation.source import Mutant
 
 DIGESTS = ("test_digests.py", "test_eval_cli.py")
 EPISODE = ("test_episode.py",)

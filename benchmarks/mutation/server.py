@@ -7,13 +7,16 @@ too, when it has begun, and its exit code, negative for a signal, when it has en
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 
 PRELOADED = ("pytest", "_pytest.assertion.rewrite", "pytest_asyncio", "hypothesis", "numpy", "pydantic", "torch")
+_PR_SET_PDEATHSIG = 1
 
 
 def preload() -> None:
@@ -26,6 +29,7 @@ def preload() -> None:
 def run(arguments: list[str], output: str) -> int:
     """Run pytest in this process, a fork; returns its exit code."""
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would wait for it
     for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY | os.O_CREAT)):
         file = os.open(path, flags, 0o600)
         os.dup2(file, descriptor)
