@@ -203,8 +203,8 @@ MUTANTS = (
     Mutant(
         name="a grader that was killed is a wrong answer",
         function="_verdict",
-        old="if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF",
-        new="if os.WIFSIGNALED(status)",
+        old='response["exit_code"] == -signal.SIGPROF',
+        new='response["exit_code"] < 0',
         tests=MATH,
     ),
     Mutant(

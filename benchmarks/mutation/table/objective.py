@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         name="old logprobs of samples that are not learned from shift those of others",
         function="OldLogprobs._freeze",
-        old="[next(values) if each else None for each in is_asked]",
-        new="[next(values, None) for each in is_asked]",
+        old="[next(values) if of_sample else None for of_sample in is_computed]",
+        new="[next(values, None) for of_sample in is_computed]",
         tests=OLD,
     ),
     Mutant(
@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         name="logprobs are those of the tokens before",
         function="target_logprobs",
-        old="zip(row.logprobs[1:], row.mask[1:], strict=True)",
-        new="zip(row.logprobs[:-1], row.mask[1:], strict=True)",
+        old="zip(row.generator_logprobs[1:], row.loss_mask[1:], strict=True)",
+        new="zip(row.generator_logprobs[:-1], row.loss_mask[1:], strict=True)",
         tests=CREDIT + KL_REWARD,
     ),
     Mutant(
