@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(address: str, port: int) -> str:
-    """Returns what a person should know of the address.
+    """Return a note for a person about the address, or "".
 
     Raises:
         UserError: for an address that is not of this machine, or a port that is taken.
     """
     try:
-        found = socket.gethostbyname(address)
-        socket.create_server((found, port)).close()
+        resolved = socket.gethostbyname(address)
+        socket.create_server((resolved, port)).close()
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
         reason = os.strerror(number) if number else str(error)
@@ -57,7 +57,7 @@ def _check(address: str, port: int) -> str:
             f"cannot listen at {address}:{port} ({reason}): give an address of this machine and a free port, "
             "--address ADDRESS --port PORT"
         ) from None
-    return "; only this machine reaches that: --address ADDRESS names another" if found.startswith("127.") else ""
+    return "; only this machine reaches that: --address ADDRESS names another" if resolved.startswith("127.") else ""
 
 
 def _end(number: int, frame: object) -> None:

@@ -34,16 +34,16 @@ class _Host:
     on_death: dict[int, Callable[[str], None]]
     """What to call with the reason when a process ends, by process id."""
     lost: asyncio.Future[str]
-    """Done when the host was given up; what is said about it."""
+    """Done when the host was given up, with the reason."""
 
     @property
     def gone(self) -> str:
         """Why the host was given up; "" while it answers."""
         return self.lost.result() if self.lost.done() else ""
 
-    def give_up(self, said: str) -> None:
+    def give_up(self, reason: str) -> None:
         if not self.lost.done():
-            self.lost.set_result(said)
+            self.lost.set_result(reason)
 
 
 class Hosts:
@@ -70,7 +70,7 @@ class Hosts:
         return len(self._places) or self.settings.count
 
     def transport(self) -> str:
-        """What Monarch has to be told before its first use: how its own messages reach this process.
+        """The transport that Monarch needs before its first use: how its messages reach this process.
 
         Raises:
             UserError: when a host's name is not known here.
@@ -79,11 +79,11 @@ class Hosts:
             return ""
         for name, port in self._places:
             try:
-                own = own_address(name, port)
+                address = own_address(name, port)
             except OSError as error:
                 raise UserError(f"the host {name}:{port} cannot be reached from here: {error.strerror}") from None
             if self.address.startswith("127."):  # a host on this machine is reached by loopback, the others are not
-                self.address = own
+                self.address = address
         return f"tcp://{self.address}:0"
 
     async def open(self, log_dir: Path) -> None:
@@ -102,7 +102,7 @@ class Hosts:
         else:
             from monarch.job import ProcessJob
 
-            logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it tells of each step, on stderr
+            logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it logs each step to stderr
             self._job = ProcessJob({"hosts": self.settings.count})
             with short_temporary_files():
                 self._mesh = self._job.state(cached_path=None).hosts
@@ -130,7 +130,7 @@ class Hosts:
         return not any(self._hosts[place].gone for place in places)
 
     def lost(self, index: int) -> asyncio.Future[str]:
-        """Done when a host was given up; what is said about it."""
+        """Done when a host was given up, with the reason."""
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
@@ -156,7 +156,7 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
-        """Call `on_death` once when a process ends, with the host's own end as the reason if it was that, or "".
+        """Call `on_death` once when a process ends: with the reason if its host was given up, else with "".
 
         Raises:
             ServiceError: when the host does not answer.
@@ -176,9 +176,9 @@ class Hosts:
     def summary(self) -> list[str]:
         """Sentences for a person: which hosts there are, and where their logs are when not with the others."""
         names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
-        said = [f"{len(self)} hosts: {names}"]
+        sentences = [f"{len(self)} hosts: {names}"]
         apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
-        return said + [f"{name} does not see the folder of the run: its logs are there in {logs}"
+        return sentences + [f"{name} does not see the folder of the run: its logs are there in {logs}"
                        for name, logs in apart.items()]  # fmt: skip
 
     async def end_processes(self) -> None:
