@@ -2,8 +2,8 @@
 
     python -m forge_env.runtime.host [--address ADDRESS] [--port 22222]
 
-It waits for a run, starts the processes that the run asks for, and after the run waits for the next; Ctrl-C or SIGTERM
-ends it, and with it everything it started. Whoever reaches its port can run code here: Monarch asks for no password.
+It waits for a run, starts the processes that the run asks for, and then waits for the next run. Ctrl-C or SIGTERM ends
+it, with everything that it started. Whoever reaches its port can run code here: Monarch asks for no password.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _check(address: str, port: int) -> str:
 
 
 def _end(number: int, frame: object) -> None:
-    # What Monarch runs in its threads cannot be waited for; the processes of a run notice that their host is gone.
+    # Monarch's threads cannot be awaited; the processes of a run notice that their host is gone.
     remove_monarch_log()
     os._exit(128 + number)
 

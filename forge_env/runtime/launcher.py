@@ -56,7 +56,7 @@ class Spawned:
     on_death: Callable[[str], None] | None
     pids: set[int] = field(default_factory=set)
     """Process ids of its processes on this machine."""
-    places: list[int] = field(default_factory=list)
+    host_of_rank: list[int] = field(default_factory=list)
     """The host of each rank, where there are hosts."""
     far: list[tuple[int, int]] = field(default_factory=list)
     """Host and process id of the processes there that are watched."""
@@ -187,18 +187,18 @@ class Launcher:
         caller = f"{name}_{next(_numbers)}"
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, **(environ or {})}
         hosts, per_host = self.hosts, procs // num_hosts
-        places = []
+        host_of_rank = []
         if hosts:
             host = hosts.choose(host, num_hosts, movable=not settings.get("CUDA_VISIBLE_DEVICES"))
-            places = [host + rank // per_host for rank in range(procs)]
+            host_of_rank = [host + rank // per_host for rank in range(procs)]
         address = hosts.address if hosts else LOOPBACK
         rendezvous = RankRendezvous(procs, per_host, address) if procs > 1 else None
 
         def command(point: Any) -> Any:
-            place = hosts.environ(places[point.rank]) if hosts else {}
-            interface = hosts.info(places[point.rank]).interface if hosts else "lo"
+            on_host = hosts.environ(host_of_rank[point.rank]) if hosts else {}
+            interface = hosts.info(host_of_rank[point.rank]).interface if hosts else "lo"
             ranked = rendezvous.environ(point.rank, interface) if rendezvous else {}
-            return default_bootstrap_cmd().with_env(settings | place | ranked)
+            return default_bootstrap_cmd().with_env(settings | on_host | ranked)
 
         where = hosts.mesh(host, num_hosts) if hosts else this_host()
         mesh = where.spawn_procs(per_host={"procs": per_host}, name=caller, bootstrap_command=command)
@@ -213,7 +213,7 @@ class Launcher:
             rendezvous=rendezvous,
             dead=asyncio.get_running_loop().create_future(),
             on_death=on_death,
-            places=places,
+            host_of_rank=host_of_rank,
         )
         return actor
 
@@ -247,7 +247,7 @@ class Launcher:
         spawned = self._spawned[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
         asked = within(seconds, spawned.actor.pid.call(), f"the {name} process")
-        pids = await (unless_gone(asked, self.hosts.lost(spawned.places[0])) if self.hosts else asked)
+        pids = await (unless_gone(asked, self.hosts.lost(spawned.host_of_rank[0])) if self.hosts else asked)
         for rank, pid in enumerate(pids.values()):
             await self._watch(pid, spawned, rank)
         work = within(seconds, AllRanks(spawned.actor).start.call_one(), f"starting the {name}")
@@ -308,7 +308,7 @@ class Launcher:
 
     async def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
         if self.hosts:
-            place = spawned.places[rank]
+            place = spawned.host_of_rank[rank]
             spawned.far.append((place, pid))
             await self.hosts.watch(place, pid, partial(self._on_end, spawned, rank))
             return
@@ -331,7 +331,7 @@ class Launcher:
         which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
-            log = Path(self.hosts.info(spawned.places[rank]).logs) / log.name
+            log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
         what = f"was lost: {reason}" if reason else f"died; the end of its log is in {log}"
         sentence = f"the {spawned.name} process{which} {what}"
         if spawned.dead.done() or self.is_stopping:
@@ -364,7 +364,7 @@ class Launcher:
 
     def _is_reached(self, spawned: Spawned) -> bool:
         """Whether the hosts of a process still answer."""
-        return self.hosts is None or self.hosts.answer(spawned.places)
+        return self.hosts is None or self.hosts.answer(spawned.host_of_rank)
 
     async def _stop(self) -> None:
         self.is_stopping = True

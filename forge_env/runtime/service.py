@@ -101,7 +101,7 @@ class Service(ServiceHandle[A]):
             self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
         )
         self._numbers = itertools.count(1)
-        self._keepers: dict[int, asyncio.Task[None]] = {}  # by the number of the place
+        self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot, the number of a replica and its replacements
         self._background: set[asyncio.Task[None]] = set()
         self.launcher.on_close(self._release)
 
@@ -130,15 +130,15 @@ class Service(ServiceHandle[A]):
             ForgeError: as `start`.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
-        places = sorted(self._keepers)
-        for place in places[num_replicas:]:
-            await self._end(place)
-        free = (place for place in itertools.count() if place not in self._keepers)
+        slots = sorted(self._keepers)
+        for slot in slots[num_replicas:]:
+            await self._end(slot)
+        free = (slot for slot in itertools.count() if slot not in self._keepers)
         firsts = []
         while len(self._keepers) < num_replicas:
-            place = next(free)
+            slot = next(free)
             first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._keepers[place] = asyncio.create_task(self._keep(place, first), name=f"keep {self.name} {place}")
+            self._keepers[slot] = asyncio.create_task(self._keep(slot, first), name=f"keep {self.name} {slot}")
             firsts.append(first)
         results = await asyncio.gather(*firsts, return_exceptions=True)
         for result in results:
@@ -147,29 +147,29 @@ class Service(ServiceHandle[A]):
 
     async def stop(self) -> None:
         """End all replicas."""
-        await asyncio.gather(*(self._end(place) for place in list(self._keepers)))
+        await asyncio.gather(*(self._end(slot) for slot in list(self._keepers)))
         self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
 
-    # ---- one replica's place ----
+    # ---- the slot of one replica ----
 
-    async def _keep(self, place: int, first: asyncio.Future[None]) -> None:
-        """Keep a replica in this place. At the end the place is free, and `first` is done in any case."""
+    async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
+        """Keep a replica in this slot. At the end the slot is free, and `first` is done in any case."""
         try:
-            await self._refill(place, first)
+            await self._refill(slot, first)
         finally:
-            if self._keepers.get(place) is asyncio.current_task():
-                del self._keepers[place]
+            if self._keepers.get(slot) is asyncio.current_task():
+                del self._keepers[slot]
             if not first.done():
                 first.set_exception(ServiceError(f"{self.name} was stopped before it was up"))
 
-    async def _refill(self, place: int, first: asyncio.Future[None]) -> None:
-        """Start a replica, watch it, and start another one in its place when it is gone."""
+    async def _refill(self, slot: int, first: asyncio.Future[None]) -> None:
+        """Start a replica, watch it, and start another one in its slot when it is gone."""
         death: Death | None = None
         failed = 0
         while True:
             try:
-                number, spawned = await self._begin(place)
+                number, spawned = await self._begin(slot)
             except Exception as error:
                 if not first.done():
                     first.set_exception(error)
@@ -203,18 +203,18 @@ class Service(ServiceHandle[A]):
                 return
             self.launcher.say(f"{reason}; another one is started")
 
-    async def _begin(self, place: int) -> tuple[int, Spawned]:
+    async def _begin(self, slot: int) -> tuple[int, Spawned]:
         """Start a replica, and put it to use."""
         options, number = self.options, next(self._numbers)
-        name = self.name if options.num_replicas == 1 and place == 0 else f"{self.name}_{place}"
-        environ = options.environ(place) if options.environ else self._gpus(place)
+        name = self.name if options.num_replicas == 1 and slot == 0 else f"{self.name}_{slot}"
+        environ = options.environ(slot) if options.environ else self._gpus(slot)
         self.launcher.spawn(
             name,
             self.actor_class,
             procs=options.procs,
             environ=environ,
             on_death=lambda reason: self._leave(number, reason),
-            host=options.host(place) if options.host else 0,
+            host=options.host(slot) if options.host else 0,
             **self.arguments,
         )
         spawned = self.launcher[name]
@@ -288,13 +288,13 @@ class Service(ServiceHandle[A]):
         for actor in self.launcher.actors():
             self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
 
-    def _gpus(self, place: int) -> Mapping[str, str]:
-        first = place * self.options.procs
+    def _gpus(self, slot: int) -> Mapping[str, str]:
+        first = slot * self.options.procs
         numbers = range(first, first + self.options.procs) if self.options.with_gpus else ()
         return {"CUDA_VISIBLE_DEVICES": ",".join(names_of(numbers))}
 
-    async def _end(self, place: int) -> None:
-        keeper = self._keepers.pop(place)
+    async def _end(self, slot: int) -> None:
+        keeper = self._keepers.pop(slot)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
 
