@@ -80,7 +80,7 @@ class ForgeActor(Actor):
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host the controller's process cannot be watched, and perhaps not its folder seen: see hosts/watch.py.
+        # On another host, the watch there stands for the controller, and its folder for the controller's.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
