@@ -26,7 +26,7 @@ from envs.tool_api.tasks import _NEEDED, shop_operations
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
-from forge_env.registry.registry import registry
+from forge_env.registry import registry
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
