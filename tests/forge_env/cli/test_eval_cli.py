@@ -525,7 +525,7 @@ def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
     episodes = Path("out/episodes.jsonl")
     episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
     error = run(*one(agent, "out"), code=2)["error"]
-    assert "out lacks 7 of 12 episodes, and an older forge_env began it without a record" in error
+    assert "out lacks 7 of 12 episodes, and an older forge_env began it without recording" in error
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
@@ -568,7 +568,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"option": "levl=2"}, "no option 'levl'"),
         ({"option": "level"}, "not of the form name=value"),
         ({"tools": "add"}, "no option 'tools'"),
-        ({"n": "0"}, "both are 1 or more"),
+        ({"n": "0"}, "both must be 1 or more"),
         ({"concurrency": "0"}, "the concurrency is 0"),
         ({"temperature": "-1"}, "the temperature is -1"),
         ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
@@ -820,7 +820,7 @@ def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: i
     )
     assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
     file = "plan.json" if size == 100 else "episodes.jsonl"
-    assert f"error: out/{file} cannot be written: File too large; the same command goes on" in full.stderr
+    assert f"error: out/{file} cannot be written: File too large; the same command resumes" in full.stderr
     done = len(records("out")) if size > 100 else 0
     assert (size == 100 or 0 < done < 48) and not Path("out/eval.json").exists()
     assert figures(run(*arguments)) == figures(run(*coin("play", "whole")))

@@ -87,7 +87,7 @@ def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path) -> None:
     other = replace(episode("x", 0, 1.0), task=Task(prompt=(), target=4, id="x"), env="sql")
     write_jsonl(second, [other])
     with pytest.raises(
-        UserError, match="1 of the 2 tasks .* by the same id are different, as 'x' of .* of sql: compare"
+        UserError, match="1 of the 2 tasks with the same id .* are different, as 'x' of .* of sql: compare"
     ):
         compare(first, second)
 
