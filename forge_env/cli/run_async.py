@@ -1,4 +1,4 @@
-"""Runs what a command awaits, and ends it in order on SIGTERM as asyncio does on Ctrl-C."""
+"""Runs a command's coroutine; SIGTERM cancels it, as asyncio does for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end.
 
-    An exception raised by a signal's handler would come up inside of whatever task runs at that moment; here SIGTERM
-    cancels the work instead, and what it has opened is closed.
+    SIGTERM cancels the coroutine, so that it closes what it has opened. An exception from a signal handler would
+    instead be raised in whatever task runs at that moment.
 
     Raises:
         SystemExit: 143, after SIGTERM.

@@ -1,22 +1,20 @@
-"""What `forge-env eval` shows: how far it is, and the tables at the end."""
+"""What `forge-env eval` prints: its progress, and the tables of the result."""
 
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any, Self
 
 from forge_env.cli.output import note, say, show_table
+from forge_env.cli.progress import PeriodicLines
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.summary import Prices, tokens_of
 
-_LINE_SECONDS = 10.0  # between two lines, where stderr is no terminal
 
-
-class LiveView:
-    """A progress bar with the success rate so far, on stderr; lines where that is no terminal, nothing when quiet."""
+class LiveProgress:
+    """A progress bar with the success rate so far, on stderr; lines if that is no terminal, nothing if quiet."""
 
     def __init__(self, title: str, *, quiet: bool, prices: Prices | None = None) -> None:
         self.done = self.total = 0
@@ -25,7 +23,7 @@ class LiveView:
         self._prices = prices
         self._successes = self._timeouts = self._faults = self._prompt = self._completion = 0
         self._bar: Any = None
-        self._last_line = time.monotonic()
+        self._lines = PeriodicLines()
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
@@ -39,7 +37,7 @@ class LiveView:
             self._bar.stop()
 
     def update(self, total: int, episode: Episode | None) -> None:
-        """Count one episode that is there; None before the first one."""
+        """Count an episode, run or read; None before the first one."""
         self.total = total
         if episode is not None:
             self.done += episode.outcome.is_attempt
@@ -50,18 +48,17 @@ class LiveView:
             self._prompt, self._completion = self._prompt + prompt, self._completion + completion
         if self._bar is not None:
             self._bar.update(self._task, total=total, completed=self.done, figures=self._figures())
-        elif not self._quiet and time.monotonic() - self._last_line > _LINE_SECONDS:
-            self._last_line = time.monotonic()
-            sys.stderr.write(f"{self._title}: {self.done}/{total}  {self._figures()}\n")
+        elif not self._quiet:
+            self._lines.write(f"{self._title}: {self.done}/{total}  {self._figures()}")
 
     def _figures(self) -> str:
-        shown = [f"success {self._successes / self.done:.3f}"] if self.done else []
-        shown += [f"{self._timeouts} time-outs"] * bool(self._timeouts)
-        shown += [f"{self._faults} faults"] * bool(self._faults)
-        shown += [f"{self._prompt + self._completion:,} tokens"] * bool(self._prompt + self._completion)
+        figures = [f"success {self._successes / self.done:.3f}"] if self.done else []
+        figures += [f"{self._timeouts} time-outs"] * bool(self._timeouts)
+        figures += [f"{self._faults} faults"] * bool(self._faults)
+        figures += [f"{self._prompt + self._completion:,} tokens"] * bool(self._prompt + self._completion)
         if self._prices is not None:
-            shown.append(f"cost {self._prices.cost(self._prompt, self._completion):.4f}")
-        return "  ".join(shown)
+            figures.append(f"cost {self._prices.cost(self._prompt, self._completion):.4f}")
+        return "  ".join(figures)
 
 
 def show_result(result: dict[str, Any]) -> None:
@@ -70,7 +67,8 @@ def show_result(result: dict[str, Any]) -> None:
     names = [f"avg@{n}", *(f"pass@{k}" for k in range(1, n + 1)), *(f"pass^{k}" for k in range(1, n + 1)), "reward"]
     show_table(
         ("figure", "value", "95% interval, by task"),
-        [(name, _short(result[name]), _range(result["intervals"][name])) for name in names] + _without_timeouts(result),
+        [(name, _number(result[name]), _range(result["intervals"][name])) for name in names]
+        + _without_timeouts(result),
     )
     if result["tools"]:
         tools = [
@@ -98,12 +96,12 @@ def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The score of the attempts that ended with a reward, where some did not."""
+    """Return the row of the success rate without time-outs, if there are any."""
     if not result["timeouts"]:
         return []
     without = result["without_timeouts"]
     name = f"avg@{result['n']}"
-    return [(f"{name} without {result['timeouts']} time-outs", _short(without[name]), _range(without["ci95"]))]
+    return [(f"{name} without {result['timeouts']} time-outs", _number(without[name]), _range(without["ci95"]))]
 
 
 def _bar() -> Any:
@@ -126,9 +124,9 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def _short(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
 def _range(interval: list[float | None] | None) -> str:
-    return "-" if interval is None else f"{_short(interval[0])} to {_short(interval[1])}"
+    return "-" if interval is None else f"{_number(interval[0])} to {_number(interval[1])}"

@@ -13,31 +13,31 @@ def list_names(
     kind: Annotated[Literal["all", "env", "tools"], typer.Option(help="Only environments, or only tools.")] = "all",
     as_json: Json = False,
 ) -> None:
-    """List every name, and where it comes from."""
+    """List all names, and where each comes from."""
     from forge_env.registry.registry import entries
 
-    found = [entry for entry in entries() if kind in ("all", entry.kind)]
+    matching = [entry for entry in entries() if kind in ("all", entry.kind)]
     if as_json:
-        emit({"entries": [_as_data(entry) for entry in found]})
+        emit({"entries": [_as_data(entry) for entry in matching]})
         return
     show_table(
         ("name", "kind", "from", "target", "description"),
-        [(e.name, e.kind, e.source, e.target, e.description) for e in found],
+        [(e.name, e.kind, e.source, e.target, e.description) for e in matching],
     )
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="A name that `forge-env list` shows, or a target.")],
-    import_timeout: Annotated[float, typer.Option(help="Seconds that importing it may take.")] = 60.0,
+    name: Annotated[str, typer.Argument(help="A name of `forge-env list`, or a target.")],
+    import_timeout: Annotated[float, typer.Option(help="Time limit of the import, in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Show what a name stands for: its schema, its options, where it is defined."""
-    from forge_env.cli.child import examine_in_child
+    """Show what a name stands for: its tools, its options, and where it is defined."""
+    from forge_env.cli.describe_in_child import describe_in_child
     from forge_env.registry.registry import find, resolve
 
     entry = resolve(name)
     kind = entry.kind if find(name) is not None else ""
-    data = examine_in_child(entry, kind=kind, seconds=import_timeout)
+    data = describe_in_child(entry, kind=kind, seconds=import_timeout)
     notes = data.pop("notes", [])
     data |= {"target": entry.target, "settings": dict(entry.options), "source": entry.source}
     data |= {"registry": str(entry.file) if entry.file else None, "notes": notes}
@@ -49,12 +49,12 @@ def info(
     if data["file"]:
         say(f"defined in: {data['file']}, line {data['line']}")
     show_schemas(data)
-    for remark in notes:
-        note(remark)
+    for text in notes:
+        note(text)
 
 
 def show_schemas(data: dict[str, Any]) -> None:
-    """Print what `examine` says of a target, for people."""
+    """Print the description of a target, see `describe_target`, for people."""
     say(f"{data['name']} ({data['kind']}): {data['description']}")
     if data["options"]:
         rows = [(o["name"], o["type"], "required" if o["required"] else str(o["default"])) for o in data["options"]]

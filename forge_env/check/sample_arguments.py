@@ -1,4 +1,4 @@
-"""Arguments made up from a tool's JSON schema: fitting ones, and ones that do not fit."""
+"""Arguments for a tool, generated from its JSON schema: valid ones and invalid ones."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from forge_env.core.types import ToolSpec
 
-_BY_TYPE: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None}
-_DEPTH = 8  # a schema may refer to itself
+_SAMPLE_OF_TYPE: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+_MAX_DEPTH = 8  # a schema may refer to itself
 
 
 def sample_arguments(tools: Sequence[ToolSpec], name: str) -> dict[str, Any]:
-    """Return the smallest arguments that fit a tool's schema: what it requires, and no more."""
+    """Return minimal valid arguments for a tool: the required ones only."""
     schema = _parameters(tools, name)
-    value = _sample(schema, schema, _DEPTH)
+    value = _sample(schema, schema, _MAX_DEPTH)
     return value if isinstance(value, dict) else {}
 
 
-def same_for_all(tools: Sequence[ToolSpec], name: str, value: Any) -> dict[str, Any]:
-    """Return arguments that give every parameter of a tool the same value."""
+def uniform_arguments(tools: Sequence[ToolSpec], name: str, value: Any) -> dict[str, Any]:
+    """Return arguments that set every parameter of a tool to the same value."""
     return dict.fromkeys(_parameters(tools, name).get("properties", {}), value)
 
 
@@ -31,7 +31,7 @@ def _sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth == 0:
         return None
     if "$ref" in schema:
-        return _sample(_referred(root, schema["$ref"]), root, depth - 1)
+        return _sample(_resolve(root, schema["$ref"]), root, depth - 1)
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -40,10 +40,10 @@ def _sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return _sample(schema[key][0], root, depth - 1)
-    return _of_type(schema, root, depth)
+    return _sample_of_type(schema, root, depth)
 
 
-def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+def _sample_of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
@@ -57,12 +57,12 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
         return schema["minimum"]
     if kind == "string":
         return "1" * max(1, min(schema.get("minLength", 1), 1000))
-    return _BY_TYPE.get(kind)
+    return _SAMPLE_OF_TYPE.get(kind)
 
 
-def _referred(root: Mapping[str, Any], reference: str) -> Any:
-    """What "#/$defs/Name" stands for; None when it is not there."""
-    found: Any = root
+def _resolve(root: Mapping[str, Any], reference: str) -> Any:
+    """Return the schema at "#/$defs/Name"; None when there is none."""
+    schema: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return schema

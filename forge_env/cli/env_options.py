@@ -1,4 +1,4 @@
-"""Options of an environment, as a command line writes them."""
+"""Options of an environment on a command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from forge_env.core.errors import UserError
 
 
 def parse_options(option: Sequence[str], tools: Sequence[str] = (), command: str = "") -> dict[str, Any]:
-    """Read name=value pairs, and the options `tools` and `command` that have a name of their own.
+    """Parse name=value pairs; `tools` and `command` are options that have a command-line option of their own.
 
     Raises:
-        UserError: for a text of another form.
+        UserError: for a text that is not of the form name=value.
     """
     for text in option:
         if "=" not in text[1:]:

@@ -1,6 +1,6 @@
-"""What is known of a target once it is imported: its schemas, its options, and what is wrong with it.
+"""Describes a target: imports it and returns its tools, its options, and what is wrong with it.
 
-Runs in a child process, see `forge_env.cli.child`.
+It runs in a child process, see `forge_env.cli.describe_in_child`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.tools import Tool
 from forge_env.registry.registry import load_target
 from forge_env.registry.tool_sets import derive_tools, untyped
-from forge_env.rollout.factory import NOT_OPTIONS
+from forge_env.rollout.options import option_parameters
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.targets import add_to_path, is_source, load, split_target
 
@@ -33,32 +33,32 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Examine a target, write what is found to the result's file, and end at once whatever threads it has left."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the parent may be killed
+    """Describe a target, write the result to a file, and end the process, whatever threads are left."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # end with the parent, even if it is killed
     faulthandler.enable(request["trace"])
     faulthandler.dump_traceback_later(request["seconds"], exit=True, file=request["trace"])
     try:
         if request["folder"]:
             add_to_path(Path(request["folder"]))
-        answer = examine(request["target"], request["name"], request["kind"], request["options"])
+        response = describe_target(request["target"], request["name"], request["kind"], request["options"])
     except ForgeError as error:
-        answer = {"error": str(error)}
+        response = {"error": str(error)}
     except Exception as error:
-        answer = {"error": f"{request['target']!r} cannot be examined: {type(error).__name__}: {error}"}
+        response = {"error": f"{request['target']!r} cannot be described: {type(error).__name__}: {error}"}
     faulthandler.cancel_dump_traceback_later()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
     with open(request["result"], "w", encoding="utf-8", closefd=False) as file:
-        json.dump(answer, file, default=repr)
+        json.dump(response, file, default=repr)
     os._exit(0)
 
 
-def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Import a target and say what it is.
+def describe_target(target: str, name: str, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Import a target and describe it.
 
     Returns:
-        name: the one given, or the one that the target suggests.
+        name: `name`, or the default name of the target.
         kind: "env" or "tools".
         description: the first line of its docstring.
         file, line: where it is defined.
@@ -66,35 +66,35 @@ def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> di
         options: of an environment: name, type and default of each.
 
     Raises:
-        UserError: when it cannot be imported, is not of the kind asked for, or lacks something; then all that it lacks.
+        UserError: when it cannot be imported, is not of the requested kind, or has problems; then with all of them.
     """
     if is_source(target):
-        return _examine_source(target, name, kind)
-    found = load_target(target)
-    if (kind or _kind(found)) == "env":
-        tools, problems = _examine_env(found)
+        return _describe_source(target, name, kind)
+    loaded = load_target(target)
+    is_env = isinstance(loaded, type) and issubclass(loaded, Env)
+    if (kind or _kind(loaded)) == "env":
+        tools, problems = _check_env(loaded)
     else:
-        if isinstance(found, type) and issubclass(found, Env):
+        if is_env:
             raise UserError(f"{target!r} is an environment, not a set of tools: leave --kind out, or say --kind env")
-        tools = derive_tools(found, name=name, options=options)
+        tools = derive_tools(loaded, name=name, options=options)
         problems = []
-    problems += [problem for tool in tools for problem in _lacks(tool)]
-    file, line = _where(found)
+    problems += [problem for tool in tools for problem in _tool_problems(tool)]
+    file, line = _definition(loaded)
     if problems:
         raise UserError(f"{target!r} cannot be registered: {'; '.join(problems)}")
-    is_env = isinstance(found, type) and issubclass(found, Env)
     return {
-        "name": name or _name(target, found),
+        "name": name or _default_name(target, loaded),
         "kind": "env" if is_env else "tools",
-        "description": _first_line(found),
+        "description": _first_line(loaded),
         "file": file,
         "line": line,
-        "tools": [_tool(tool) for tool in tools],
-        "options": _options(found) if is_env else [],
+        "tools": [_tool_data(tool) for tool in tools],
+        "options": _options(loaded) if is_env else [],
     }
 
 
-def _examine_source(target: str, name: str, kind: str) -> dict[str, Any]:
+def _describe_source(target: str, name: str, kind: str) -> dict[str, Any]:
     if kind == "env":
         raise UserError(f"{target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools")
     tools = asyncio.run(load("envs.tool_api.sources:list_tools")(target))
@@ -104,40 +104,41 @@ def _examine_source(target: str, name: str, kind: str) -> dict[str, Any]:
         "description": f"{len(tools)} tools of {target}",
         "file": "",
         "line": 0,
-        "tools": [_tool(tool) for tool in tools],
+        "tools": [_tool_data(tool) for tool in tools],
         "options": [],
     }
 
 
-def _kind(found: Any) -> str:
-    """An environment also where it only looks like one, so that it is told what it lacks."""
-    if not isinstance(found, type):
+def _kind(loaded: Any) -> str:
+    """Return "env" also for a class that only resembles one: its author is then told what is missing."""
+    if not isinstance(loaded, type):
         return "tools"
-    return "env" if issubclass(found, Env) or (hasattr(found, "reset") and hasattr(found, "step")) else "tools"
+    return "env" if issubclass(loaded, Env) or (hasattr(loaded, "reset") and hasattr(loaded, "step")) else "tools"
 
 
-def _examine_env(found: Any) -> tuple[list[Tool], list[str]]:
-    if not isinstance(found, type) or not issubclass(found, Env):
+def _check_env(env_class: Any) -> tuple[list[Tool], list[str]]:
+    """Return the tools of an environment class, and what is wrong with it."""
+    if not isinstance(env_class, type) or not issubclass(env_class, Env):
         return [], [
-            f"{getattr(found, '__qualname__', found)!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"
+            f"{getattr(env_class, '__qualname__', env_class)!r} is not a subclass of forge_env.Env or forge_env.ToolEnv"
         ]
-    for target in found.shared.values():
+    for target in env_class.shared.values():
         load(target)
     methods = ("reset", "step", "tasks")
-    missing = [n for n in methods if inspect.getattr_static(found, n) is inspect.getattr_static(Env, n)]
-    problems = [f"{found.__qualname__} has no {name}() ({_place(found)})" for name in missing]
-    return list(found._tools.values()) if issubclass(found, ToolEnv) else [], problems
+    missing = [n for n in methods if inspect.getattr_static(env_class, n) is inspect.getattr_static(Env, n)]
+    problems = [f"{env_class.__qualname__} has no {name}() ({_file_and_line(env_class)})" for name in missing]
+    return list(env_class._tools.values()) if issubclass(env_class, ToolEnv) else [], problems
 
 
-def _lacks(tool: Tool) -> list[str]:
-    where = f" ({_place(tool.function)})"
+def _tool_problems(tool: Tool) -> list[str]:
+    where = f" ({_file_and_line(tool.function)})"
     problems = [] if tool.description else [f"the tool {tool.name} has no docstring, which the model reads{where}"]
     if names := untyped(tool.function):
         problems.append(f"the tool {tool.name} has parameters without a type: {', '.join(names)}{where}")
     return problems
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool_data(tool: Tool) -> dict[str, Any]:
     options = {f.name: getattr(tool.options, f.name) for f in dataclasses.fields(tool.options)}
     options["fatal"] = [error.__name__ for error in tool.options.fatal]
     return {
@@ -149,23 +150,15 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _options(env: type[Env]) -> list[dict[str, Any]]:
-    """The options of an environment, as `EnvFactory` takes them."""
-    found: dict[str, dict[str, Any]] = {}
-    openers = [load(target) for target in env.shared.values()]
-    for function in (*openers, env.tasks, env.__init__):
-        for parameter in _parameters(function):
-            described = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
-            if described["required"] or parameter.name not in found:
-                found[parameter.name] = described
-    return list(found.values())
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if function is object.__init__:
-        return []
-    parameters = inspect.signature(function).parameters.values()
-    return [p for p in parameters if p.kind in kinds and p.name not in NOT_OPTIONS]
+    """Return the options of an environment, as `EnvFactory` takes them."""
+    options: dict[str, dict[str, Any]] = {}
+    shared = [load(target) for target in env.shared.values()]
+    for function in (*shared, env.tasks, env.__init__):
+        for parameter in option_parameters(function):
+            description = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
+            if description["required"] or parameter.name not in options:
+                options[parameter.name] = description
+    return list(options.values())
 
 
 def _type(function: Callable[..., Any], parameter: inspect.Parameter) -> str:
@@ -184,29 +177,30 @@ def _default(parameter: inspect.Parameter) -> dict[str, Any]:
     return {"required": False, "default": parameter.default if plain else repr(parameter.default)}
 
 
-def _name(target: str, found: Any) -> str:
-    """my_env of MyEnv; the own name of a function."""
+def _default_name(target: str, loaded: Any) -> str:
+    """Return the name of a function, or the snake_case name of a class: my_env for MyEnv."""
     name = split_target(target)[1].rpartition(".")[2]
     return (
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-        if isinstance(found, type)
+        if isinstance(loaded, type)
         else name
     )
 
 
-def _first_line(found: Any) -> str:
-    text = found.description if isinstance(found, Tool) else found.__doc__ or ""
+def _first_line(loaded: Any) -> str:
+    text = loaded.description if isinstance(loaded, Tool) else loaded.__doc__ or ""
     return next(iter(inspect.cleandoc(text).splitlines()), "")
 
 
-def _where(found: Any) -> tuple[str, int]:
+def _definition(loaded: Any) -> tuple[str, int]:
+    """Return file and line where an object is defined; "" and 0 if that is unknown."""
     try:
-        found = inspect.unwrap(found.function if isinstance(found, Tool) else found)
-        return inspect.getsourcefile(found) or "", inspect.getsourcelines(found)[1]
+        definition = inspect.unwrap(loaded.function if isinstance(loaded, Tool) else loaded)
+        return inspect.getsourcefile(definition) or "", inspect.getsourcelines(definition)[1]
     except (OSError, TypeError):
         return "", 0
 
 
-def _place(found: Any) -> str:
-    file, line = _where(found)
+def _file_and_line(loaded: Any) -> str:
+    file, line = _definition(loaded)
     return f"{file}, line {line}"

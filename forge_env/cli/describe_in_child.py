@@ -1,4 +1,4 @@
-"""The child process that imports what a user has written, with a deadline: whatever that does, the parent lives."""
+"""Describes a target in a child process with a deadline: whatever the user's code does, the parent survives."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from forge_env.utils.targets import split_target
 
 IMPORT_SECONDS = 60.0
 GRACE_SECONDS = 30.0
-"""The child ends itself at its deadline, saying where it is. It is killed this much later; its own start is in that."""
+"""The child ends itself at its deadline, with a stack trace. The parent kills it this much later."""
 _CODE = (
     "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
-    "from forge_env.cli.examine import main; main(request)"
+    "from forge_env.cli.describe_target import main; main(request)"
 )
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 
-def examine_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_SECONDS) -> dict[str, Any]:
-    """Import what an entry stands for in a child process, and return what `forge_env.cli.examine.examine` says of it.
+def describe_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_SECONDS) -> dict[str, Any]:
+    """Run `forge_env.cli.describe_target` on an entry's target in a child process, and return the description.
 
     Args:
-        entry: its target, options and folder; its name may be empty.
-        kind: "env" or "tools" to insist on it, "" to find out.
-        seconds: after which the import is given up.
+        entry: target, options and folder; its name may be empty.
+        kind: "env" or "tools" to require it, "" to detect it.
+        seconds: deadline of the import.
 
     Raises:
         UserError: when the import fails, hangs or ends the process, or what is imported is neither an environment nor
@@ -53,20 +53,20 @@ def examine_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_SE
     }
     with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as trace:
         request |= {"result": result.fileno(), "trace": trace.fileno()}
-        status, printed = _run(request, (result.fileno(), trace.fileno()), seconds + GRACE_SECONDS)
-        said = _read(result)
-        if not said:
-            raise UserError(_died(entry.target, status, _read(trace), seconds))
-    answer = json.loads(said)
-    if "error" in answer:
-        raise UserError(answer["error"])
-    if printed.strip():
-        answer["notes"] = [f"importing it prints text, beginning {printed.strip().splitlines()[0][:80]!r}"]
-    return answer
+        status, output = _run(request, (result.fileno(), trace.fileno()), seconds + GRACE_SECONDS)
+        response = _read(result)
+        if not response:
+            raise UserError(_no_response(entry.target, status, _read(trace), seconds))
+    description = json.loads(response)
+    if "error" in description:
+        raise UserError(description["error"])
+    if output.strip():
+        description["notes"] = [f"importing it prints text, beginning {output.strip().splitlines()[0][:80]!r}"]
+    return description
 
 
 def _run(request: Mapping[str, Any], files: tuple[int, ...], seconds: float) -> tuple[int | None, str]:
-    """Run the child to its end; returns its exit status (None: killed at the deadline) and what it printed."""
+    """Run the child; returns its exit status, None if it was killed at the deadline, and its output."""
     child = subprocess.Popen(
         [sys.executable, "-c", _CODE, json.dumps(request)],
         stdin=subprocess.DEVNULL,
@@ -77,19 +77,19 @@ def _run(request: Mapping[str, Any], files: tuple[int, ...], seconds: float) -> 
     )
     try:
         assert child.stdout is not None
-        ended, printed = _wait(child.pid, child.stdout, time.monotonic() + seconds)
+        ended, output = _wait(child.pid, child.stdout, time.monotonic() + seconds)
     finally:
-        # The child has not been waited for yet, so its number still is its group's: what it has started goes with it.
+        # The child has not been reaped, so its process id still names its group: its children are killed with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         if child.stdout is not None:
             child.stdout.close()
         status = child.wait()
-    return status if ended else None, printed
+    return status if ended else None, output
 
 
 def _wait(pid: int, output: IO[bytes], deadline: float) -> tuple[bool, str]:
-    """Wait until a child ends, or the deadline; keeps the beginning of what it prints and throws the rest away."""
+    """Wait for a child to end, or the deadline; returns whether it ended, and the first 4096 bytes of its output."""
     kept = b""
     process = os.pidfd_open(pid)
     try:
@@ -114,11 +114,11 @@ def _read(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _died(target: str, status: int | None, trace: str, seconds: float) -> str:
-    """Say why a child left no answer. Its trace lists the innermost frame first."""
+def _no_response(target: str, status: int | None, trace: str, seconds: float) -> str:
+    """Return why a child wrote no result. `trace` lists the innermost frame first."""
     frames = _FRAME.findall(trace)
-    own = [frame for frame in frames if Path(frame[0]) == Path(split_target(target)[0])] or frames
-    where = f" ({own[0][0]}, line {own[0][1]})" if own else ""
+    in_target = [frame for frame in frames if Path(frame[0]) == Path(split_target(target)[0])] or frames
+    where = f" ({in_target[0][0]}, line {in_target[0][1]})" if in_target else ""
     if status is None or "Timeout" in trace:
         return f"importing {target!r} takes longer than {seconds:g} s{where}: do at import only what is quick"
     if status < 0:
