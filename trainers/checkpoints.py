@@ -39,7 +39,7 @@ class Checkpoint:
     step: int
     """Optimizer steps of the algorithm, those of the warm-up not among them."""
     extra: Mapping[str, Any]
-    """What the run wrote down for itself; see `Run.save_checkpoint`."""
+    """What the run wrote down for itself; see trainers/run/checkpointing.py."""
 
 
 def path_of(run: Path, step: int) -> Path:
