@@ -15,7 +15,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.evaluation.evaluate import is_success
-from forge_env.viewer import query
+from forge_env.viewer import query, summaries
 from forge_env.viewer.index import EpisodeIndex
 from forge_env.viewer.index_row import COLUMNS, episode_row
 from forge_env.viewer.scan import BLOCK_BYTES, scan_block, scan_file
@@ -210,7 +210,7 @@ def test_a_time_out_is_counted_apart_from_the_faults(tmp_path: Path) -> None:
     index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
     index.update()
     with index.reading() as db:
-        choices = query.filter_choices(db)
+        choices = summaries.filter_choices(db)
         assert (choices["timeouts"], choices["faults"]) == (1, 0)
         page = query.list_episodes(db, query.condition_of({"outcome": "timeout"}), "written", 0, 9)
         assert page["rows"][0]["fault"] == "timeout"
