@@ -1,9 +1,9 @@
-"""A seccomp filter as classic BPF: which system calls untrusted code may not make.
+"""The seccomp filter, as classic BPF: system calls that untrusted code may not make.
 
-A deny list, because Python programs use a great many calls; the calls left out are those that reach kernel
-subsystems a snippet has no use for, memory that no resource limit counts, or that report what other programs do with
-the files they share with it. Unknown (newer) calls answer ENOSYS.
-The filter is assembled on the host and loaded by the guest; libseccomp is not needed.
+It is a deny list, because Python programs use very many calls. Denied are calls to kernel subsystems that a snippet
+does not need, calls that allocate memory outside the resource limits, and calls that report how other programs use
+shared files. Unknown (newer) calls return ENOSYS. The host assembles the filter and the guest loads it, without
+libseccomp: the guest has only the standard library.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _X32_BIT = 0x40000000
 _LAST_KNOWN_CALL = 462  # mseal; everything above 423 has one number on all architectures
 _NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-_PARENT_FLAG = 0x8000  # CLONE_PARENT: the new process would be a child of ours and not of the snippet
+_PARENT_FLAG = 0x8000  # CLONE_PARENT: the new process would be a child of the zygote, not of the snippet
 _RLIMIT_CORE = 4
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# FIOSETOWN, SIOCSPGRP: signals for whoever is named when a descriptor is ready
+# FIOSETOWN, SIOCSPGRP: they direct signals to another process when a descriptor is ready
 _SIGNAL_OWNER = (0x8901, 0x8902)
 _SOCKET_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace has no way out
 
@@ -37,9 +37,8 @@ _DENIED_EVERYWHERE = {
     "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450, "cachestat": 451,
 }  # fmt: skip
 
-# memfd_create, shmget, msgget and mq_open hand out memory that neither RLIMIT_AS nor the tmpfs size counts. inotify and
-# fanotify report who opens and reads the files of the interpreter, which are the host's; mincore and cachestat, which
-# of their pages were read.
+# memfd_create, shmget, msgget and mq_open allocate memory outside RLIMIT_AS and the tmpfs size. inotify and fanotify
+# report who opens the interpreter's files, which the host shares; mincore and cachestat report which pages were read.
 _DENIED = {
     "x86_64": {
         "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "memfd_create": 319, "io_setup": 206,
@@ -71,8 +70,8 @@ _DENIED = {
     },
 }  # fmt: skip
 
-# What a worker that only reads and calculates has no use for: programs, sockets, signals and priorities for others, and
-# changes to files, which have no namespace of their own there. The numbers that all architectures share come last.
+# Denied to a worker that only reads and calculates: programs, sockets, signals and priorities of other processes, and
+# changes to files, since it has no mount namespace. The numbers that all architectures share come first.
 _DENIED_READER_EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "openat2": 437, "fchmodat2": 452}
 _DENIED_READER = {
     "x86_64": {
@@ -100,8 +99,8 @@ DENIED_FCNTL = {
     "F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026,
     "F_SET_RW_HINT": 1036, "F_SET_FILE_RW_HINT": 1038,
 }  # fmt: skip
-"""Commands of fcntl that answer EPERM. F_NOTIFY and leases report what others do with a folder or file, and a lease
-makes them wait; the first three say who gets a signal for it; hints stay with a file for its next reader."""
+"""Commands of fcntl that return EPERM. F_NOTIFY and leases report how other processes use a folder or file, and a lease
+makes them wait; the first three choose the receiver of a signal; hints stay with a file for its next reader."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -109,26 +108,26 @@ _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _OPENAT = {"x86_64": 257, "aarch64": 56}
-_OPEN = {"x86_64": 2}  # the others have openat only
+_OPEN = {"x86_64": 2}  # other machines have only openat
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
-# What tells by its flags which pages of a file are in memory, or puts them out: files that all runs share would carry
-# messages.
+# Calls whose flags reveal which pages of a file are cached, or evict them: shared files could carry messages between
+# runs.
 _PREADV2, _PWRITEV2 = {"x86_64": 327, "aarch64": 286}, {"x86_64": 328, "aarch64": 287}
 _FADVISE64, _MADVISE = {"x86_64": 221, "aarch64": 223}, {"x86_64": 28, "aarch64": 233}
 _POSIX_FADV_DONTNEED, _MADV_PAGEOUT = 4, 21
 
 
 def supported_machines() -> list[str]:
-    """Return the machine names that `seccomp_filter` has numbers for."""
+    """Return the machines that `seccomp_filter` supports."""
     return sorted(_AUDIT_ARCH)
 
 
 def denied_calls(machine: str) -> dict[str, int]:
-    """Return the calls that answer EPERM on `machine`, by name."""
+    """Return the numbers of the calls that return EPERM on `machine`, by name."""
     return _DENIED[machine] | _DENIED_EVERYWHERE
 
 
@@ -136,9 +135,9 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> b
     """Return the filter as an array of `struct sock_filter`. Raises KeyError for an unsupported machine.
 
     Args:
-        machine: as `platform.machine()` names it; this one by default.
-        reads_only: for a process without a root and a network of its own: it may read files, and change none, open no
-            socket, run no program, and signal nobody.
+        machine: a name as from `platform.machine()`; this machine by default.
+        reads_only: for a process without mount and network namespace: it may read files, but not change files, open
+            sockets, run programs or signal other processes.
     """
     machine = machine or platform.machine()
     program = [
@@ -149,7 +148,7 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> b
     if machine == "x86_64":
         program += _when(_IF_AT_LEAST, _X32_BIT, _KILL_PROCESS)
     program += _when(_IF_GREATER, _LAST_KNOWN_CALL, _ERRNO | errno.ENOSYS)
-    # glibc falls back to clone, whose flags a filter can see (clone3 keeps them behind a pointer).
+    # glibc falls back to clone, whose flags a filter can inspect (clone3 passes them by pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     denied = denied_calls(machine)
     if reads_only:
@@ -164,7 +163,7 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> b
     program += _for_call(
         _CLONE[machine], _ARG0, _when(_IF_ANY_BIT, _NAMESPACE_FLAGS | _PARENT_FLAG, _ERRNO | errno.EPERM)
     )
-    # The kernel takes both words as 32 bits, and so does the filter.
+    # The kernel reads both words as 32 bits, as the filter does.
     for call, words in (
         (_IOCTL[machine], (*_TERMINAL_INJECTION, *_SIGNAL_OWNER)),
         (_FCNTL[machine], tuple(DENIED_FCNTL.values())),
@@ -181,15 +180,15 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> b
 
 
 def _keep_limits(machine: str) -> list[bytes]:
-    """Refuse to set the limit for core dumps: only its value of one byte keeps the host's dump handler from running.
+    """Refuse to change the limit for core dumps: its value, one byte, keeps the host's dump handler from running.
 
-    Refuse prlimit on other processes too. Reading the own limits by prlimit, with a null pointer for the new value, is
-    allowed.
+    Refuse prlimit on other processes, too. Reading a process's own limits by prlimit, with a null pointer for the new
+    value, is allowed.
     """
     refuse = _op(_RETURN, _ERRNO | errno.EPERM)
     setting = _for_call(_SETRLIMIT[machine], _ARG0, [_op(_IF_EQUAL, _RLIMIT_CORE, 0, 1), refuse])
     checks = [
-        _op(_IF_EQUAL, 0, 1, 0), refuse,  # the process: 0 is the own
+        _op(_IF_EQUAL, 0, 1, 0), refuse,  # the process: 0 is the caller
         _op(_LOAD, _ARG1), _op(_IF_EQUAL, _RLIMIT_CORE, 1, 0), _op(_RETURN, _ALLOW),
         _op(_LOAD, _ARG2), _op(_IF_EQUAL, 0, 1, 0), refuse,  # both halves of the pointer
         _op(_LOAD, _ARG2 + 4), _op(_IF_EQUAL, 0, 1, 0), refuse,
@@ -198,9 +197,9 @@ def _keep_limits(machine: str) -> list[bytes]:
 
 
 def _hide_page_cache(machine: str) -> list[bytes]:
-    """Refuse the flags of preadv2 and pwritev2, of which RWF_NOWAIT tells what is in memory, as an older kernel does.
+    """Refuse the flags of preadv2 and pwritev2, since RWF_NOWAIT reveals cached pages; older kernels lack them, too.
 
-    Refuse the advice that puts pages out of memory too.
+    Refuse the advice that evicts pages from memory, too.
     """
     no_flags = [_op(_IF_EQUAL, 0, 1, 0), _op(_RETURN, _ERRNO | errno.EOPNOTSUPP)]
     keep = _for_call(_FADVISE64[machine], _ARG3, _when(_IF_EQUAL, _POSIX_FADV_DONTNEED, _ERRNO | errno.EPERM))
@@ -221,6 +220,6 @@ def _unless(test: int, value: int, action: int) -> list[bytes]:
 
 
 def _for_call(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
-    """Run `checks` on the low word of `argument` when the call is `number`; the call is allowed if none returns."""
+    """Run `checks` on the low word of `argument` if the call is `number`; without a result the call is allowed."""
     body = [_op(_LOAD, argument), *checks, _op(_RETURN, _ALLOW)]
     return [_op(_IF_EQUAL, number, 0, len(body)), *body]

@@ -52,7 +52,8 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
 
 
 async def fill(sandbox: Sandbox) -> None:
-    """Use every place and the places of two sessions, so that what is kept for them is there before any attack."""
+    """Use every place and the places of two sessions, so that what is kept for them is there before any
+    attack."""
     await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(SLOTS)))
     sessions = [await sandbox.open_session() for _ in range(2)]
     for session in sessions:

@@ -16,9 +16,9 @@ from envs.math.dataset_tasks import final_answer, load_tasks
 from envs.math.rewards import MathReward
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from tests.helpers.packages import needs
 
-pytest.importorskip("datasets")
-
+pytestmark = needs("datasets")
 ROOT = Path(__file__).parents[3]
 Rows = Sequence[Mapping[str, Any]]
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
-
 from agents.scripted import ScriptedAgent
 from envs.reasoning import env as reasoning_gym_env
 from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve, score_all
 from envs.reasoning.process import Worker, worker
 from envs.reasoning.worker import _uses_numbers, literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
+from tests.helpers.packages import needs
+
+pytestmark = needs("reasoning_gym")
 
 SAMPLE = [
     "basic_arithmetic",
