@@ -6,7 +6,7 @@ from benchmarks.mutation.source import Mutant
 
 LOSS = ("test_losses.py", "test_loss_base.py")
 TERMS = ("test_loss_terms.py", "test_losses.py", "test_loss_base.py")
-CALL = ("test_loss_base.py", "test_invariance.py")
+CALL = ("test_loss_call.py", "test_invariance.py")
 
 MUTANTS = (
     Mutant(
@@ -175,7 +175,7 @@ MUTANTS = (
         function="PolicyLoss.skips_idle",
         old="not self.beta and not self.entropy_coef",
         new="not self.entropy_coef",
-        tests=("test_loss_base.py", "test_losses.py", "test_trainer.py"),
+        tests=LOSS,
     ),
     Mutant(
         name="masked values are multiplied by 0, so that NaN stays",
