@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from envs.math import worker
+import envs.math.worker as worker
 from envs.processes.helper import HelperProcess
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
