@@ -36,6 +36,7 @@ ROOMS = {
     "forge_env.runtime.weights": "tensor_layout store torchstore_compat torchstore one_host nccl choice",
     "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
+    "envs": "task_splits jsonl_tasks processes gymnasium_text reasoning math code_exec tool_api external actors",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
 }
