@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -31,10 +32,10 @@ OURS = {
 ROOMS = {
     "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
         former_paths cli __main__""",
-    "agents": "model_folder stopping renderer token_agent chat scripted openers generator",
+    "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
-        grpo dapo gspo sapo cispo reinforce sft""",
+        grpo dapo gspo sapo cispo reinforce losses sft""",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 
@@ -47,15 +48,28 @@ OWNERS = {
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/generator/*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[str]:
-    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b."""
-    for node in ast.walk(ast.parse(source)):
+@functools.cache
+def imports(source: str, *, for_types: bool = True) -> tuple[str, ...]:
+    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b.
+
+    Args:
+        for_types: also those under `if TYPE_CHECKING:`, which no process executes.
+    """
+    return tuple(_imports(source, for_types))
+
+
+def _imports(source: str, for_types: bool) -> Iterator[str]:
+    tree = ast.parse(source)
+    for node in [] if for_types else ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -80,6 +94,30 @@ def upwards(file: Path, source: str) -> list[str]:
     return sorted((used & set(rooms)) - below)
 
 
+def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> those of `sources` that it imports, in functions too, but not those for type checkers only."""
+    return {
+        module: (set(imports(source, for_types=False)) & sources.keys()) - {module}
+        for module, source in sources.items()
+    }
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A circle of modules, each of which imports the next; empty when there is none."""
+    finished: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for module in sorted(arrows[path[-1]] - finished):
+            if module in path:
+                return path[path.index(module) :]
+            if result := walk([*path, module]):
+                return result
+        finished.add(path[-1])
+        return []
+
+    return next((result for module in sorted(arrows) if module not in finished and (result := walk([module]))), [])
+
+
 def out_of_place(file: str, source: str) -> list[str]:
     """Heavy packages that `file` (its path in the repository) must not import."""
     return sorted(
@@ -98,6 +136,17 @@ def test_a_file_imports_only_what_it_may(path: Path) -> None:
     assert upwards(file, source) == []
     relative = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.level]
     assert relative == [], "a relative import would slip past this test"
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_no_files_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    files = {file.relative_to(REPOSITORY).with_suffix(""): file for file in FILES}
+    sources = {
+        ".".join(name.parts).removesuffix(".__init__"): file.read_text(encoding="utf-8")
+        for name, file in files.items()
+        if name.parts[0] == package
+    }
+    assert circle(graph(sources)) == []
 
 
 def test_every_package_has_files() -> None:
@@ -119,6 +168,14 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
     assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
+    sources = {
+        "agents.a": "def f():\n    import agents.b",
+        "agents.b": "from agents import c",
+        "agents.c": "if TYPE_CHECKING:\n    import agents.d\nfrom agents.a import f",
+        "agents.d": "import agents.a",
+    }
+    assert circle(graph(sources)) == ["agents.a", "agents.b", "agents.c"]
+    assert circle(graph(sources | {"agents.c": "if TYPE_CHECKING:\n    import agents.a"})) == []
     assert upwards(Path("trainers/gspo.py"), "import trainers.grpo, trainers.setup.entry") == ["grpo"]
 
 

@@ -44,7 +44,7 @@ def _export(library: Library, path: Path, episodes: int) -> int:
     from forge_env.viewer.export import export
 
     exported, total = export(library, path, episodes=episodes)
-    left_out = f" of {total:,}; --episodes sets how many" if exported < total else ""
+    left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
     say(f"{path}: {exported:,} episodes{left_out}")
     return 0
 
@@ -53,7 +53,7 @@ def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:
     from forge_env.viewer.server import ViewServer
 
     with ViewServer(library, host=host, port=port) as server:
-        say(f"{library.place}: {server.url}")
+        say(f"{library.path}: {server.url}")
         note("the server runs until Ctrl-C; whoever has this address can read the runs")
         sys.stdout.flush()
         if open_browser:

@@ -9,38 +9,44 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank
+from monarch.actor import current_rank
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.client import Members, update_client
-from forge_env.runtime.clock import process_began
-from forge_env.runtime.compiled import keep_compiled
-from forge_env.runtime.lifetime import die_with
-from forge_env.runtime.ranks import log_of_rank
+from forge_env.runtime.calls.client import Members, update_client
+from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
+from forge_env.runtime.process.compile_cache import keep_compiled
+from forge_env.runtime.process.lifetime import die_with, process_began
+from forge_env.runtime.process.ranks import log_of_rank
+from forge_env.runtime.service import ActorOptions, make_options
 
-if TYPE_CHECKING:
-    from forge_env.runtime.service import ActorOptions
+if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
+    Actor = object
+else:
+    from monarch.actor import Actor
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "long_endpoint"]
 
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def long_endpoint(method: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-    """A concurrent endpoint that takes as long as it takes, and that ends with its caller.
+
+def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> Endpoint[A, P, R]:
+    """Make an async method of a ForgeActor an endpoint whose calls have no deadline, and that ends with its caller.
 
     A call through a service has no deadline unless the caller sets one: `on_ping` says when the actor hangs. Where the
     caller is cancelled, gives up or dies, the work is cancelled.
     """
 
-    async def endpoint(self: ForgeActor, *args: Any, call_id: str = "", **kwargs: Any) -> Any:
-        return await self._as_call(call_id, method(self, *args, **kwargs))
+    async def endpoint(self: Any, *args: Any, call_id: str = "", **kwargs: Any) -> R:
+        result: R = await self._as_call(call_id, method(self, *args, **kwargs))
+        return result
 
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(endpoint, name, getattr(method, name))
-    made = concurrent_endpoint(endpoint)
-    made.is_long = True
-    return made
+    return Endpoint(endpoint, is_long=True)
 
 
 class ForgeActor(Actor):
@@ -54,7 +60,7 @@ class ForgeActor(Actor):
     """Endpoints that a service may call again on another replica when one dies during the call."""
 
     @classmethod
-    def options(cls, **options: Any) -> ActorOptions:
+    def options(cls, **options: Any) -> ActorOptions[Self]:
         """Say how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
 
         Args:
@@ -63,8 +69,6 @@ class ForgeActor(Actor):
         Raises:
             UserError: for an unknown option, or a number out of range.
         """
-        from forge_env.runtime.service import ActorOptions, make_options
-
         return ActorOptions(cls, make_options(options))
 
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
@@ -73,7 +77,7 @@ class ForgeActor(Actor):
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # a host's program was started somewhere else
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
+        # On another host the controller is not seen, and perhaps not its folder either: see runtime/hosts/watch.py.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()

@@ -4,9 +4,9 @@ Used on its own in a script::
 
     async with Launcher():
         policy = await PolicyActor.options(num_replicas=2).as_service(model=path, settings=EngineSettings())
-        completion = await policy.generate.route(prompt_ids, sampling, "request-1")
+        completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
 
-`route` calls one replica and `fanout` all of them; see forge_env/runtime/client.py.
+`route` calls one replica and `fanout` all of them; see forge_env/runtime/calls/client.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
-from forge_env.runtime.calls import quietly, unless_gone, within
-from forge_env.runtime.client import Endpoint, Members, ServiceClient, View, forget_client, long_endpoints
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.client import Members, ServiceClient, ServiceHandle, View, forget_client
+from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.process.visible_gpus import names_of
 
+A = TypeVar("A")
 PING_EVERY_S = 0.5
 MOST_DEATHS = 5  # of one service within DEATHS_S; then it is broken for good
 DEATHS_S = 600.0
@@ -75,7 +77,7 @@ class Death:
 
 
 @dataclass(eq=False, kw_only=True)
-class Service:
+class Service(ServiceHandle[A]):
     """The replicas: starts, watches, replaces and ends them. Its endpoints are those of the actor.
 
     Args:
@@ -86,7 +88,7 @@ class Service:
         on_ready: awaited with each replica, and each replacement, before it is put to use; nothing runs in between.
     """
 
-    actor_class: type
+    actor_class: type[A]
     arguments: Mapping[str, Any]
     name: str
     options: ServiceOptions = field(default_factory=ServiceOptions)
@@ -95,35 +97,21 @@ class Service:
     deaths: list[Death] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.client = ServiceClient(
-            self.name,
-            idempotent=getattr(self.actor_class, "idempotent", frozenset()),
-            long=long_endpoints(self.actor_class),
-            seconds=self.options.seconds,
+        self.client: ServiceClient[A] = ServiceClient(
+            self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
         )
         self._numbers = itertools.count(1)
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by the number of the place
         self._background: set[asyncio.Task[None]] = set()
         self.launcher.on_close(self._release)
 
-    def __getattr__(self, name: str) -> Endpoint:
-        if name.startswith("_") or name == "client":
-            raise AttributeError(name)
-        endpoint: Endpoint = getattr(self.client, name)
-        return endpoint
+    def _view(self) -> View[A]:
+        return self.client._view()
 
     @property
     def is_starting(self) -> bool:
         """Whether a replica is on its way, the first one or another."""
         return len(self._keepers) > self.client.up
-
-    def session(self, name: str) -> View:
-        """The same service for one session: its calls go to one replica as long as that one is up."""
-        return self.client.session(name)
-
-    def deadline(self, seconds: float) -> View:
-        """The same service with another deadline for a call."""
-        return self.client.deadline(seconds)
 
     async def start(self) -> None:
         """Start all replicas at once, and wait until they are up.
@@ -326,13 +314,13 @@ class Service:
 
 
 @dataclass(frozen=True)
-class ActorOptions:
+class ActorOptions(Generic[A]):
     """How an actor is run, still to be started."""
 
-    actor_class: type
+    actor_class: type[A]
     options: ServiceOptions
 
-    async def as_service(self, *, name: str = "", **arguments: Any) -> Service:
+    async def as_service(self, *, name: str = "", **arguments: Any) -> Service[A]:
         """Start the replicas in the open launcher, and wait until they are up.
 
         Args:
@@ -348,7 +336,7 @@ class ActorOptions:
         await service.start()
         return service
 
-    async def as_actor(self, *, name: str = "", **arguments: Any) -> Service:
+    async def as_actor(self, *, name: str = "", **arguments: Any) -> Service[A]:
         """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it.
 
         Raises:

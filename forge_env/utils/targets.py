@@ -68,7 +68,7 @@ def is_file(source: str) -> bool:
 
 
 def is_source(target: str) -> bool:
-    """Whether a target is a source of tools, which is opened and not imported; see `envs.apis.sources`."""
+    """Whether a target is a source of tools, which is opened and not imported; see `envs.tool_api.sources`."""
     return target.startswith(("openapi:", "mcp:"))
 
 

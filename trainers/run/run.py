@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import find_model
+from envs.actors.env import GroupSpec
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ServiceError, UserError, first_error
 from forge_env.core.types import Task
@@ -141,10 +142,19 @@ class Run:
         **env_options: Any,
     ) -> list[Group]:
         """Run groups of (task, index) in lockstep; each has the seed that it has in `run_group`."""
-        members = [(task, self._seed(phase, index), f"{phase}/{index}") for task, index in numbered]
-        call = self.services.envs.run_wave.route(
-            members, agent=agent, count=count, env_options=env_options, is_measured=is_measured
-        )
+        specs = [
+            GroupSpec(
+                task=task,
+                agent=agent,
+                count=count,
+                seed=self._seed(phase, index),
+                group_id=f"{phase}/{index}",
+                env_options=env_options,
+                is_measured=is_measured,
+            )
+            for task, index in numbered
+        ]
+        call = self.services.envs.run_wave.route(specs)
         name = f"groups {numbered[0][1]} to {numbered[-1][1]}"
         with self.report.timeline.span(f"{phase.partition('/')[0]} rollouts", name, version=self.engines_version):
             groups: list[Group] = await call

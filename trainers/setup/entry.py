@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -13,6 +12,7 @@ from trainers.config import RunConfig
 from trainers.setup.checks import check_config
 from trainers.setup.packages import check_packages
 from trainers.setup.read_config import read_config
+from trainers.setup.signals import with_signals
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -38,35 +38,10 @@ def main(config_class: type[C], run: Callable[[C], Awaitable[None]], arguments: 
             return dry_run(config)
         check_packages()
         check_config(config)
-        return asyncio.run(_with_signals(run(config)))
+        return asyncio.run(with_signals(run(config)))
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-
-
-async def _with_signals(work: Awaitable[None]) -> int:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, so that everything it started is ended in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    received: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) == 1:
-            print("\nstopping: ending every process of this run", file=sys.stderr, flush=True)
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not received:
-            raise
-    except Exception:
-        if not received:
-            raise
-    return 128 + received[0] if received else 0

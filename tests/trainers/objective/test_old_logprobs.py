@@ -23,8 +23,8 @@ from tests.trainers.titan.folders import VOCABULARY, make_folder
 from trainers.batching.batch import Sample
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.controller.sample_maker import SampleMaker
+from trainers.losses import GSPOLoss
 from trainers.objective.advantages import group_relative
-from trainers.objective.losses import GSPOLoss
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs, about_ratio, whose_old_logprobs, window
 from trainers.setup.parser import parse
@@ -150,10 +150,8 @@ def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str)
 
 def test_a_loss_of_the_users_own_has_them_where_it_names_them() -> None:
     on_gpu = ("--generator.with_gpus", "true")
-    assert (
-        whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.objective.losses:SimpleGRPOLoss")) == "generator"
-    )
-    assert whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.objective.losses:SAPOLoss")) == "trainer"
+    assert whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss")) == "generator"
+    assert whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss")) == "trainer"
     with pytest.raises(UserError, match="no_such"):
         whose_old_logprobs(config("gspo", *on_gpu, "--loss", "no_such:loss"))
 

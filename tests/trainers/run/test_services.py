@@ -10,7 +10,7 @@ pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
 from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
-from trainers.run.run import services
+from trainers.run import services
 from trainers.run.trainer_actor import allocator
 from trainers.setup.placement import find_places
 from trainers.titan.trainer import TitanSettings
