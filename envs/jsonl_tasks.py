@@ -1,4 +1,4 @@
-"""Tasks out of a file of JSON lines, for environments whose rows are no benchmark's."""
+"""Tasks from a file of JSON lines, for environments whose rows have no format of a benchmark."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SPLITS = ("train", "test", "all")
 
 
 def file_tasks(data: str, split: str, *, count: int, seed: int, make: Callable[[Any, str], Task]) -> list[Task]:
-    """Return tasks out of a file.
+    """Return tasks from a file.
 
     Args:
         data: the file. With {split} in its name it is one file for each split; otherwise one prompt in ten is "test",
             the others are "train", and "all" is the whole file.
-        make: makes a task of a row and of where it stands; raises UserError for a row that is none. Of two equal tasks
-            the first one counts.
+        make: makes a task of a row and its place, such as "tasks.jsonl:3"; raises UserError for an invalid row. The
+            first of equal tasks counts.
 
     Raises:
         UserError: for a file that cannot be read, a line that is no task, and more tasks than there are.
@@ -31,16 +31,16 @@ def file_tasks(data: str, split: str, *, count: int, seed: int, make: Callable[[
     is_divided = "{split}" not in data
     if is_divided and split not in _SPLITS:
         raise UserError(f"there is no split {split!r} of {path}. {nearest(split, _SPLITS)}")
-    found: dict[str, Task] = {}
+    tasks_by_id: dict[str, Task] = {}
     for number, row in _rows(path):
         task = make(row, f"{path}:{number}")
         is_test = bucket(json.dumps(task.prompt), 10) == 0
         if not is_divided or split == "all" or is_test == (split == "test"):
-            found.setdefault(task.id, task)
-    if len(found) < count:
+            tasks_by_id.setdefault(task.id, task)
+    if len(tasks_by_id) < count:
         hint = ', or for the split "all"' if is_divided and split != "all" else ""
-        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(found)}: ask for fewer{hint}")
-    return random.Random(seed).sample(list(found.values()), count)
+        raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks_by_id)}: ask for fewer{hint}")
+    return random.Random(seed).sample(list(tasks_by_id.values()), count)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -1,4 +1,4 @@
-"""What the procedural task generators share: a split by content, so that held-out tasks are new in substance."""
+"""Splits tasks by content, so that held-out tasks are new in substance; for generated tasks and for rows of files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
 
 
 def bucket(content: object, buckets: int) -> int:
-    """Put content into one of `buckets`, the same in every process and run."""
+    """Return a number below `buckets` for a content, the same in every process and run."""
     value = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
     return int.from_bytes(value, "little") % buckets
 
 
 def is_held_out_pair(operation: str, constant: int) -> bool:
-    """Whether a pair of operation and constant never occurs in training: one in ten."""
+    """Whether a pair of operation and constant is held out from training: one in ten."""
     return bucket((operation, constant), 10) == 0
 
 
@@ -37,8 +37,8 @@ def draw_tasks(
 ) -> list[Task]:
     """Draw `count` distinct tasks of a split.
 
-    A content is held out when its pair of operation and constant is, or when its own hash says so: half of the "test"
-    tasks have pairs that training never shows, the other half new combinations of known ones.
+    A content is held out when its pair of operation and constant is, or by its own hash. Half of the "test" tasks have
+    pairs that are not in training, the other half new combinations of known parts.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.

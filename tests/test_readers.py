@@ -64,7 +64,11 @@ def chosen(space: spaces.Space[Any], *names: str) -> Read:
 
 
 def form_of(text: str) -> object:
-    return forms.stated_values(f"{text}=x", "x"), forms.tell_cases_apart(text, "x+X"), forms.computes_more(text, "x")
+    return (
+        forms.stated_values(f"{text}=x", "x"),
+        forms.separate_cases(text, "x+X"),
+        forms.computes_more(text, "x"),
+    )
 
 
 BY_PATTERN = SchemaArguments(

@@ -1,13 +1,13 @@
-"""Suites of asserts, run apart from the answer that they test.
+"""Suites of asserts, run in another process than the answer that they test.
 
-A suite that shares a process with the answer can be made to pass: the answer replaces `sorted`, or returns an object
-that is equal to everything. So the suite runs in a sandbox process of its own, where each function of the answer is a
-stand-in, and only plain data goes to and fro.
+An answer in the same process could make a suite pass: by replacing `sorted`, or by returning an object that equals
+everything. So the suite runs in a separate sandbox process, where stand-ins replace the functions of the answer, and
+only plain data is exchanged.
 
-The calls are found in rounds. The suite runs with the results that are known. Where one is missing, it goes on with a
-placeholder and its asserts pass, so that most suites name all of their calls in the first round. The answer then makes
-these calls in another process, which holds nothing of the suite. The verdict is that of a round that has the result of
-every call. The answer sees arguments and never what is expected, as in a call test.
+The calls are collected in rounds. The suite runs with the known results. Where a result is missing, it continues with a
+placeholder and its asserts pass, so that most suites make all of their calls in the first round. The answer then makes
+these calls in another process, which has nothing of the suite. A round with all results gives the verdict. As in a call
+test, the answer sees the arguments and never the expected values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from envs.code_exec.values import DECODER, ENCODER, is_encoded
 from forge_env.core.sandbox import Call, ExecRequest, Limits
 
 MAX_RESULT_CHARACTERS = 2**20
-"""Of JSON, of all results that a suite is given."""
-AHEAD = 1000
-"""How many calls a round names at most whose turn may not come."""
+"""Limit of all results that a suite gets, as JSON."""
+MAX_GUESSES = 1000
+"""The most calls of a round after the first missing result; they are guesses."""
 
-ANSWERS_SIDE = f"""{ENCODER}{DECODER}
+ANSWER_SOURCE = f"""{ENCODER}{DECODER}
 def _result(value):
     import collections, json
     views = {{type({{}}.keys()): "keys", type({{}}.values()): "values", type({{}}.items()): "items"}}
@@ -75,7 +75,7 @@ All calls are made in order in one process, as they would be beside the suite; t
 behind. What does not fit into one value is asked for again.
 """
 
-SUITES_SIDE = f"""{ENCODER}{DECODER}
+SUITE_SOURCE = f"""{ENCODER}{DECODER}
 class _Stop(BaseException): pass
 class _Unknown:
     patience = 10_000
@@ -169,48 +169,48 @@ def _judge(suite, functions, modules, known, ahead):
         "failed": failed,
     }}
 """
-"""Source beside the suite, where no answer is: what it says is true of the results that it was given."""
+"""Source beside the suite, in a process without the answer; so its verdict cannot be forged."""
 
 _TOO_LONG = "arguments of more than 50,000 characters"
 _LAZY = ("range", "deque", "list_iterator", "dict_keys", "dict_values", "dict_items")
 _OF_ANSWERS = (_TOO_LONG, "recursion", "integer string conversion", *(f"type {name} is" for name in _LAZY))
-"""What is said of results that are passed on to the answer, and no plain data or too much of it."""
+"""Parts of messages about results of the answer that the suite passes on and that cannot be passed."""
 _KINDS = ("plain", "range", "iterator", "deque", "keys", "values", "items", "raised")
 _BUILTINS = frozenset(dir(builtins))
 _OF_MODULES = frozenset({"__name__", "__file__", "__doc__", "__builtins__"})
 
 
 class CannotRunApart(ValueError):
-    """A suite that only means something in one process with the answer; the text says why."""
+    """A suite that needs the answer in the same process; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A suite that can be run apart."""
+    """A suite that can run in another process than the answer."""
 
     source: str
     """Defines `suite()`. Its asserts pass while a result is missing."""
     functions: tuple[str, ...]
-    """Of the answer."""
+    """Names of the functions of the answer."""
     modules: tuple[str, ...]
-    """Of the standard library: used without an import, which the answer is expected to have made."""
+    """Modules of the standard library that the suite uses and expects the answer to import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What a run of the suite came to."""
+    """The outcome of a run of the suite."""
 
     kept: int = 0
-    """How many of the known results were used."""
+    """Number of known results that were used."""
     asked: Sequence[Any] = ()
     """The calls whose results are missing; the first is certain, the others are guesses."""
     failed: str = ""
     unfit: str = ""
-    """What the suite passes that is no plain data."""
+    """Message about an argument that is not plain data."""
 
     @property
     def is_of_answer(self) -> bool:
-        """Whether `unfit` can be something that the answer returned and the suite passes on."""
+        """Whether `unfit` may be about a result of the answer that the suite passes on."""
         return any(text in self.unfit for text in _OF_ANSWERS)
 
 
@@ -219,13 +219,13 @@ def read_suite(code: str, prelude: str = "", answer: str = "") -> Suite:
     """Read a suite's code, which defines `suite()`.
 
     Args:
-        code: names that it uses and nobody defines are functions of the answer.
-        prelude: code that runs before it; what it defines is ours, whatever the answer defines.
-        answer: a right one, where there is one, to tell its classes from its functions.
+        code: undefined names in it are functions of the answer.
+        prelude: code that runs before it; its definitions override those of the answer.
+        answer: a right answer, if there is one, to distinguish its classes from its functions.
 
     Raises:
-        SyntaxError: it cannot be read.
-        CannotRunApart: it passes what is no plain data, or looks at identities.
+        SyntaxError: when it cannot be parsed.
+        CannotRunApart: when it passes other than plain data, or compares identities.
     """
     tree = ast.parse(code)
     if strange := sorted(_used_at_once(prelude) - _bound(prelude) - _BUILTINS - _OF_MODULES):
@@ -245,28 +245,28 @@ def read_suite(code: str, prelude: str = "", answer: str = "") -> Suite:
 
 
 def judge_request(suite: Suite, prelude: str, known: Sequence[Any], ahead: int, limits: Limits) -> ExecRequest:
-    """Run the suite. `known` are pairs of a call and its outcome, in order."""
+    """Return the request that runs the suite; `known` are pairs of a call and its outcome, in order."""
     call = Call(function="_judge", args=[suite.source, suite.functions, suite.modules, known, ahead])
-    return ExecRequest(code="", setup=f"{prelude}\n{SUITES_SIDE}", call=call, limits=limits)
+    return ExecRequest(code="", setup=f"{prelude}\n{SUITE_SOURCE}", call=call, limits=limits)
 
 
 def answer_request(code: str, prelude: str, calls: Sequence[Any], start: int, limits: Limits) -> ExecRequest:
-    """Have the answer make calls; their outcomes from number `start` on."""
+    """Return the request in which the answer makes calls; it returns the outcomes from index `start` on."""
     call = Call(function="_outcomes", args=[calls, start])
-    return ExecRequest(code=code, setup=f"{prelude}\n{ANSWERS_SIDE}", call=call, limits=limits)
+    return ExecRequest(code=code, setup=f"{prelude}\n{ANSWER_SOURCE}", call=call, limits=limits)
 
 
 def read_round(value: str | None) -> Round:
-    """Read what `_judge` returned, which no answer can forge."""
-    told = json.loads(value or "")
-    return Round(kept=told["kept"], asked=told["asked"], failed=told["failed"], unfit=told["unfit"] or "")
+    """Parse the value of `_judge`, which no answer can forge."""
+    fields = json.loads(value or "")
+    return Round(kept=fields["kept"], asked=fields["asked"], failed=fields["failed"], unfit=fields["unfit"] or "")
 
 
 def read_outcomes(value: str | None) -> list[Any]:
-    """Read what `_outcomes` returned, or what an answer says in its place.
+    """Parse the value of `_outcomes`, which an answer may have replaced.
 
     Raises:
-        ValueError: it is not of that form, or holds something else than plain data.
+        ValueError: for any other format than the one of `_outcomes`.
     """
     try:
         outcomes = json.loads(value or "")
@@ -302,7 +302,7 @@ class _Guard(ast.NodeTransformer):
 
 
 def _problem(node: ast.AST, functions: set[str], no_data: set[str]) -> str:
-    """Why a node keeps its suite from being run apart, or nothing."""
+    """Return why a suite with this node cannot run apart from the answer; empty where it can."""
     if isinstance(node, (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)):
         return "it awaits what the answer returns"
     if isinstance(node, ast.Compare):
@@ -314,8 +314,8 @@ def _problem(node: ast.AST, functions: set[str], no_data: set[str]) -> str:
         if node.func.id == "id":
             return "it compares identities"
         if node.func.id in functions:
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            if any(_holds_no_data(value, no_data) for value in given):
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(_holds_no_data(value, no_data) for value in arguments):
                 return "it passes a function, a class or a generator to the answer"
     return ""
 
@@ -331,16 +331,16 @@ def _holds_no_data(node: ast.AST, no_data: set[str]) -> bool:
 
 
 def _no_data(tree: ast.AST) -> set[str]:
-    """The names of functions, classes and modules."""
+    """Return the names that are bound to functions, classes and modules."""
     assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     assigned |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    made = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    defined = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     callables = {name for name in _BUILTINS if callable(getattr(builtins, name))}
-    return made | (callables - assigned)
+    return defined | (callables - assigned)
 
 
 def _is_fixed(node: ast.AST) -> bool:
-    """Whether `is` means the same for a copy: a constant like None, or a type."""
+    """Whether `is` gives the same result for a copy: for a constant like None, or a type."""
     if isinstance(node, ast.Constant):
         return node.value in (None, True, False, ...)
     if isinstance(node, ast.Call):
@@ -356,19 +356,19 @@ def _classes(source: str) -> set[str]:
 
 
 def _bound(source: str) -> set[str]:
-    """The names that a module defines."""
+    """Return the names that a module defines."""
     table = symtable.symtable(source, "<suite>", "exec")
     return {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
 
 
 def _used_at_once(source: str) -> set[str]:
-    """The names that a module uses when it is run, other than in functions."""
+    """Return the names that a module uses outside of functions."""
     table = symtable.symtable(source, "<suite>", "exec")
     return {s.get_name() for s in table.get_symbols() if s.is_referenced()}
 
 
 def _used(source: str) -> set[str]:
-    """The global names that a module uses anywhere."""
+    """Return the global names that a module uses anywhere."""
     tables = list(_tables(symtable.symtable(source, "<suite>", "exec")))
     return {
         s.get_name()

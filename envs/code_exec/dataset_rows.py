@@ -1,4 +1,4 @@
-"""Rows of data sets of programs as tasks: the shapes of HumanEval, MBPP, APPS and LiveCodeBench."""
+"""Makes tasks of the rows of data sets: HumanEval, MBPP, APPS and LiveCodeBench."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ Tests = list[dict[str, Any]]
 
 SYSTEM = "Try code with the python tool, then answer with the whole program in one Python code block."
 MAX_VALUE_CHARACTERS = 60_000
-"""Of an expected value: more than this a call in the sandbox cannot hand back."""
+"""Limit of an expected value; a call in the sandbox cannot return more."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class BadRow(ValueError):
-    """A row that cannot be read; the text says why."""
+    """A row that cannot be read; the text is the reason."""
 
 
 class NoTests(Exception):
-    """A row without anything that an answer could be tested by here."""
+    """A row without tests that can be used here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A data set's fields, and how a row becomes a question and a target."""
+    """The fields of a data set, and a function that reads a row."""
 
     needed: Sequence[tuple[str, ...]]
-    """Fields that a row must have, each with its other names."""
+    """Required fields, each with its alternative names."""
     read: Callable[[Row], tuple[str, dict[str, Any], str]]
-    """Returns the question, the target and a right answer, which may be empty."""
+    """Returns the question, the target and a solution, which may be empty."""
 
     def fits(self, row: Row) -> bool:
         return all(any(row.get(name) is not None for name in names) for names in self.needed)
 
 
 def task_of(row: Row, *, where: str) -> Task | None:
-    """Make a task of a row; None of one without tests, as APPS has some.
+    """Make a task of a row; None for a row without tests, which APPS has.
 
     Raises:
-        UserError: its shape is not known, or what it holds cannot be read.
-        CannotRunApart: its asserts only mean something in one process with the answer.
+        UserError: when its format is unknown, or it cannot be read.
+        CannotRunApart: when its asserts need the answer in the same process.
     """
     name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
     if name is None:
@@ -65,7 +65,7 @@ def task_of(row: Row, *, where: str) -> Task | None:
     for test in target["tests"]:
         if test["type"] == "asserts":
             read_suite(test["code"], target["prelude"], solution)
-    # The last one says that no answer reaches its own verdict. It stays because a task's id is a hash of all this.
+    # "trusted": no answer can change its verdict. The key is kept because the id of a task is a hash of its metadata.
     metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
     return Task(prompt=({"role": "user", "content": question},), target=target, metadata=metadata)
 
@@ -87,7 +87,7 @@ def _human_eval(row: Row) -> tuple[str, dict[str, Any], str]:
 
 
 def _without(source: str, function: str) -> str:
-    """Return the imports and helpers of a prompt, without the stub: it would return None where the answer has none."""
+    """Return the imports and helpers of a prompt without its stub, which would replace a missing function."""
     module = ast.parse(source)
     module.body = [n for n in module.body if not (isinstance(n, ast.FunctionDef) and n.name == function)]
     return ast.unparse(module)
@@ -97,7 +97,7 @@ def _without(source: str, function: str) -> str:
 
 
 def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
-    """The first assert is shown, as it says how the function is called; where there are others, only they are tests."""
+    """Show the first assert, which has the function's name; the other asserts, if any, are the tests."""
     sources = [*row["test_list"], *(row.get("challenge_test_list") or ())]
     tests = read_asserts(sources)
     if not tests:
@@ -120,20 +120,22 @@ def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
     starter = row.get("starter_code") or ""
     pairs = list(zip(cases.get("inputs") or (), cases.get("outputs") or (), strict=True))
     if name is None:
-        tests: Tests = [{"type": "stdin", "stdin": _text(given), "stdout": _text(printed)} for given, printed in pairs]
+        tests: Tests = [
+            {"type": "stdin", "stdin": _text(arguments), "stdout": _text(printed)} for arguments, printed in pairs
+        ]
     else:
-        tests = [_json_call(_called(name, starter), given, _one_of(result)) for given, result in pairs]
+        tests = [_json_call(_called(name, starter), arguments, _one_of(result)) for arguments, result in pairs]
     solutions = _json(row.get("solutions")) or [""]
     return _question(row["question"], starter, name), {"tests": _that_fit(tests)}, solutions[0]
 
 
-def _text(given: Any) -> str:
-    """APPS has some inputs and outputs as lists of lines."""
-    return given if isinstance(given, str) else "\n".join(map(str, given))
+def _text(lines: Any) -> str:
+    """Return an input or output as text; APPS has some as lists of lines."""
+    return lines if isinstance(lines, str) else "\n".join(map(str, lines))
 
 
 def _one_of(result: Any) -> list[Any]:
-    """APPS wraps the results of some functions in a list, and nothing says of which."""
+    """Return the accepted results; APPS wraps the results of some functions, not known which, in a list."""
     return [result, result[0]] if isinstance(result, list) and len(result) == 1 else [result]
 
 
@@ -151,8 +153,8 @@ def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
         elif name is None:
             raise BadRow("it has functional tests, and its metadata no func_name")
         else:
-            given = [json.loads(line) for line in case["input"].split("\n") if line.strip()]
-            tests.append(_json_call(_called(name, starter), given, [json.loads(case["output"])]))
+            arguments = [json.loads(line) for line in case["input"].split("\n") if line.strip()]
+            tests.append(_json_call(_called(name, starter), arguments, [json.loads(case["output"])]))
     return _question(row["question_content"], starter, name), {"tests": _that_fit(tests)}, ""
 
 
@@ -182,21 +184,21 @@ def _called(name: str, starter: str) -> str:
     return f"Solution().{name}" if "class Solution" in starter else name
 
 
-def _json_call(function: str, given: Sequence[Any], accepted: Sequence[Any]) -> dict[str, Any]:
-    """Values that were JSON: a tuple counts as a list."""
-    if not isinstance(given, list):
-        raise BadRow(f"the arguments {given!r:.60} are no list")
+def _json_call(function: str, arguments: Sequence[Any], accepted: Sequence[Any]) -> dict[str, Any]:
+    """Make a call test with values from JSON, where a tuple counts as a list."""
+    if not isinstance(arguments, list):
+        raise BadRow(f"the arguments {arguments!r:.60} are no list")
     return {
         "type": "call",
         "function": function,
-        "args": ", ".join(map(repr, given)),
+        "args": ", ".join(map(repr, arguments)),
         "accepted": list(map(repr, accepted)),
         "compare": "json",
     }
 
 
 def _that_fit(tests: Tests) -> Tests:
-    """Without the tests whose value is too large to come out of a call."""
+    """Remove tests whose value is too large to be returned by a call."""
     return [t for t in tests if t["type"] != "call" or len(t["accepted"][0]) <= MAX_VALUE_CHARACTERS]
 
 
@@ -204,7 +206,7 @@ def _json(value: Any) -> Any:
     """Decode JSON that a data set holds as text; leave what is decoded already.
 
     Raises:
-        NoTests: it has integers of more digits than Python reads and writes, so no test could be made of it.
+        NoTests: for integers of more digits than Python reads and writes.
     """
     if not isinstance(value, str):
         return value

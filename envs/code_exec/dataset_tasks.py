@@ -1,4 +1,4 @@
-"""Tasks from data sets of programs in local files: HumanEval, MBPP, APPS, LiveCodeBench and what has their fields."""
+"""Tasks from data sets of programs in local files: HumanEval, MBPP, APPS, LiveCodeBench or the like."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 _SHUFFLED_ROWS = 128
-"""How many rows are mixed with each other. Rows can have megabytes of tests, so no file is read as a whole."""
+"""Size of the shuffle buffer. Rows can have megabytes of tests, so no file is read as a whole."""
 
-_NAMED = 8
-"""How many refused rows a warning names."""
+_MAX_NAMED = 8
+"""The most refused rows that a warning names."""
 
 
 def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) -> list[Task]:
@@ -43,10 +43,10 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
             the whole file.
         split: "train" or "test", or another one that has a file.
         count: how many.
-        seed: in which order: rows are mixed with their neighbours.
+        seed: of the order; rows are shuffled within a buffer.
 
     Raises:
-        UserError: one sentence that says what is not there, or not as it must be.
+        UserError: for a source or a split that does not exist, an invalid row, and too few tasks.
     """
     path, by_content = _path(source, split)
     refused: list[str] = []
@@ -55,9 +55,9 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
         tasks = list(islice(_tasks(rows, path, split if by_content else "all", refused), count))
     except UserError:
         raise
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # no gzip file, no UTF-8, no parquet file
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # invalid gzip, UTF-8 or parquet
         raise UserError(f"{path} cannot be read: {error}") from error
-    left_out = _told(refused)
+    left_out = _left_out_rows(refused)
     if len(tasks) < count:
         raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer{left_out}")
     if left_out:
@@ -65,22 +65,22 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
     return tasks
 
 
-def _told(refused: Sequence[str]) -> str:
+def _left_out_rows(refused: Sequence[str]) -> str:
     if not refused:
         return ""
-    more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-    rows = ", ".join(refused[:_NAMED])
+    more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
+    rows = ", ".join(refused[:_MAX_NAMED])
     return f"; left out, as asserts that cannot be run apart from the answer could be forged: {rows}{more}"
 
 
 @cache
 def _warn(sentence: str) -> None:
-    """Once, however often the tasks are drawn."""
+    """Log a warning once, however often the tasks are drawn."""
     logger.warning(sentence)
 
 
 def _path(source: str, split: str) -> tuple[Path, bool]:
-    """Return the file, and whether the split is still to be made by content."""
+    """Return the file, and whether the caller must split it by content."""
     by_content = "{split}" not in source
     path = Path(source.replace("{split}", split)).expanduser()
     if not path.name.endswith(SUFFIXES):

@@ -1,7 +1,7 @@
-"""The tasks of code_exec of level 4: a file lies in the folder of the python tool and has to be explored.
+"""The tasks of code_exec of level 4: the folder of the python tool has a file that the model must explore.
 
-Its separator, the order and the names of its columns and the spelling of its values are not told, so a look at it comes
-before the program that reads it; the rows that were read last from call to call. The answer is a function again.
+The task does not tell its separator, the order and names of its columns, and the spelling of its values. So the model
+looks at the file first and then reads it; variables are kept from call to call. The answer is a function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Content = tuple[str, str, str, int, int]  # measure, place, operation, constant,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
-    """What is asked of the amounts of one place."""
+    """A value of the amounts of one place."""
 
     text: str
     code: str
@@ -48,7 +48,7 @@ _SYSTEM = "Only python has the file. Look at it first. Answer with code."
 
 
 def tasks_with_files(split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks; held-out ones are new in content, as `draw_tasks` says.
+    """Draw distinct tasks; held-out tasks are new in content, see `draw_tasks`.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.
@@ -57,7 +57,7 @@ def tasks_with_files(split: str, *, count: int, seed: int) -> list[Task]:
 
 
 def next_step(question: str, results: Sequence[str]) -> Step | None:
-    """Return the expert's next step: look at the file, read its rows, work the value out of them, answer."""
+    """Return the expert's next step: look at the file, read its rows, calculate the value, answer."""
     match = _QUESTION.fullmatch(question)
     if match is None:
         return None
@@ -77,7 +77,7 @@ def next_step(question: str, results: Sequence[str]) -> Step | None:
 
 
 def _columns(head: str) -> tuple[int, int]:
-    """Return which columns of a file have the place and the amount."""
+    """Return the indices of the columns with the place and the amount."""
     names = re.split(r"[,;|\t]", head.partition("\n")[0].strip())
     where = next((i for i, name in enumerate(names) if name in _PLACE_NAMES), 0)
     return where, next((i for i, name in enumerate(names) if name in _AMOUNT_NAMES), 0)
@@ -92,7 +92,7 @@ def _make_task(content: Content) -> Task:
     measure, place, operation, constant, number = content
     rng = random.Random(repr(content))
     orders = [(rng.choice(_PLACES), rng.randint(100, 9999)) for _ in range(rng.randint(40, 80))]
-    orders += [(place, rng.randint(100, 9999)) for _ in range(2)]  # there are some of the place in any case
+    orders += [(place, rng.randint(100, 9999)) for _ in range(2)]  # so that there are orders of the place
     value = _MEASURES[measure].value([amount for other, amount in orders if other == place])
     arguments = rng.sample(range(1000, 10_000), 3)
     results = [_apply(operation, x, value) + constant for x in arguments]
@@ -123,7 +123,7 @@ def _apply(operation: str, x: int, value: int) -> int:
 
 
 def _file(rng: random.Random, orders: Sequence[tuple[str, int]]) -> str:
-    """Write the orders in a format that is drawn: what a look at the file has to find out."""
+    """Write the orders in a random format, which the model must discover."""
     separator = rng.choice(_SEPARATORS)
     columns = ["day", "number", rng.choice(_PLACE_NAMES), rng.choice(_AMOUNT_NAMES)]
     order = rng.sample(range(len(columns)), len(columns))
@@ -135,5 +135,5 @@ def _file(rng: random.Random, orders: Sequence[tuple[str, int]]) -> str:
 
 
 def _writes(name: str, text: str) -> str:
-    """Set-up code that writes a file and leaves no name behind. It runs again where the state of a session is lost."""
+    """Return set-up code that writes a file and defines no name. It runs again when the state of a session is lost."""
     return f"with open({name!r}, 'w') as _file: _file.write({text!r})\ndel _file"

@@ -1,4 +1,4 @@
-"""The tasks of code_exec of levels 2 and 3: what is asked, the program that solves it, and the inputs of its tests.
+"""The tasks of code_exec of levels 2 and 3: their text, the program that solves them, and the inputs of their tests.
 
 Level 2 needs two values that only the python tool knows, out of the tables `t` of numbers and `w` of words. Level 3
 needs no secret: lists with edge cases, and programs that read and print. Level 1 is in `env`,
@@ -19,7 +19,7 @@ from forge_env.core.types import Task
 
 Content = tuple[str, tuple[int, ...]]  # name of the story, its numbers in the order of its text
 Inputs = Callable[[random.Random, Sequence[int], Sequence[str]], list[Any]]
-"""Makes the inputs of the tests from the numbers of the text and what was looked up."""
+"""Makes the inputs of the tests from the numbers of the text and the values that were looked up."""
 
 _SYSTEM = {
     2: "Only python knows t and w. Answer with code.",
@@ -30,7 +30,7 @@ _READ_AND_PRINT = "\nimport sys\nprint(solve(sys.stdin.read()))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the expert does next: code for the tool, or the answer."""
+    """The next message of the expert: code for the tool, or the answer."""
 
     code: str
     is_answer: bool = False
@@ -44,11 +44,11 @@ class Story:
     ranges: Sequence[tuple[int, int]]
     """From where the numbers are drawn, both ends included."""
     solution: str
-    """Source with the numbers and, as {r[0]} and {r[1]}, what was looked up: defines f(x), or solve(text) -> text."""
+    """Source of f(x), or of solve(text) -> text, with the numbers and, as {r[0]} and {r[1]}, the looked-up values."""
     inputs: Inputs
-    """The first input is the example of the question, where there is one; the others are the hidden tests."""
+    """The first input is the example of the question, if there is one; the others are the hidden tests."""
     look: str = ""
-    """Code for the tool that prints what is looked up."""
+    """Code for the tool that prints the values to look up."""
     program: bool = False
     """Whether the answer reads standard input and prints, or is a function f."""
 
@@ -59,18 +59,18 @@ class Story:
 
     def answer(self, numbers: Sequence[int], looked_up: Sequence[str]) -> str:
         """Return the program that solves the task."""
-        source = self.solution.format(*numbers, r=[*looked_up, "0", "0"])  # zeros where the tool told nothing
+        source = self.solution.format(*numbers, r=[*looked_up, "0", "0"])  # zeros where the tool printed nothing
         return source + _READ_AND_PRINT if self.program else source
 
     def function(self, numbers: Sequence[int], looked_up: Sequence[str]) -> Callable[[Any], Any]:
         """Return the solution as a function, for the expected values."""
         namespace: dict[str, Callable[[Any], Any]] = {}
-        exec(self.solution.format(*numbers, r=looked_up), namespace)  # our own source, with our own numbers
+        exec(self.solution.format(*numbers, r=looked_up), namespace)  # source and numbers are generated here
         return namespace["solve" if self.program else "f"]
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks of level 2 or 3; held-out ones are new in content, as `draw_tasks` says.
+    """Draw distinct tasks of level 2 or 3; held-out tasks are new in content, see `draw_tasks`.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.
@@ -133,20 +133,20 @@ _LOOKED_UP = re.compile(r"([tw])\[(\d+)\]")
 
 
 def _shown(example: tuple[Any, Any], *, program: bool) -> str:
-    given, result = example
+    argument, result = example
     if program:
-        return f"\nFor the input\n{given}it prints\n{result}"
-    return f"\nExample: f({given!r}) is {result!r}."
+        return f"\nFor the input\n{argument}it prints\n{result}"
+    return f"\nExample: f({argument!r}) is {result!r}."
 
 
-def _test(given: Any, result: Any, *, program: bool) -> dict[str, Any]:
+def _test(argument: Any, result: Any, *, program: bool) -> dict[str, Any]:
     if program:
-        return {"type": "stdin", "stdin": given, "stdout": result}
-    return {"type": "call", "function": "f", "args": repr(given), "accepted": [repr(result)]}
+        return {"type": "stdin", "stdin": argument, "stdout": result}
+    return {"type": "call", "function": "f", "args": repr(argument), "accepted": [repr(result)]}
 
 
 def _words(rng: random.Random) -> list[str]:
-    """A hundred words that are no English ones."""
+    """Return a hundred words that are not English."""
     return ["".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(2)) for _ in range(100)]
 
 
@@ -155,13 +155,13 @@ def _integers(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[st
 
 
 def _sentences(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[str]) -> list[Any]:
-    """Texts of single words, with what was looked up among them."""
+    """Return texts of words, the looked-up ones among them."""
     words = [*looked_up, *_words(rng)[:8]]
     return [" ".join(rng.choice(words) for _ in range(length)) for length in (3, 5, 9, 14)]
 
 
 def _lists(rng: random.Random, numbers: Sequence[int], looked_up: Sequence[str]) -> list[Any]:
-    """An example, then edge cases and random lists. Values are around the text's first number."""
+    """Return an example, then edge cases and random lists. Values are around the first number of the text."""
     high = 2 * numbers[0] + 5
     drawn = [[rng.randint(0, high) for _ in range(length)] for length in (6, 1, 2, 17, 40, 120)]
     return [drawn[0], [], *drawn[1:], [high] * 9]

@@ -38,21 +38,21 @@ SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answe
 
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 _RESET = ("", "0")
-_TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
-"""Names in a step's info that mean something to forge_env, and something else to Gymnasium's environments."""
+_RESERVED = frozenset({"rewards", "tools", "outcome", "next"})
+"""Names in a step's info that forge_env uses; those of Gymnasium's environments get a prefix."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 class GymnasiumText(Env):
     """Base of what `from_gymnasium` returns. One task is one seed of the Gymnasium environment.
 
-    An action that cannot be read, or is not allowed, leaves the environment as it is: the answer says what is allowed,
-    and the reward of the turn is minus `penalty`.
+    An action that cannot be read or is not allowed does not change the environment: the next message says what is
+    allowed, and the reward of the turn is minus `penalty`.
     """
 
     make_gymnasium: ClassVar[Callable[..., gymnasium.Env[Any, Any]]]
     max_steps: ClassVar[int | None] = None
-    """Gymnasium's own limit; None where there is none, or where it is known only when the environment is made."""
+    """Gymnasium's limit; None where there is none, or where it is known only when the environment is made."""
     id: ClassVar[str]
     system_prompt: ClassVar[str] = SYSTEM_PROMPT
     describe: ClassVar[str | Callable[[gymnasium.Env[Any, Any]], str]] = ""
@@ -72,11 +72,11 @@ class GymnasiumText(Env):
 
         Args:
             penalty: taken off the reward for an action that cannot be read or is not allowed.
-            reward_scale: what every reward of the Gymnasium environment is multiplied by.
+            reward_scale: factor of all rewards of the Gymnasium environment.
             make_options: keyword arguments of the Gymnasium environment; as text, a JSON object.
 
         Raises:
-            UserError: for `make_options` that are no JSON object.
+            UserError: for `make_options` that are not a JSON object.
         """
         self._penalty, self._scale = penalty, reward_scale
         self._make_options = _json_object(make_options) if isinstance(make_options, str) else dict(make_options)
@@ -89,7 +89,7 @@ class GymnasiumText(Env):
         return {} if cls.max_steps is None else {"max_turns": cls.max_steps}
 
     def success(self, reward: float) -> bool:
-        """Gymnasium's own `reward_threshold`, scaled as the rewards are, where there is one."""
+        """Compare with Gymnasium's `reward_threshold`, scaled as the rewards, where there is one."""
         if self._threshold is None:
             return super().success(reward)
         threshold = self._threshold * self._scale
@@ -97,14 +97,14 @@ class GymnasiumText(Env):
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Return one task per seed of the environment; those of "train" are even, those of "test" odd."""
+        """Return one task for each seed of the environment; seeds of "train" are even, those of "test" odd."""
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
         rng = random.Random(f"{split}/{seed}")
         seeds: dict[int, None] = {}
         while len(seeds) < count:
             seeds[2 * rng.randrange(2**30) + (split == "test")] = None
-        return [cls._task(each) for each in seeds]
+        return [cls._task(seed_of_task) for seed_of_task in seeds]
 
     @classmethod
     def _task(cls, seed: int) -> Task:
@@ -117,7 +117,7 @@ class GymnasiumText(Env):
         task: Task | None = (options or {}).get("task")
         prompt = task.prompt if task is not None else ()
         start = task.metadata.get("seed", seed) if task is not None else seed
-        self._env = self._made()
+        self._env = self._make_env()
         self._threshold = self._env.spec.reward_threshold if self._env.spec is not None else None
         observation, info = self._env.reset(seed=start)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
@@ -125,7 +125,7 @@ class GymnasiumText(Env):
         if prompt and prompt[-1]["role"] == "user":
             text = f"{prompt[-1]['content']}\n\n{text}"
             prompt = prompt[:-1]
-        return (*system, *prompt, Message(role="user", content=text)), _own_names(info)
+        return (*system, *prompt, Message(role="user", content=text)), _renamed_info(info)
 
     def step(self, action: Action) -> StepResult:
         if self._env is None:
@@ -140,14 +140,14 @@ class GymnasiumText(Env):
         observation, reward, terminated, truncated, info = self._env.step(chosen)
         message = Message(role="user", content=self._written(observation))
         value = reward_value(reward, f"{self.id} returned the reward") * self._scale
-        return (message,), value, bool(terminated), bool(truncated), _own_names(info)
+        return (message,), value, bool(terminated), bool(truncated), _renamed_info(info)
 
     def close(self) -> None:  # type: ignore[override]
         env, self._env = self._env, None
         if env is not None:
             env.close()
 
-    def _made(self) -> gymnasium.Env[Any, Any]:
+    def _make_env(self) -> gymnasium.Env[Any, Any]:
         try:
             env = type(self).make_gymnasium(**self._make_options)
         except TypeError as error:
@@ -164,22 +164,22 @@ class GymnasiumText(Env):
 
     def _description(self) -> str:
         assert self._env is not None
-        given = type(self).describe
-        text = given if isinstance(given, str) else given(self._env)
+        description = type(self).describe
+        text = description if isinstance(description, str) else description(self._env)
         return f"{text} {describe_actions(self._env.action_space, self.action_names)}".strip()
 
     def _read(self, text: str) -> Any:
         assert self._env is not None
-        own = type(self).parse_action
-        if own is not None:
-            return own(text, self._env.action_space)
+        parse = type(self).parse_action
+        if parse is not None:
+            return parse(text, self._env.action_space)
         return parse_action(text, self._env.action_space, self.action_names)
 
     def _written(self, observation: Any) -> str:
         assert self._env is not None
-        own = type(self).render
-        if own is not None:
-            return own(self._env, observation)
+        render = type(self).render
+        if render is not None:
+            return render(self._env, observation)
         text = write_observation(observation, self._env.observation_space, self.observation_names)
         if self._env.render_mode != "ansi":
             return text
@@ -210,15 +210,15 @@ def from_gymnasium(
     Args:
         env: an id of Gymnasium, or a function or class that makes the environment.
         name: of the class; made from the id when empty.
-        describe: what the model is told first, or a function of the environment that returns it. What actions are
-            allowed is said after it.
-        action_names: of a Discrete action space, in order; the model may write a name for its number.
+        describe: the text before the first observation, or a function of the environment that returns it. A sentence
+            about the allowed actions follows it.
+        action_names: of a Discrete action space, in order; the model may write a name in place of its number.
         observation_names: the same for a Discrete observation space.
         parse_action: reads an action from the answer; see `ParseAction`. By default the last integer or name for
             Discrete, the last JSON list for MultiDiscrete, MultiBinary and Box, the whole answer for Text.
-        render: writes an observation. By default an environment that renders as "ansi" is shown that way, its colours
-            in words, with the observation below it.
-        max_steps: truncates an episode; Gymnasium's own limit when None, which of a function is known only when the
+        render: writes an observation. By default an environment with the render mode "ansi" is rendered so, with its
+            colours in words, and the observation below.
+        max_steps: truncates an episode; by default Gymnasium's limit, which of a function is known only when the
             environment is made. The class declares it as `max_turns`, so an episode may take that many turns.
         system_prompt: the first message; none when empty.
 
@@ -239,14 +239,14 @@ def from_gymnasium(
         "observation_names": tuple(observation_names),
         "parse_action": staticmethod(parse_action) if parse_action is not None else None,
         "render": staticmethod(render) if render is not None else None,
-        "__module__": sys._getframe(1).f_globals.get("__name__", __name__),  # where `name` is meant to stand
+        "__module__": sys._getframe(1).f_globals.get("__name__", __name__),  # of the module that assigns the class
         "__doc__": f"The Gymnasium environment {id_}, over messages.",
     }
     return type(name or _class_name(id_), (GymnasiumText,), attributes)
 
 
-def _own_names(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"gymnasium_{name}" if name in _TAKEN else name: value for name, value in info.items()}
+def _renamed_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"gymnasium_{name}" if name in _RESERVED else name: value for name, value in info.items()}
 
 
 @functools.cache
@@ -260,7 +260,7 @@ def resolve(rest: str) -> type[Env]:
 
 
 def plain_text(ansi: str) -> str:
-    """Write terminal colours as characters: on a coloured ground [S], in a coloured letter R(blue).
+    """Write terminal colours as text: a coloured background as [S], a coloured letter as R(blue).
 
     >>> plain_text("\\x1b[41mS\\x1b[0mFF \\x1b[34;1mR\\x1b[0m")
     '[S]FF R(blue)'
@@ -272,13 +272,13 @@ def plain_text(ansi: str) -> str:
             written += [_in_words(codes, text), piece]
             codes = text = ""
         else:
-            codes += "" if text else f"{escape};"  # within a coloured text another colour is not told
+            codes += "" if text else f"{escape};"  # a further colour within a coloured text is ignored
             text += piece
     return "".join([*written, text]).strip("\n")
 
 
 def _in_words(escapes: str, text: str) -> str:
-    """Write a text in the colours of the escapes that stand before it."""
+    """Write a text with the colours of the escapes before it."""
     codes = [int(code) for code in re.findall(r"\d+", escapes)]
     if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
         return f"[{text}]"
@@ -314,7 +314,7 @@ def _make(
 
 
 def _modules(source: Any) -> tuple[str, ...]:
-    """The modules that a Gymnasium environment is written in, as far as they are known before it is made."""
+    """Return the modules of a Gymnasium environment, as far as they are known before it is made."""
     creator = getattr(source, "entry_point", source)
     module = creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "")
     return tuple(sorted({"gymnasium", module} - {""}))

@@ -1,4 +1,4 @@
-"""Text to and from Gymnasium spaces: how actions are described and read, and how observations are written."""
+"""Text of Gymnasium spaces: describes and parses actions, and writes observations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from forge_env.core.errors import UserError
 
 ParseAction = Callable[[str, Space[Any]], Any]
-"""Reads an action out of the model's text. Raises ValueError, with what is wrong, for text that holds none."""
+"""Parses an action from the model's text. Raises ValueError, with the reason, for text without one."""
 
 MAX_TEXT = 20_000
 """Characters at the end of an answer that are searched for an action."""
@@ -37,7 +37,7 @@ def check_action_space(space: Space[Any], env: str) -> None:
 
 
 def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
-    """Say in one sentence what is allowed.
+    """Return a sentence about the allowed actions.
 
     >>> describe_actions(spaces.Discrete(2), ["stick", "hit"])
     'Your action is one integer: 0 (stick), 1 (hit).'
@@ -60,10 +60,10 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
 
 
 def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any:
-    """Read an action: the last integer or name for Discrete, the last JSON list for arrays, the whole text for Text.
+    """Parse an action: the last integer or name for Discrete, the last JSON list for arrays, the whole text for Text.
 
     Raises:
-        ValueError: when there is none, or it is not in the space; the message says which.
+        ValueError: when there is none, or it is not in the space.
     """
     if isinstance(space, spaces.Text):
         return _member(text.strip(), space)
@@ -90,13 +90,13 @@ def _member(action: Any, space: Space[Any]) -> Any:
 
 
 def _last_choice(text: str, first: int, names: Sequence[str]) -> np.int64:
-    found = [(match.start(), int(match.group())) for match in _INTEGER.finditer(text)]
+    matches = [(match.start(), int(match.group())) for match in _INTEGER.finditer(text)]
     for value, name in enumerate(names, start=first):
         pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
-        found += [(match.start(), value) for match in re.finditer(pattern, text, re.IGNORECASE)]
-    if not found:
+        matches += [(match.start(), value) for match in re.finditer(pattern, text, re.IGNORECASE)]
+    if not matches:
         raise ValueError("there is no action in your answer")
-    return np.int64(max(found)[1])
+    return np.int64(max(matches)[1])
 
 
 def _last_list(text: str, *, is_scalar: bool) -> Any:
@@ -133,11 +133,11 @@ def _array(value: Any, space: Space[Any]) -> np.ndarray[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can say; floats with four significant digits."""
+    """Return a value as JSON data; floats have four significant digits."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, np.generic):

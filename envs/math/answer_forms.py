@@ -1,6 +1,6 @@
-"""The form of an answer, beside its value: an operation that is left to do, an added equation, the case of a symbol.
+"""The form of an answer: unevaluated operations, added equations, and the case of symbols.
 
-Two expressions may be equal and one of them no answer: the integral that was asked for equals its own result.
+An expression may equal the target without being an answer, such as the integral that the task asks for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEVERAL = re.compile(r"[,;]|\b(?:or|and)\b")
 
 
 def exact_decimals(text: str) -> str:
-    """Write decimals as fractions, so that 3.141593 is a number of its own and never a rounded pi.
+    """Write decimals as fractions, so that 3.141593 is an exact number and not a rounded pi.
 
     >>> exact_decimals("1.5x")
     '\\\\frac{15}{10}x'
@@ -35,12 +35,15 @@ def exact_decimals(text: str) -> str:
 
 
 def computes_more(answer: str, target: str) -> bool:
-    """Whether an answer names a computation that the algebra does while it reads, and that the target does not name."""
+    """Whether an answer names a computation, such as gcd or max, that the target does not name.
+
+    math-verify would evaluate it while it parses the answer.
+    """
     return bool(set(_COMPUTATION.findall(answer)) - set(_COMPUTATION.findall(target)))
 
 
-def tell_cases_apart(answer: str, target: str) -> tuple[str, str]:
-    """Give symbols that differ in case only names of their own, since the algebra reads R as r.
+def separate_cases(answer: str, target: str) -> tuple[str, str]:
+    """Rename symbols that differ in case only, since math-verify reads R as r.
 
     >>> tell_cases_apart("R+r", "2R")
     ('q+r', '2q')
@@ -49,15 +52,15 @@ def tell_cases_apart(answer: str, target: str) -> tuple[str, str]:
     clashing = [token for token in sorted(used) if token != token.lower() != "i" and token.lower() in used]
     spare = [letter for letter in _SPARE if not used & {letter, letter.upper()}]
     names = dict(zip(clashing, spare, strict=False)) | ({"I": "i"} if {"i", "I"} <= used else {})
-    ours, theirs = (_TOKEN.sub(lambda m: names.get(m[0], m[0]), text) for text in (answer, target))
-    return ours, theirs
+    new_answer, new_target = (_TOKEN.sub(lambda m: names.get(m[0], m[0]), text) for text in (answer, target))
+    return new_answer, new_target
 
 
 def stated_values(answer: str, target: str) -> list[str]:
-    """Return the parts of an answer that must equal a target; [] when it states an equation and the target does not.
+    """Return the parts of an answer that must equal a target; [] for an equation where the target has none.
 
-    The left side of "A = 9\\pi" names what was asked for, and only the right side is compared. In "0 = x^2 - 1" and
-    "x = x^2 - 1" it names nothing, so that it has to be equal as well.
+    The left side of "A = 9\\pi" is a name, so only the right side is compared. The left side of "0 = x^2 - 1" and
+    "x = x^2 - 1" is no name, so it must equal the target too.
     """
     if "=" in target or "=" not in answer:
         return [answer]
@@ -69,7 +72,7 @@ def stated_values(answer: str, target: str) -> list[str]:
 
 
 def _names(left: str, right: str) -> bool:
-    """Whether the left side of an equation says what its right side is the value of."""
+    """Whether the left side of an equation is a name of its right side."""
     if _OPERATION.search(left):
         return True
     named = set(_SYMBOL.findall(_ARGUMENTS.sub("", left)))

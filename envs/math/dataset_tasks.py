@@ -1,4 +1,4 @@
-"""Tasks from data sets of problems: GSM8K, MATH, AIME and what looks like them, from the hub or from a local file."""
+"""Tasks from data sets of problems such as GSM8K, MATH and AIME, from the hub or from a local file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUESTIONS = ("question", "problem", "prompt", "input", "query")
 ANSWERS = ("final_answer", "expected_answer", "answer", "target", "ground_truth", "solution", "output")
 
 _SHUFFLED_ROWS = 1000
-"""How many rows are mixed with each other while a data set streams."""
+"""Size of the shuffle buffer while a data set streams."""
 
 Row = Mapping[str, Any]
 
@@ -36,18 +36,19 @@ def load_tasks(
     """Load `count` tasks with a question and a final answer; the same seed gives the same ones in the same order.
 
     Args:
-        source: a hub id ("openai/gsm8k:main", the part behind the colon being the configuration), or a local .parquet,
+        source: a hub id (in "openai/gsm8k:main" main is the configuration), or a local .parquet,
             .jsonl, .json or .csv file. A file with {split} in its name is one file per split. Any other file is split
             by content: one question in ten is "test", the others are "train", and "all" is the whole file.
         split: "train" or "test", or another one that the source has.
         count: how many.
         seed: which ones, and in which order.
-        question: its column; found by the usual names when empty.
-        answer: its column; the answer behind `####` or in the last `\\boxed{}` is the target, else the whole text.
-        streaming: read no more rows than are needed; rows are then mixed with their neighbours only.
+        question: name of its column; by default the first that has a usual name.
+        answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else
+            the whole text.
+        streaming: read only the rows that are needed; rows are then shuffled within a buffer.
 
     Raises:
-        UserError: one sentence that says what is not there, or not as it must be.
+        UserError: for a source, a split or a column that does not exist, and for too few tasks.
     """
     rows, by_content = _open(source, split=split, streaming=streaming)
     shuffled = _shuffled(rows, seed=seed, streaming=streaming)
@@ -55,7 +56,7 @@ def load_tasks(
         tasks = list(islice(_tasks(shuffled, source, question, answer, split if by_content else "all"), count))
     except UserError:
         raise
-    except Exception as error:  # a file that is no JSON, a broken parquet file, a hub that stops answering
+    except Exception as error:  # invalid JSON, a broken parquet file, a hub that stops answering
         raise UserError(f"{source} cannot be read: {_first_line(error)}") from error
     if len(tasks) < count:
         raise UserError(f"{count} {split} tasks were asked for, {source} has {len(tasks)}: ask for fewer")
@@ -63,10 +64,10 @@ def load_tasks(
 
 
 def final_answer(text: str, *, where: str) -> str:
-    """Return the answer that a worked solution ends with: behind `####`, in the last box, or the whole of a short text.
+    """Return the final answer of a worked solution: behind `####`, in the last box, or a short text as a whole.
 
     Raises:
-        UserError: when a solution of many lines or sentences marks no answer.
+        UserError: for a long text, or one of several lines, without a marked answer.
     """
     if "####" in text:
         return text.rpartition("####")[2].strip()
@@ -82,7 +83,7 @@ def final_answer(text: str, *, where: str) -> str:
 
 
 def _open(source: str, *, split: str, streaming: bool) -> tuple[Any, bool]:
-    """Return the rows, and whether the split is still to be made by content."""
+    """Return the rows, and whether the caller must split them by content."""
     if Path(source).suffix in READERS:
         return _open_file(source, split)
     return _open_hub(source, split, streaming), False
@@ -95,7 +96,7 @@ def _open_file(source: str, split: str) -> tuple[Any, bool]:
         raise UserError(f"there is no file {path}; a data source is a hub id or a {', '.join(READERS)} file")
     if by_content and split not in ("train", "test", "all"):
         raise UserError(f"there is no split {split!r} of {path}; the splits of one file are train, test and all")
-    # streamed even when all of it is read: that leaves no second copy in a cache
+    # streamed even when all of it is read, so that no copy is left in a cache
     if path.stat().st_size == 0:
         raise UserError(f"the file {path} is empty")
     rows = _load_dataset(str(path), READERS[path.suffix], data_files=str(path), split="train", streaming=True)
@@ -118,7 +119,9 @@ def _load_dataset(source: str, *args: Any, **kwargs: Any) -> Any:
         raise UserError("data sets are read by the package datasets: pip install 'forge-env[data]'") from error
     try:
         return datasets.load_dataset(*args, **kwargs)
-    except Exception as error:  # unreachable, unknown, a missing configuration or split: the library's text names it
+    except (
+        Exception
+    ) as error:  # unreachable, unknown, a missing configuration or split: the message of the library says which
         raise UserError(f"the data set {source} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -137,8 +140,8 @@ def _tasks(rows: Iterable[Row], source: str, question: str, answer: str, split: 
     """Make tasks of rows, each question once."""
     seen: set[str] = set()
     for row in rows:
-        asked = row[_column(row, question, QUESTIONS, source=source, what="question")]
-        key = str(asked)
+        question_of_row = row[_column(row, question, QUESTIONS, source=source, what="question")]
+        key = str(question_of_row)
         held_out = bucket(key, 10) == 0
         if key in seen or (split != "all" and held_out != (split == "test")):
             continue
@@ -146,7 +149,7 @@ def _tasks(rows: Iterable[Row], source: str, question: str, answer: str, split: 
         column = _column(row, answer, ANSWERS, source=source, what="answer")
         where = f"{source}: the {column} {str(row[column])[:60]!r}"
         yield Task(
-            prompt=_prompt(asked, where=f"{source}: a question"),
+            prompt=_prompt(question_of_row, where=f"{source}: a question"),
             target=final_answer(_text(row[column]), where=where),
             metadata={"source": source, "format": "boxed"},
         )
@@ -164,16 +167,16 @@ def _column(row: Row, wanted: str, usual: Sequence[str], *, source: str, what: s
     raise UserError(f"{source} has no column for the {what}: name one of {', '.join(row)} with {what}=")
 
 
-def _prompt(asked: Any, *, where: str) -> tuple[Message, ...]:
-    if isinstance(asked, str) and asked.strip():
-        return ({"role": "user", "content": asked},)
+def _prompt(question: Any, *, where: str) -> tuple[Message, ...]:
+    if isinstance(question, str) and question.strip():
+        return ({"role": "user", "content": question},)
     if (
-        isinstance(asked, list)
-        and asked
-        and all(isinstance(m, dict) and m.keys() >= {"role", "content"} for m in asked)
+        isinstance(question, list)
+        and question
+        and all(isinstance(m, dict) and m.keys() >= {"role", "content"} for m in question)
     ):
-        return tuple({"role": m["role"], "content": m["content"]} for m in asked)
-    raise UserError(f"{where} is neither text nor a list of messages: {asked!r:.80}")
+        return tuple({"role": m["role"], "content": m["content"]} for m in question)
+    raise UserError(f"{where} is neither text nor a list of messages: {question!r:.80}")
 
 
 def _text(value: Any) -> str:

@@ -32,9 +32,9 @@ class Story:
     steps: tuple[str, ...] = ()
     """Expressions for a calculator, one after the other; {r} is the result of the one before."""
     fits: Callable[..., bool] = lambda *numbers: True
-    """Which drawn numbers make sense together."""
+    """Whether drawn numbers make sense together."""
     change: Callable[..., tuple[int, ...]] = lambda *numbers: numbers
-    """From the drawn numbers to those of the text: coefficients from roots, for example."""
+    """Converts the drawn numbers to those of the text, such as roots to coefficients."""
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -43,7 +43,7 @@ class Story:
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks of a level from 2 to 4; held-out ones are new in content, as `draw_tasks` says.
+    """Draw distinct tasks of a level from 2 to 4; held-out tasks are new in content, see `draw_tasks`.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.

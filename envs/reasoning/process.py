@@ -49,7 +49,7 @@ class Worker(HelperProcess):
 
 @asynccontextmanager
 async def open_worker() -> AsyncIterator[Worker]:
-    """Name the helper process, for an environment; it outlives the environment, because it is slow to start."""
+    """Give the helper process to an environment; it runs on afterwards, because it is slow to start."""
     yield worker
 
 

@@ -1,7 +1,7 @@
-"""Tasks out of nothing but functions: call one with these arguments, and answer with what it returns.
+"""Tasks for any functions: call one with these arguments, and answer with what it returns.
 
-The right answer is what the tool itself returned for the arguments when the task was made, so the tools must be such
-that the same call always gives the same result.
+The target is what the tool returned for the arguments when the task was made. So the same call of a tool must always
+give the same result.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from forge_env.core.types import Message, Task, ToolCall
 from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.tool_env.toolbox import Toolbox
 
-SECONDS = 300.0  # to make all tasks
+SECONDS = 300.0  # limit for making all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."
-_ASKED = re.compile(r"Call (\S+) with (\{.*\}) and answer with what it returns\.", re.DOTALL)
-_LONGEST = 500  # characters of a result that a model is asked to repeat
-_CALLED_TWICE = 3  # tasks of each tool
-_MOST_FAILURES = 10  # of a tool, or as often as it has worked
+_QUESTION = re.compile(r"Call (\S+) with (\{.*\}) and answer with what it returns\.", re.DOTALL)
+_MAX_RESULT = 500  # characters of a result that a model is asked to repeat
+_NUM_REPEATED = 3  # tasks of each tool whose call is made twice, to compare the results
+_MAX_FAILURES = 10  # of a tool; more where it has succeeded more often
 
 
 def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, level: int) -> list[Task]:
-    """Return distinct tasks, one in ten of all contents being "test"; the tools are called for each of them, here.
+    """Return distinct tasks; the tools are called for each of them. One content in ten is of the split "test".
 
     Args:
-        tools: those of functions, by name.
-        level: how large the numbers and how long the texts are.
+        tools: of functions, by name.
+        level: bounds the numbers and the lengths of texts.
 
     Raises:
         UserError: for an unknown split or level, more tasks than there are, and a tool that fails, takes too long,
@@ -48,19 +48,19 @@ def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, 
         raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LARGEST))}")
     loop = LoopThread.lease()  # the tools may be coroutines, and the caller may be one
     try:
-        return loop.run(_made(_Calls(tools=tools), split, count, seed, level), SECONDS + 60)
+        return loop.run(_make_tasks(_Calls(tools=tools), split, count, seed, level), SECONDS + 60)
     finally:
         loop.release()
 
 
-def asked_call(question: str) -> tuple[str, dict[str, Any]] | None:
+def call_in_question(question: str) -> tuple[str, dict[str, Any]] | None:
     """Read the tool and its arguments out of a question; None when it is none of these tasks."""
-    asked = _ASKED.fullmatch(question.strip())
-    return (asked[1], json.loads(asked[2])) if asked else None
+    match = _QUESTION.fullmatch(question.strip())
+    return (match[1], json.loads(match[2])) if match else None
 
 
 def call_expert(messages: Sequence[Message], name: str, arguments: Mapping[str, Any]) -> Message:
-    """Make the call, then answer with what came back."""
+    """Return the message with the call, then the answer with its result."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     if results:
         return {"role": "assistant", "content": results[-1]}
@@ -68,60 +68,60 @@ def call_expert(messages: Sequence[Message], name: str, arguments: Mapping[str, 
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class _Unfit(Exception):
-    """These arguments make no task; the text says why."""
+class _UnusableCall(Exception):
+    """A call that makes no task; the text says why."""
 
 
 @dataclass(kw_only=True)
 class _Calls:
-    """Calls tools as an episode does, and counts how that goes."""
+    """Calls tools as an episode does, and counts successes and failures."""
 
     tools: Mapping[str, Tool]
-    made: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    num_made: dict[str, int] = field(default_factory=dict)
+    num_failed: dict[str, int] = field(default_factory=dict)
 
     async def result(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return what the model would be told.
+        """Return the result as the model would read it.
 
         Raises:
-            _Unfit: when that is no answer to ask for.
-            UserError: when it is something else the second time.
+            _UnusableCall: for an error, and a result that is empty or too long to be a target.
+            UserError: when a second call gives another result.
         """
-        result = await self._called(name, arguments)
-        if not result.strip() or len(result) > _LONGEST:
-            raise _Unfit(f"it returns {len(result)} characters" if result.strip() else "it returns nothing")
-        if self.made.get(name, 0) < _CALLED_TWICE and await self._called(name, arguments) != result:
+        result = await self._call(name, arguments)
+        if not result.strip() or len(result) > _MAX_RESULT:
+            raise _UnusableCall(f"it returns {len(result)} characters" if result.strip() else "it returns nothing")
+        if self.num_made.get(name, 0) < _NUM_REPEATED and await self._call(name, arguments) != result:
             raise UserError(
                 f"the tool {name} returns something else when it is called again with {_json(arguments)}, so no answer "
                 "is the right one: give tasks of your own with data="
             )
-        self.made[name] = self.made.get(name, 0) + 1
+        self.num_made[name] = self.num_made.get(name, 0) + 1
         return result
 
     def count_failure(self, name: str, reason: Exception) -> None:
-        """Note arguments that make no task.
+        """Count a call that makes no task.
 
         Raises:
             UserError: when that happens too often.
         """
-        self.failed[name] = self.failed.get(name, 0) + 1
-        if self.failed[name] > max(_MOST_FAILURES, self.made.get(name, 0)):
+        self.num_failed[name] = self.num_failed.get(name, 0) + 1
+        if self.num_failed[name] > max(_MAX_FAILURES, self.num_made.get(name, 0)):
             raise UserError(
                 f"no tasks can be made for the tool {name}: called with arguments made up from its schema, {reason}; "
                 "give tasks of your own with data="
             )
 
-    async def _called(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         try:
             messages, uses = await Toolbox(self.tools).answer([ToolCall(id="", name=name, arguments=arguments)])
         except ForgeError as error:  # what the tool declares fatal
-            raise _Unfit(str(error)) from error
+            raise _UnusableCall(str(error)) from error
         if uses[0].error:
-            raise _Unfit(f"it says {messages[0]['content'][:200]!r}")
+            raise _UnusableCall(f"it says {messages[0]['content'][:200]!r}")
         return messages[0]["content"]
 
 
-async def _made(calls: _Calls, split: str, count: int, seed: int, level: int) -> list[Task]:
+async def _make_tasks(calls: _Calls, split: str, count: int, seed: int, level: int) -> list[Task]:
     tasks: dict[str, Task] = {}
     try:
         async with asyncio.timeout(SECONDS):
@@ -152,13 +152,13 @@ async def _draw(calls: _Calls, tasks: dict[str, Task], rng: random.Random, split
                 continue
             tried.add(question)
             tasks[question] = _task(question, await calls.result(name, arguments), name, arguments)
-        except (_Unfit, ValueError) as reason:
+        except (_UnusableCall, ValueError) as reason:
             calls.count_failure(name, reason)
 
 
 def _task(question: str, target: str, name: str, arguments: dict[str, Any]) -> Task:
     if same_answer(question, target):
-        raise _Unfit("it returns the question")
+        raise _UnusableCall("it returns the question")
     return Task(
         prompt=({"role": "user", "content": question},),
         target=target,

@@ -1,16 +1,16 @@
-"""Turns what a user types into tools: registered names, functions in files, OpenAPI documents, MCP servers.
+"""Opens sources of tools: registered names, functions in files, OpenAPI documents and MCP servers.
 
     add                                               a registered name
     path/to/file.py:fn    package.module:fn           a function, or a class of tools
     openapi:https://api.example.com/openapi.json      every operation of a document, from a URL or a file;
-    openapi:shop.yaml#https://shop.example.com        behind # where its service is: for a document that does not say
-                                                      it, and for one from a file, if the service is sent credentials
-    mcp:python -m my_server                           the tools of an MCP server that is started,
-    mcp:https://example.com/mcp                       and of one that runs
+    openapi:shop.yaml#https://shop.example.com        behind #, the base URL of its service: for a document without one,
+                                                      and for a file whose service is sent credentials
+    mcp:python -m my_server                           the tools of an MCP server that is started
+    mcp:https://example.com/mcp                       the tools of an MCP server that runs
 
-Credentials stand in environment variables, and are named as HOST/HEADER=VARIABLE, for example
-``api.example.com/Authorization=Bearer ${API_TOKEN}``; in place of the header, a security scheme of the document.
-HOST is that of the service, with its port where that is not the usual one.
+Credentials are values of environment variables. They are written as HOST/HEADER=VARIABLE, for example
+``api.example.com/Authorization=Bearer ${API_TOKEN}``. A security scheme of the document may
+replace the header. HOST is that of the service, with its port where that is not the usual one.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The tools of all sources, for as long as they are open; any number of episodes may share them."""
+    """The tools of all sources, valid while they are open. Any number of episodes may share them."""
 
     tools: dict[str, Tool]
     client: ApiClient
-    """Its connections, limits and cassette, for services of the caller's own."""
+    """Connections, limits and cassette, for further services of the caller."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Tool -> the source that it is from."""
+    """Name of a tool -> its source."""
     services: list[tuple[OpenApi, ApiClient, Mapping[str, str]]] = field(default_factory=list)
-    """The documents, each with the client of its service, and the names of its tools by those of the document."""
+    """OpenAPI documents, with the client of the service, and name in the document -> name of the tool."""
 
     def episode_tools(self) -> dict[str, Tool]:
-        """Return the tools for one episode, which has a place of its own in a cassette; without one, those of all."""
+        """Return the tools for one episode. With a cassette, each episode replays the recordings from the start."""
         if self.client.settings.cassette_mode == "off":
             return self.tools
-        own: dict[str, Tool] = {}
+        recorded: dict[str, Tool] = {}
         for api, service, names in self.services:
-            own |= {names[tool.name]: _renamed(tool, names) for tool in api.tools(service.with_headers({}))}
-        return {**self.tools, **own}
+            recorded |= {names[tool.name]: _renamed(tool, names) for tool in api.tools(service.with_headers({}))}
+        return {**self.tools, **recorded}
 
 
 @asynccontextmanager
@@ -73,25 +73,25 @@ async def open_sources(
     """Open the sources of tools, and close them when left.
 
     Args:
-        tools: as this module says.
-        auth: credentials, as this module says.
+        tools: sources, see this module.
+        auth: credentials, see this module.
         mcp_env: names of environment variables that MCP servers are started with, beside HOME, PATH and the like.
         requests_per_second: for each host that is called over HTTP; None for any number.
         host_concurrency: requests at once, for each host.
         cassette: file of recorded answers; see `envs.tool_api.http.cassette`. MCP servers are not recorded.
         cassette_mode: "auto", "replay" or "record".
-        base_url: where the service of the one openapi: source is; of several, it stands behind the # of each.
-        taken: names that tools of no source have. A tool whose name is taken, by one of these or of an earlier source,
-            is named as `envs.tool_api.tool_names` says.
+        base_url: of the service of the only openapi: source; with several, it stands behind the # of each.
+        taken: names of further tools. A tool whose name is taken, by one of these or of an earlier source, is renamed,
+            see `envs.tool_api.tool_names`.
 
     Raises:
-        UserError: for a source that cannot be had, and credentials that are for none of them.
+        UserError: for a source that cannot be opened, and credentials that are for no source.
         ServiceError: when an MCP server does not come up.
     """
     rules = _Rules(parse_auth(auth))
-    named = _with_base_url([source.strip() for source in tools], base_url)
-    for source in named:
-        if named.count(source) > 1:
+    sources_in_order = _with_base_url([source.strip() for source in tools], base_url)
+    for source in sources_in_order:
+        if sources_in_order.count(source) > 1:
             raise UserError(f"the source of tools {source!r} is named twice: leave one out")
     settings = ApiSettings(
         requests_per_second=requests_per_second,
@@ -103,22 +103,22 @@ async def open_sources(
         client = await stack.enter_async_context(ApiClient(settings))
         sources = Sources(tools={}, client=client)
         names = ToolNames(taken)
-        for source in named:
-            own = await _tools(source, sources, rules, mcp_env, stack)
-            given = names.of(source, [tool.name for tool in own])
+        for source in sources_in_order:
+            opened = await _tools(source, sources, rules, mcp_env, stack)
+            new_names = names.of(source, [tool.name for tool in opened])
             if sources.services and source.startswith("openapi:"):
-                sources.services[-1] = (*sources.services[-1][:2], given)
-            sources.tools.update({given[tool.name]: _renamed(tool, given) for tool in own})
-            sources.origins.update(dict.fromkeys(given.values(), source))
+                sources.services[-1] = (*sources.services[-1][:2], new_names)
+            sources.tools.update({new_names[tool.name]: _renamed(tool, new_names) for tool in opened})
+            sources.origins.update(dict.fromkeys(new_names.values(), source))
         rules.check()
         yield sources
 
 
 async def list_tools(source: str) -> list[Tool]:
-    """Return the tools of a source, to be shown; nothing is sent any credentials.
+    """Return the tools of a source, to be shown. No credentials are sent.
 
     Raises:
-        UserError: for a source that cannot be had.
+        UserError: for a source that cannot be opened.
         ServiceError: when an MCP server does not come up.
     """
     async with open_sources([source]) as sources:
@@ -131,15 +131,15 @@ def parse_auth(auth: Sequence[str]) -> dict[str, dict[str, str]]:
     Raises:
         UserError: for a text that is not written as HOST/HEADER=VARIABLE.
     """
-    found: dict[str, dict[str, str]] = {}
+    templates: dict[str, dict[str, str]] = {}
     for text in auth:
         target, _, template = text.partition("=")
         host, _, name = target.strip().rpartition("/")
         if not host or "/" in host or not _NAME.fullmatch(name) or not template.strip():
             # The text is not shown: somebody may have written a secret into it.
             raise UserError("a credential is not written as HOST/HEADER=VARIABLE, as in api.example.com/X-Key=MY_KEY")
-        found.setdefault(host.lower(), {})[name] = template.strip()
-    return found
+        templates.setdefault(host.lower(), {})[name] = template.strip()
+    return templates
 
 
 async def _tools(
@@ -175,7 +175,7 @@ async def _openapi(source: str, sources: Sources, rules: _Rules) -> list[Tool]:
 
 
 class _Rules:
-    """The credentials that the user has named, and which of them were asked for.
+    """The credentials that the user has named, and which of them are for a source.
 
     Args:
         rules: header -> template, by host.
@@ -222,7 +222,7 @@ def _with_base_url(sources: Sequence[str], base_url: str) -> list[str]:
 
 
 def _hosts(url: str) -> list[str]:
-    """How the host of a URL may be written: with its port, and without where that is the usual one; none for no URL."""
+    """Return the ways to write the host of a URL: with its port, and also without it where that is the usual one."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

@@ -1,8 +1,8 @@
-"""Names of tools from several sources: one that is taken gets the label of its own source in front.
+"""Names of tools from several sources: a name that is taken gets the label of its source as a prefix.
 
     shop.yaml has `search`, and so has the MCP server `python -m wiki`:  search, wiki_search
 
-The sources are named in the order in which the user wrote them, so one that is added at the end renames nothing.
+Sources are named in the order in which the user wrote them, so a source added at the end renames no tool.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LONGEST_NAME, _LONGEST_LABEL = 64, 24
 
 
 class ToolNames:
-    """The names that tools have so far. Example: ``ToolNames().of("wiki.py:search", ["search"])``.
+    """The names that are taken so far. Example: ``ToolNames().of("wiki.py:search", ["search"])``.
 
     Args:
-        taken: names that are given already, to tools of no source.
+        taken: names of tools that are from no source.
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -28,10 +28,10 @@ class ToolNames:
 
     def of(self, source: str, names: Iterable[str]) -> dict[str, str]:
         """Return the name of each tool of the next source, by the name that the source has for it."""
-        listed = list(names)
-        result = {name: name for name in listed if name not in self._taken}
+        names_of_source = list(names)
+        result = {name: name for name in names_of_source if name not in self._taken}
         self._taken |= result.keys()
-        for name in listed:
+        for name in names_of_source:
             if name not in result:
                 result[name] = self._free(f"{label_of(source)}_{name}")
                 self._taken.add(result[name])
@@ -70,7 +70,7 @@ def _host(url: str) -> str:
 
 
 def _program(command: str) -> str:
-    """What a command line runs. Its further words are not looked at: there may be anything in them."""
+    """Return the program of a command line. Its arguments are not read, since they may hold anything."""
     try:
         words = shlex.split(command)
     except ValueError:

@@ -1,12 +1,12 @@
-"""Cassettes: recorded HTTP answers, for replay without the network.
+"""Cassettes: recorded HTTP responses, for replay without the network.
 
-A cassette is a file of JSON lines, one answer in each, in the order in which they came. A request finds its answers by
-method, URL and body. Requests that are the same get them in that order, and from then on the last one again; each
-client made by `ApiClient.with_headers` begins at the first. Credentials are no part of the recorded request, and are
-redacted from the recorded answer.
+A cassette is a file of JSON lines. Each line is one response; they are in the order of their arrival. Responses are
+found by method, URL and body of the request. Equal requests of a client get them in that order, and after the last one
+the last one again. Each client that `ApiClient.with_headers` made starts at the first. Credentials are not part of the
+recorded request, and are redacted from the recorded response.
 
-Modes: "replay" never touches the network; "record" begins a new file; "auto" replays what is there, and records the
-rest behind it; "off" leaves everything alone. Many processes may share a file in every mode but "record".
+Modes: "replay" does not use the network. "record" starts a new file. "auto" replays what is recorded, and appends the
+rest. "off" neither records nor replays. Several processes may share a file in all modes but "record".
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from forge_env.core.errors import ServiceError, UserError, nearest
 
 MODES = ("off", "record", "replay", "auto")
 CURSOR = "forge_env.cursor"
-"""Extension of a request: how many answers its client has had, by key."""
+"""Extension of a request: how many responses its client has received, by key."""
 _KEPT_HEADERS = ("content-type", "location", "retry-after")
-_COMPARED = 200  # keys that a missing one is compared with: comparing is slow
+_COMPARED = 200  # keys that a missing key is compared with, since comparing is slow
 
 
 class NotRecorded(ServiceError):
-    """A replayed cassette has no answer to a request."""
+    """A replayed cassette has no response to a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One answer, as a line of the file."""
+    """One response, a line of the file."""
 
     method: str
     url: str
     request_sha256: str
-    """Of the body of the request; empty for none."""
+    """Digest of the request's body; empty for no body."""
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     body: str = ""
-    """Text, or base64 where it is no UTF-8."""
+    """Text, or base64 where the body is not UTF-8."""
     is_base64: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Cassette:
     """The recordings of one file.
 
     Raises:
-        UserError: for an unknown mode, a file that is not there to be replayed, and a line that is no recording.
+        UserError: for an unknown mode, a missing file in the mode "replay", and a line that is no recording.
     """
 
     def __init__(self, path: str | Path, mode: str) -> None:
@@ -74,29 +74,29 @@ class Cassette:
             raise UserError(f"the cassette mode {mode!r} needs a file: name it as cassette")
         self.path = Path(path)
         self.mode = mode
-        self._answers: dict[str, list[Recording]] = {}
+        self._responses: dict[str, list[Recording]] = {}
         if mode == "record":
             self._write("", mode="w")
         elif self.path.exists() or mode == "replay":
             self._load()
 
     def find(self, key: str, cursor: dict[str, int]) -> Recording | None:
-        """Return the next answer to a request, if there is any to replay."""
-        answers = self._answers.get(key)
-        if not answers or self.mode == "record":
+        """Return the next response to a request; None where nothing is to be replayed."""
+        responses = self._responses.get(key)
+        if not responses or self.mode == "record":
             return None
         position = cursor.get(key, 0)
         cursor[key] = position + 1
-        return answers[min(position, len(answers) - 1)]
+        return responses[min(position, len(responses) - 1)]
 
     def add(self, recording: Recording, cursor: dict[str, int]) -> None:
-        """Write an answer down. One that the client has just had is behind it."""
-        self._answers.setdefault(recording.key, []).append(recording)
+        """Append a response, which its client has received already."""
+        self._responses.setdefault(recording.key, []).append(recording)
         cursor[recording.key] = cursor.get(recording.key, 0) + 1
         self._write(json.dumps(asdict(recording), ensure_ascii=False) + "\n", mode="a")
 
     def not_recorded(self, key: str) -> NotRecorded:
-        close = difflib.get_close_matches(key, islice(self._answers, _COMPARED), n=1, cutoff=0.0)
+        close = difflib.get_close_matches(key, islice(self._responses, _COMPARED), n=1, cutoff=0.0)
         hint = f"The nearest that is recorded: {close[0]}." if close else "It is empty."
         return NotRecorded(
             f"the cassette {self.path} has no answer to {key}. {hint} Record it with the cassette mode 'auto'."
@@ -110,11 +110,11 @@ class Cassette:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 recording = _parsed(line, f"line {number} of the cassette {self.path}")
-                self._answers.setdefault(recording.key, []).append(recording)
+                self._responses.setdefault(recording.key, []).append(recording)
 
     def _write(self, text: str, *, mode: str) -> None:
         try:
-            # One write of a file opened for appending: lines of several processes do not mix.
+            # A single write to a file opened for appending, so that lines of several processes do not mix.
             with self.path.open(f"{mode}b", buffering=0) as file:
                 file.write(text.encode())
         except OSError as error:
@@ -158,7 +158,7 @@ class _Replay(httpx.AsyncByteStream):
 
 
 class _Tape(httpx.AsyncByteStream):
-    """Passes a body on, and records it when its reader has had enough; not a body that broke off."""
+    """Passes a body on, and records it when its reader stops; a body that broke off is not recorded."""
 
     def __init__(self, response: httpx.Response, request: httpx.Request, digest: str, cassette: Cassette) -> None:
         assert isinstance(response.stream, httpx.AsyncByteStream)

@@ -1,10 +1,10 @@
-"""ApiClient: the HTTP calls of tools, with limits for each host, retries, and credentials that nobody sees.
+"""ApiClient: the HTTP calls of tools, with limits for each host, retries, and credentials that are never shown.
 
-What is protected. Credentials go to the origin (scheme, host and port) of the base URL and nowhere else: a redirect is
-followed within that origin only, so an answer can neither carry them off nor lead the caller to a private address. They
-are redacted from every answer and error. A body is read up to a cap, and compression is neither asked for nor undone,
-so no answer fills the memory. Cookies that an answer sets are dropped: episodes share the connections.
-What is not: a host name of the base URL that resolves to a private address is the user's own choice.
+Protection: Credentials are sent to the origin (scheme, host and port) of the base URL only. Redirects are followed
+within that origin only, so a response cannot lead to another host or to a private address. Credentials are redacted
+from all responses and errors. A body is read up to a limit, and compression is not accepted, so no response fills the
+memory. Cookies that a response sets are dropped, since episodes share the connections.
+Not covered: the user may name a base URL whose host resolves to a private address.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from forge_env.utils.deadlines import queued
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
-_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)  # the service has seen nothing of the request
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)  # the request has not reached the service
 _MAX_HOPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiResponse:
-    """An answer, redacted."""
+    """A response, redacted."""
 
     status: int
     reason: str
@@ -43,9 +43,9 @@ class ApiResponse:
     body: bytes
     charset: str = "utf-8"
     truncated: bool = False
-    """Whether there was more of the body than is read."""
+    """Whether the body was longer than what is read."""
     location: str = ""
-    """Where a redirect leads that was not followed."""
+    """Target of a redirect that was not followed."""
     retry_after: str = ""
 
     @property
@@ -57,7 +57,7 @@ class ApiResponse:
 
 
 class ApiClient:
-    """Calls services over pooled connections; `at` gives one of them, `with_headers` one caller of it.
+    """Calls services over pooled connections. `at` gives a client of one service, `with_headers` one of one caller.
 
     Example::
 
@@ -88,15 +88,15 @@ class ApiClient:
         raise TypeError("an ApiClient holds connections and credentials: pickle its settings")
 
     def at(self, base_url: str, *, headers_from_env: Mapping[str, str] = {}, named_by: str = "") -> ApiClient:
-        """Return a client of one service over the same connections, with no other credentials than those named.
+        """Return a client of one service over the same connections, with the named credentials only.
 
         Args:
-            base_url: a target of `request` is written behind it.
+            base_url: prefix of the targets of `request`.
             headers_from_env: header -> environment variable; see `envs.tool_api.http.credentials.headers_from_env`.
-            named_by: who has named the base URL, where that is not the user: such a service is sent no credentials.
+            named_by: the document that names the base URL, where not the user does: credentials are refused then.
 
         Raises:
-            UserError: for a base URL that is none, a variable that is not set, and credentials beside `named_by`.
+            UserError: for an invalid base URL, a variable that is not set, and credentials beside `named_by`.
         """
         _check_base(base_url)
         bound = self._bound(base_url.rstrip("/"), Credentials())
@@ -107,25 +107,25 @@ class ApiClient:
         """Return a client that sends further credentials to its service.
 
         Raises:
-            UserError: where not the user, but a document has said where that is.
+            UserError: where a document names the base URL, and not the user.
         """
         self._check_named()
         return self._bound(self.base_url, self._credentials.joined(credentials))
 
     def with_headers(self, headers: Mapping[str, str]) -> ApiClient:
-        """Return a client for one caller, an episode for example; cheap. The values are redacted like all credentials.
+        """Return a client for one caller, such as an episode; cheap. The values are redacted like all credentials.
 
-        It has a place of its own in a cassette.
+        The client replays the recordings of a cassette from the start.
 
         Raises:
-            UserError: for a value that no header may have, and for any where a document has said where the service is.
+            UserError: for a value that no header may have, and for any header where a document names the base URL.
         """
         if headers:
             self._check_named()
         return self._bound(self.base_url, self._credentials.with_headers(headers))
 
     def with_cap(self, max_bytes: int) -> ApiClient:
-        """Return a client that reads more of a body, or less."""
+        """Return a client that reads up to `max_bytes` of a body."""
         bound = self._bound(self.base_url, self._credentials)
         bound.settings = replace(self.settings, max_bytes=max_bytes)
         return bound
@@ -143,14 +143,14 @@ class ApiClient:
         content: bytes | None = None,
         idempotent: bool | None = None,
     ) -> ApiResponse:
-        """Send a request, again where that is safe and may help.
+        """Send a request, and repeat it where that is safe and may help.
 
         Args:
             target: path and query below the base URL, percent-encoded.
             idempotent: whether it may be sent twice; by default by its method or an Idempotency-Key header.
 
         Raises:
-            ServiceError: when the service cannot be reached, is too slow, or answers 429 or 5xx to the last attempt.
+            ServiceError: when the service cannot be reached, is too slow, or the last attempt has status 429 or 5xx.
         """
         if idempotent is None:
             idempotent = method in IDEMPOTENT or any(name.lower() == "idempotency-key" for name in headers)
@@ -174,7 +174,7 @@ class ApiClient:
         raise ServiceError(self.redact(f"{what} (attempt {attempt + 1})"))
 
     async def _try(self, request: httpx.Request, idempotent: bool) -> tuple[ApiResponse | None, str, bool]:
-        """Make one attempt. Returns the answer, what is wrong, and whether another one is safe and may help."""
+        """Make one attempt. Return the response, the problem, and whether another attempt is safe and may help."""
         try:
             response = await self._attempt(request)
         except TimeoutError:
@@ -187,24 +187,24 @@ class ApiClient:
         return response, f"was answered with {response.status} {response.reason}", may_repeat
 
     async def _attempt(self, request: httpx.Request) -> ApiResponse:
-        async with self._pool.limits(request.url.host).place(), asyncio.timeout(self.settings.attempt_seconds):
-            onward: httpx.Request | None = request
+        async with self._pool.limits(request.url.host).slot(), asyncio.timeout(self.settings.attempt_seconds):
+            next_request: httpx.Request | None = request
             for _ in range(_MAX_HOPS):
-                if onward is None:
+                if next_request is None:
                     break
-                response, onward = await self._exchange(onward)
+                response, next_request = await self._exchange(next_request)
             return response
 
     async def _exchange(self, request: httpx.Request) -> tuple[ApiResponse, httpx.Request | None]:
-        """Send a request once. Returns the answer, and what follows its redirect if that may be followed."""
+        """Send a request once. Return the response, and the request of its redirect if it may be followed."""
         response = await self._pool.client.send(request, stream=True)
         try:
             answer = await self._answer(response)
         finally:
             await response.aclose()
-        onward = response.next_request
-        is_followed = onward is not None and _origin(onward.url) == _origin(request.url)
-        return answer, onward if is_followed else None
+        next_request = response.next_request
+        is_followed = next_request is not None and _origin(next_request.url) == _origin(request.url)
+        return answer, next_request if is_followed else None
 
     async def _answer(self, response: httpx.Response) -> ApiResponse:
         headers = response.headers
@@ -224,7 +224,7 @@ class ApiClient:
         )
 
     async def _read(self, response: httpx.Response) -> tuple[bytes, bool]:
-        """Read up to the cap, and as much further as a secret is long, so that none is cut in two and shown."""
+        """Read up to the limit, and further by the longest secret, so that no part of a secret is shown."""
         cap = self.settings.max_bytes
         margin = self._credentials.longest
         body = bytearray()
@@ -235,13 +235,13 @@ class ApiClient:
         return self._credentials.redact_bytes(bytes(body[: cap + margin]))[:cap], len(body) > cap
 
     def _pause(self, attempt: int, response: ApiResponse | None) -> float | None:
-        """Seconds until the next attempt; None where the service asks for more than is waited."""
+        """Return the seconds until the next attempt; None where the service asks for more than `max_pause_seconds`."""
         longest = self.settings.max_pause_seconds
-        asked = _seconds_asked(response.retry_after) if response is not None else 0.0
-        if asked > longest:
+        retry_after_seconds = _retry_after_seconds(response.retry_after) if response is not None else 0.0
+        if retry_after_seconds > longest:
             return None
         backoff = self.settings.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5)
-        return min(longest, max(asked, backoff))
+        return min(longest, max(retry_after_seconds, backoff))
 
     def _bound(self, base_url: str, credentials: Credentials) -> ApiClient:
         bound = object.__new__(ApiClient)
@@ -276,8 +276,8 @@ def _check_base(base_url: str) -> None:
         )
 
 
-def _seconds_asked(retry_after: str) -> float:
-    """Seconds that a Retry-After header asks for, by a number or a date; 0 where it is neither."""
+def _retry_after_seconds(retry_after: str) -> float:
+    """Return the seconds of a Retry-After header, which is a number or a date; 0 for anything else."""
     text = retry_after.strip()
     if text.isascii() and text.isdecimal():
         return float(text)

@@ -1,8 +1,8 @@
-"""What a service must be sent and nobody else may see: made from environment variables, redacted from all that returns.
+"""Credentials of services: read from environment variables, and redacted from all responses.
 
-Credentials never enter the request that httpx logs, that its exceptions carry and that a cassette records: the
-innermost transport adds them. Redaction covers a value as it is, and as a URL, JSON and base64 write it; a service that
-sends it back in other shapes, reversed for example, is not covered.
+The innermost transport adds credentials, so they are not in the requests that httpx logs, that its exceptions carry and
+that a cassette records. Redaction covers a value as it is, and as URLs, JSON and base64 write it. Not covered: a
+service that returns it in other forms, such as reversed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forge_env.core.errors import UserError
 
 REDACTED = "[redacted]"
 EXTENSION = "forge_env.credentials"
-"""Where a request carries its credentials until they are applied."""
+"""Extension of a request that carries its credentials until they are applied."""
 
 MIN_LENGTH = 4  # a shorter value cannot be told from ordinary text, so redacting it would garble every answer
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -32,7 +32,7 @@ _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Credentials:
-    """Headers, query parameters and cookies that go with every request; never shown, and never pickled."""
+    """Headers, query parameters and cookies that are sent with every request; never shown and never pickled."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
@@ -67,40 +67,40 @@ class Credentials:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest text that is redacted; a body is read so much further than it is shown."""
-        return max((len(text.encode()) for text in self._written), default=0)
+        """Bytes of the longest text that is redacted; a body is read by so much further than it is shown."""
+        return max((len(text.encode()) for text in self._encoded_secrets), default=0)
 
     def redact(self, text: str) -> str:
-        for secret in self._written:
+        for secret in self._encoded_secrets:
             text = text.replace(secret, REDACTED)
         return text
 
     def redact_bytes(self, data: bytes) -> bytes:
-        for secret in self._written:
+        for secret in self._encoded_secrets:
             data = data.replace(secret.encode(), REDACTED.encode())
         return data
 
     def applied(self, request: httpx.Request) -> httpx.Request:
-        """Return a request that carries the credentials; the one given stays without them."""
+        """Return a copy of a request with the credentials."""
         headers = request.headers.copy()
         headers.update(self.headers)
         if self.cookies:
-            own = [headers["Cookie"]] if "Cookie" in headers else []
-            headers["Cookie"] = "; ".join([*own, *(f"{name}={value}" for name, value in self.cookies.items())])
+            pairs = [headers["Cookie"]] if "Cookie" in headers else []
+            headers["Cookie"] = "; ".join([*pairs, *(f"{name}={value}" for name, value in self.cookies.items())])
         url = request.url.copy_merge_params(dict(self.query)) if self.query else request.url
         return httpx.Request(
             request.method, url, headers=headers, stream=request.stream, extensions=dict(request.extensions)
         )
 
     @cached_property
-    def _written(self) -> tuple[str, ...]:
-        """Every way in which the secrets are looked for; the longest first, as one may be a part of another."""
-        ways = {way for secret in self.secrets for way in _ways(secret)}
-        return tuple(sorted(ways, key=lambda way: (-len(way), way)))
+    def _encoded_secrets(self) -> tuple[str, ...]:
+        """The secrets in all encodings, the longest first, as one may be a part of another."""
+        encodings = {encoding for secret in self.secrets for encoding in _encodings(secret)}
+        return tuple(sorted(encodings, key=lambda encoding: (-len(encoding), encoding)))
 
 
 class AuthTransport(httpx.AsyncBaseTransport):
-    """The innermost transport of ours: adds the credentials that a request carries in its extensions."""
+    """Adds the credentials that a request carries in its extensions; wraps the transport of the network."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -114,22 +114,22 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
 
 def headers_from_env(headers: Mapping[str, str]) -> Credentials:
-    """Return the credentials of headers whose values stand in environment variables.
+    """Return the credentials of headers whose values are in environment variables.
 
     Args:
         headers: header name -> name of a variable, or a text with variables such as "Bearer ${TOKEN}".
 
     Raises:
-        UserError: for a variable that is not set or too short, and for a text without any: a secret never stands in
-            the settings itself.
+        UserError: for a variable that is not set or too short, and for a text without a variable: settings hold no
+            secrets.
     """
-    found = {name: value_from_env(template) for name, template in headers.items()}
-    secrets = {secret for _, part in found.values() for secret in part}
-    return Credentials(headers={name: value for name, (value, _) in found.items()}, secrets=frozenset(secrets))
+    values = {name: value_from_env(template) for name, template in headers.items()}
+    secrets = {secret for _, part in values.values() for secret in part}
+    return Credentials(headers={name: value for name, (value, _) in values.items()}, secrets=frozenset(secrets))
 
 
 def value_from_env(template: str) -> tuple[str, set[str]]:
-    """Return what a template stands for, and the secrets in it.
+    """Return the value of a template, and the secrets in it.
 
     Raises:
         UserError: as `headers_from_env`.
@@ -143,7 +143,7 @@ def value_from_env(template: str) -> tuple[str, set[str]]:
             "secret itself into the variable"
         )
     values = {name: secret_from_env(name) for name in names}
-    value = _REFERENCE.sub(lambda found: values[found[1] or found[2]], template)
+    value = _REFERENCE.sub(lambda match: values[match[1] or match[2]], template)
     return value, {value, *values.values()}
 
 
@@ -151,7 +151,7 @@ def secret_from_env(name: str) -> str:
     """Return the value of an environment variable that holds a secret.
 
     Raises:
-        UserError: when it is not set, too short to be redacted, or no value of a header.
+        UserError: when it is not set, too short to be redacted, or not valid in a header.
     """
     value = os.environ.get(name, "").strip()
     if not value:
@@ -167,7 +167,7 @@ def _check(value: str, what: str) -> None:
         raise UserError(f"{what} holds characters that no HTTP header may have (its value is not shown)")
 
 
-def _ways(secret: str) -> Iterable[str]:
+def _encodings(secret: str) -> Iterable[str]:
     yield secret
     yield quote(secret, safe="")
     yield quote_plus(secret)

@@ -1,4 +1,4 @@
-"""ApiSettings, and what all clients made of one of them share: connections, places for each host, the cassette."""
+"""ApiSettings, and the pool that clients with the same settings share: connections, rate limits, the cassette."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from forge_env.core.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """How services are called; holds no secret, so it may be logged and pickled.
+    """How services are called. It holds no secrets, so it may be logged and pickled.
 
     Raises:
         UserError: for a number out of range.
     """
 
     requests_per_second: float | None = None
-    """For each host; None for any number."""
+    """For each host; None for no limit."""
     concurrency: int = 32
-    """Requests at once, for each host."""
+    """Open requests, for each host."""
     retries: int = 2
-    """Further attempts of requests that may be sent twice."""
+    """Further attempts of requests that may be repeated."""
     attempt_seconds: float = 10.0
-    """For one attempt, from the connection to the last byte."""
+    """Limit of one attempt, from the connection to the last byte."""
     backoff_seconds: float = 0.25
-    """Before the first further attempt; doubled each time, and jittered."""
+    """Pause before the second attempt; doubled each time, with jitter."""
     max_pause_seconds: float = 10.0
     """The longest pause before an attempt. A Retry-After beyond it gives up at once."""
     max_bytes: int = 256 * 1024
-    """Of a body; the rest is not read."""
+    """The most that is read of a body."""
     cassette: str = ""
     """File of recorded answers; see `envs.tool_api.http.cassette`."""
     cassette_mode: str = "off"
@@ -49,12 +49,12 @@ class ApiSettings:
 
     @property
     def longest_seconds(self) -> float:
-        """What a request takes at most, waiting for a place apart."""
+        """The longest duration of a request, without the wait for a slot."""
         return (self.retries + 1) * self.attempt_seconds + self.retries * self.max_pause_seconds
 
 
 class Pool:
-    """Connections of any number of hosts, for one event loop; to be opened and closed."""
+    """Connections to any number of hosts, for one event loop. The owner opens and closes it."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self._settings = settings
@@ -68,17 +68,17 @@ class Pool:
         return self._client
 
     def open(self) -> None:
-        """Make the connections' client.
+        """Open the client of the connections.
 
         Raises:
-            UserError: for a cassette that is not there, or is none.
+            UserError: for a cassette that does not exist or cannot be read.
         """
         self._client = httpx.AsyncClient(
             transport=self._transport(),
             timeout=self._settings.attempt_seconds,
             follow_redirects=False,
             headers={"User-Agent": "forge-env", "Accept-Encoding": "identity"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # episodes share this: none is ever kept
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # episodes share this, so no cookie is kept
         )
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class Pool:
         return self._hosts[host]
 
     def _transport(self) -> httpx.AsyncBaseTransport:
-        # The places of the hosts bound the connections, so the pool needs no bound of its own.
+        # HostLimits bounds the connections, so the transport needs no bound.
         network = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
         transport = AuthTransport(network)
         if self._settings.cassette_mode == "off":

@@ -1,4 +1,4 @@
-"""How fast one host is called: requests per second and requests at once, over all episodes of a process."""
+"""Limits the requests to one host: per second and at once, over all episodes of a process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from forge_env.core.errors import ServiceError
 from forge_env.utils.deadlines import queued
 
-QUEUE_SECONDS = 600.0  # no deadline of an episode runs while it waits for a place, so the waiting has its own
+QUEUE_SECONDS = 600.0  # limit of the wait for a slot, during which the deadlines of an episode are suspended
 
 
 class HostLimits:
-    """The places of one host. Belongs to the event loop that first waits in it.
+    """The slots for requests to one host. Belongs to the event loop that first waits in it.
 
     Args:
         concurrency: requests at once.
@@ -22,13 +22,13 @@ class HostLimits:
 
     def __init__(self, host: str, *, concurrency: int, per_second: float | None) -> None:
         self._host = host
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._interval = 1 / per_second if per_second else 0.0
         self._next = 0.0
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place; the clocks of the deadlines around stand still while it waits for one.
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot; the deadlines around are suspended while it waits for one.
 
         Raises:
             ServiceError: when there was none for QUEUE_SECONDS.
@@ -41,18 +41,18 @@ class HostLimits:
         try:
             yield
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _take(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
             await self._pace()
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     async def _pace(self) -> None:
-        """Wait for the next start; each one that waits has a start of its own."""
+        """Wait for the next start time; each request gets a different one."""
         now = asyncio.get_running_loop().time()
         start = max(now, self._next)
         self._next = start + self._interval

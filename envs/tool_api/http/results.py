@@ -1,4 +1,4 @@
-"""What the model is told of an HTTP answer."""
+"""The text of an HTTP response as the result of a tool."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _TEXT_TYPES = ("xml", "yaml", "javascript", "x-www-form-urlencoded", "csv", "ndj
 
 
 def answer_text(response: ApiResponse) -> str:
-    """Return an answer as text: JSON compact, an error with its detail, and no more of binary data than its size.
+    """Return a response as text: compact JSON, an error with its detail, and of binary data the size only.
 
-    What is no answer to what was asked, 3xx and 4xx, is a `ToolFailure` of the kind "http_404".
+    A response with a status of 300 or more is a `ToolFailure`, of the kind "http_404" for example.
     """
     kind = f"http_{response.status}"
     if response.status >= 400:
         return ToolFailure(f"Error: {_status(response)}: {_detail(response)}"[:_MAX_DETAIL], kind=kind)
     if response.status >= 300:
         where = f" to {response.location[:200]}" if response.location else ""
-        told = f"Error: {_status(response)}: the service redirects{where}, which is not followed."
-        return ToolFailure(told, kind=kind)
+        text = f"Error: {_status(response)}: the service redirects{where}, which is not followed."
+        return ToolFailure(text, kind=kind)
     if not response.body:
         return f"OK ({_status(response)}, no content)"
     if not _is_text(response):
@@ -47,7 +47,7 @@ def _is_text(response: ApiResponse) -> bool:
 
 
 def _compact(text: str) -> str:
-    """JSON without the white space that costs tokens; other text as it is."""
+    """Remove the white space of JSON, which costs tokens; other text stays as it is."""
     try:
         return _dumps(json.loads(text))
     except (ValueError, RecursionError):

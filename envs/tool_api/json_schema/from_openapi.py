@@ -1,6 +1,6 @@
-"""Turns the schemas of an OpenAPI 3.0 or 3.1 document into JSON schemas (draft 2020-12) that stand alone.
+"""Converts the schemas of an OpenAPI 3.0 or 3.1 document to self-contained JSON schemas (draft 2020-12).
 
-Whatever a schema refers to goes into `$defs`, once, so that cycles are no matter and nothing is written out twice.
+Each schema that is referred to is put into `$defs` once, so cycles are allowed and nothing is repeated.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class References:
         self._document = document
 
     def follow(self, node: Any, where: str) -> Any:
-        """Return what stands at the end of a chain of references; a node without one is its own end.
+        """Return the end of a chain of references; a node without a reference is returned itself.
 
         Raises:
-            UserError: when it leads nowhere, round in circles, or to another document.
+            UserError: for a target that does not exist or is in another document, and for a cycle.
         """
         seen: set[str] = set()
         while isinstance(node, dict) and "$ref" in node:
@@ -50,10 +50,10 @@ class References:
         return node
 
     def at(self, pointer: str, where: str) -> Any:
-        """Return what a JSON pointer such as "#/components/schemas/Order" names.
+        """Return the node of a JSON pointer such as "#/components/schemas/Order".
 
         Raises:
-            UserError: when there is nothing, or when it names another document.
+            UserError: when there is no such node, or it is in another document.
         """
         if not pointer.startswith("#"):
             raise UserError(f"{where} refers to {pointer!r}, another document: bundle them into one first")
@@ -70,7 +70,7 @@ class References:
 
 
 class Converter:
-    """Converts schemas that go into one JSON schema, and gathers its `$defs`."""
+    """Converts the parts of one JSON schema, and collects its `$defs`."""
 
     def __init__(self, references: References, where: str) -> None:
         self._references = references
@@ -80,10 +80,10 @@ class Converter:
         self.defs: Schema = {}
 
     def convert(self, schema: Any) -> Any:
-        """Return a schema in draft 2020-12; what it refers to is in `defs` then.
+        """Return a schema in draft 2020-12, and add the schemas that it refers to to `defs`.
 
         Raises:
-            UserError: for a schema that is none.
+            UserError: for an invalid schema.
         """
         converted = self._converted(schema)
         while self._pending:
@@ -102,12 +102,14 @@ class Converter:
             key: [self._converted(item) for item in self._list(schema[key])] for key in schema.keys() & _SEVERAL
         }
         converted |= {key: self._named(schema[key]) for key in schema.keys() & _NAMED}
-        # In the document's order, and without what other drafts mean by these words.
-        converted = {key: converted[key] for key in schema if key in converted and not _is_foreign(key, converted[key])}
+        # In the order of the document, and without keywords in the meaning of other drafts.
+        converted = {
+            key: converted[key] for key in schema if key in converted and not _is_of_other_draft(key, converted[key])
+        }
         if "$ref" in schema:
             converted = {"$ref": self._reference(schema["$ref"]), **converted}
-        _drop_read_only(converted, schema)
-        _modern_bounds(converted)
+        _remove_read_only(converted, schema)
+        _convert_bounds(converted)
         return _with_null(converted) if schema.get("nullable") is True else converted
 
     def _list(self, items: Any) -> list[Any]:
@@ -125,15 +127,15 @@ class Converter:
         if pointer not in self._names:
             name = _free(re.sub(r"[^A-Za-z0-9_.-]+", "_", pointer.rpartition("/")[2])[:60] or "root", self.defs)
             self._names[pointer] = name
-            self.defs[name] = {}  # taken
+            self.defs[name] = {}  # reserves the name
             self._pending.append((name, target))
         return f"#/$defs/{self._names[pointer]}"
 
 
 def resolved(schema: Any, defs: Schema) -> Any:
-    """Return a converted schema without the reference that it may consist of.
+    """Return a converted schema with its own reference resolved.
 
-    What stands beside the reference, a description for example, goes over what it refers to.
+    Keywords beside the reference, such as a description, override those of the target.
     """
     while isinstance(schema, dict) and "$ref" in schema:
         target = defs[schema["$ref"].removeprefix("#/$defs/")]
@@ -144,8 +146,8 @@ def resolved(schema: Any, defs: Schema) -> Any:
 
 
 def used(schema: Any, defs: Schema) -> Schema:
-    """Those of the definitions that a schema needs, directly or not."""
-    found: Schema = {}
+    """Return the definitions that a schema refers to, directly or indirectly."""
+    needed: Schema = {}
     nodes = [schema]
     while nodes:
         node = nodes.pop()
@@ -154,11 +156,11 @@ def used(schema: Any, defs: Schema) -> Schema:
         elif isinstance(node, dict):
             reference = node.get("$ref")
             name = reference.removeprefix("#/$defs/") if isinstance(reference, str) else None
-            if name in defs and name not in found:
-                found[name] = defs[name]
+            if name in defs and name not in needed:
+                needed[name] = defs[name]
                 nodes.append(defs[name])
             nodes += node.values()
-    return {name: defs[name] for name in defs if name in found}
+    return {name: defs[name] for name in defs if name in needed}
 
 
 def _free(name: str, taken: Collection[str]) -> str:
@@ -169,24 +171,28 @@ def _free(name: str, taken: Collection[str]) -> str:
     return free
 
 
-def _is_foreign(key: str, value: Any) -> bool:
+def _is_of_other_draft(key: str, value: Any) -> bool:
     return (key == "required" and isinstance(value, bool)) or (key == "description" and not isinstance(value, str))
 
 
-def _drop_read_only(converted: Schema, schema: Schema) -> None:
-    """Properties that only the service sets are none of a request's."""
+def _remove_read_only(converted: Schema, schema: Schema) -> None:
+    """Remove the properties that only the service sets."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return
-    names = {name for name, each in properties.items() if isinstance(each, dict) and each.get("readOnly") is True}
+    names = {
+        name
+        for name, property_schema in properties.items()
+        if isinstance(property_schema, dict) and property_schema.get("readOnly") is True
+    }
     for name in names:
         converted["properties"].pop(name)
     if names and isinstance(converted.get("required"), list):
         converted["required"] = [name for name in converted["required"] if name not in names]
 
 
-def _modern_bounds(schema: Schema) -> None:
-    """`exclusiveMinimum: true` of 3.0 says that the minimum is one; now it is a number itself."""
+def _convert_bounds(schema: Schema) -> None:
+    """Convert `minimum: 3, exclusiveMinimum: true` of 3.0 to `exclusiveMinimum: 3`."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         flag = schema.get(exclusive)
         if isinstance(flag, bool):
@@ -196,12 +202,12 @@ def _modern_bounds(schema: Schema) -> None:
 
 
 def _with_null(schema: Schema) -> Schema:
-    """`nullable: true` of 3.0."""
+    """Allow null, as `nullable: true` of 3.0 does."""
     kind = schema.get("type")
     if isinstance(kind, str) and not schema.keys() & {"const", "allOf", "anyOf", "oneOf", "$ref", "not"}:
         schema = {**schema, "type": [kind, "null"] if kind != "null" else kind}
         if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
             schema["enum"] = [*schema["enum"], None]
         return schema
-    about: Schema = {key: schema.pop(key) for key in ("description", "default") if key in schema}
-    return {**about, "anyOf": [schema, {"type": "null"}]} if schema else about
+    annotations: Schema = {key: schema.pop(key) for key in ("description", "default") if key in schema}
+    return {**annotations, "anyOf": [schema, {"type": "null"}]} if schema else annotations

@@ -1,4 +1,4 @@
-"""Arguments made up for a tool: random values that fit its JSON schema, small and easy to read."""
+"""Draws random arguments for a tool: values that fit its JSON schema, small and easy to read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ WORDS = (
 )
 LARGEST = {1: 99, 2: 999, 3: 9999}
 """Level -> the largest number, where the schema has no bounds of its own."""
-_DEPTH, _GROWN = 16, 8  # a schema may refer to itself: below so many levels only what is required is made up
+_DEPTH = 16  # of nesting: a schema may refer to itself
+_OPTIONAL_DEPTH = 8  # optional parts are drawn while more levels than these are left
 _MOST_ITEMS = 3
 
 
 def draw_arguments(schema: Mapping[str, Any], rng: random.Random, *, level: int = 1) -> dict[str, Any]:
-    """Return arguments that fit a tool's schema: what it requires, and some of what it does not.
+    """Return arguments that fit a tool's schema: all required ones and some optional ones.
 
     Raises:
-        ValueError: for a schema that asks for what cannot be made up.
+        ValueError: for a schema for which no value can be drawn.
     """
     drawn = _Drawing(schema, rng, level).value(schema, _DEPTH)
     if not isinstance(drawn, dict):
@@ -55,8 +56,12 @@ class _Drawing:
         return self._of_type(schema, depth)
 
     def _alternative(self, schemas: Sequence[Any]) -> Any:
-        """One of several; null is what is left out most of the time."""
-        real = [each for each in schemas if not (isinstance(each, Mapping) and each.get("type") == "null")]
+        """Choose one of several schemas, null rarely."""
+        real = [
+            alternative
+            for alternative in schemas
+            if not (isinstance(alternative, Mapping) and alternative.get("type") == "null")
+        ]
         return self._rng.choice(real if real and self._rng.random() < 0.8 else schemas)
 
     def _merged(self, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,19 +92,21 @@ class _Drawing:
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties, required = schema.get("properties", {}), schema.get("required", ())
-        chosen = [name for name in properties if name in required or (depth > _GROWN and self._rng.random() < 0.5)]
+        chosen = [
+            name for name in properties if name in required or (depth > _OPTIONAL_DEPTH and self._rng.random() < 0.5)
+        ]
         drawn = {name: self.value(properties[name], depth - 1) for name in chosen}
         others = schema.get("additionalProperties")
-        if not properties and others is not False and _GROWN < depth < _DEPTH:
+        if not properties and others is not False and _OPTIONAL_DEPTH < depth < _DEPTH:
             drawn |= {name: self.value(others, depth - 1) for name in self._rng.sample(WORDS, self._rng.randint(1, 2))}
         return drawn
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        fixed = [self.value(each, depth - 1) for each in schema.get("prefixItems", ())]
+        fixed = [self.value(item_schema, depth - 1) for item_schema in schema.get("prefixItems", ())]
         least = max(schema.get("minItems", 0), len(fixed))
         most = min(schema.get("maxItems", least + _MOST_ITEMS), max(least, _MOST_ITEMS))
         items = schema.get("items", {})
-        length = self._rng.randint(max(least, min(1, most)), most) if depth > _GROWN and not fixed else least
+        length = self._rng.randint(max(least, min(1, most)), most) if depth > _OPTIONAL_DEPTH and not fixed else least
         drawn = fixed + [self.value(items, depth - 1) for _ in range(length - len(fixed))]
         if not schema.get("uniqueItems"):
             return drawn
@@ -144,14 +151,14 @@ _FORMATS = {
 
 
 def _referred(root: Mapping[str, Any], reference: Any) -> Any:
-    """What "#/$defs/Name" stands for.
+    """Return the schema that "#/$defs/Name" refers to.
 
     Raises:
         ValueError: when it is not there.
     """
-    found: Any = root
+    node: Any = root
     for part in str(reference).removeprefix("#").strip("/").split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    if found is None:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    if node is None:
         raise ValueError(f"the schema of its arguments refers to {reference!r}, which is not there")
-    return found
+    return node

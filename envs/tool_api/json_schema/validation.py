@@ -1,7 +1,7 @@
-"""Checks the arguments of a call against a JSON schema that somebody else wrote, and mends what is plainly meant.
+"""Checks the arguments of a call against a foreign JSON schema, and converts values of the wrong type.
 
-A number written as text where the schema wants a number, a number where it wants text, JSON as text where it wants a
-list or an object: each is put right, as pydantic does it for the tools of functions.
+Converted are text to numbers, numbers to text, and JSON text to lists and objects, where the schema asks for them.
+Pydantic converts the arguments of functions in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pydantic_core
 from forge_env.core.errors import UserError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_ROUNDS = 5  # what is mended may show what else is wrong, once for each level of nesting in text
+_ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
 _MAX_PROBLEMS, _MAX_TEXT = 3, 200
 
 
@@ -27,14 +27,14 @@ class SchemaArguments:
     """Callable as `forge_env.core.tools.Tool.arguments`; made from a schema of type object.
 
     Raises:
-        UserError: when the schema is none, or refers to another document; `where` names it.
+        UserError: when the schema is invalid, or refers to another document; `where` names it.
     """
 
     def __init__(self, schema: Mapping[str, Any], *, where: str) -> None:
         self._validator = _validator(schema, where)
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, mended.
+        """Return the arguments, with converted values.
 
         Raises:
             ValueError: with what is wrong with them.
@@ -44,8 +44,8 @@ class SchemaArguments:
             errors = self._errors(value)
             if not errors:
                 return value
-            mended = [_mend(value, error) for error in errors]
-            if not any(mended):
+            converted = [_convert(value, error) for error in errors]
+            if not any(converted):
                 break
         raise ValueError("; ".join(_problem(error) for error in self._errors(value)[:_MAX_PROBLEMS]) + ".")
 
@@ -53,14 +53,14 @@ class SchemaArguments:
         return list(islice(self._validator.iter_errors(value), 50))
 
 
-def shown(schema: Any) -> Any:
-    """A schema without what costs tokens and tells the model nothing."""
+def without_titles(schema: Any) -> Any:
+    """Return a schema without titles, which cost tokens and do not help the model."""
     if isinstance(schema, dict):
         kept = {
             key: value for key, value in schema.items() if not (key in ("title", "$schema") and isinstance(value, str))
         }
-        return {key: shown(value) for key, value in kept.items()}
-    return [shown(item) for item in schema] if isinstance(schema, list) else schema
+        return {key: without_titles(value) for key, value in kept.items()}
+    return [without_titles(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _validator(schema: Mapping[str, Any], where: str) -> Any:
@@ -79,7 +79,7 @@ def _validator(schema: Mapping[str, Any], where: str) -> Any:
         raise UserError(f"{where} has a JSON schema that is none: {_cut(error.message)}") from None
     except RecursionError:
         raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
-    # An empty registry: by default jsonschema would fetch what a schema refers to from the network.
+    # An empty registry: by default jsonschema would fetch the targets of references from the network.
     keywords = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -89,7 +89,7 @@ def _validator(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """A schema in pieces: the tools of one service share most of them, and a piece is checked once."""
+    """Split a schema into parts. The tools of one service share most parts, and each is checked once."""
     frame = dict(schema)
     for key in ("properties", "$defs"):
         if isinstance(frame.get(key), dict):
@@ -99,7 +99,7 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 @functools.lru_cache(1024)
 def _check_part(dialect: Any, text: str) -> None:
-    # Without formats: a pattern of ECMAScript's is a good one, whatever Python makes of it.
+    # Without formats: a valid pattern of ECMAScript may be invalid in Python.
     dialect.check_schema(json.loads(text), format_checker=None)
 
 
@@ -125,10 +125,10 @@ def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
 
 
 def _check_reference(schema: Any, reference: str, where: str) -> None:
-    """A reference is followed by jsonschema at each call; that it leads somewhere is seen now.
+    """Check that the target of a reference exists; jsonschema would follow it at each call.
 
     Raises:
-        UserError: when it does not, or leads out of the schema.
+        UserError: when it does not exist, or is outside of the schema.
     """
     if reference == "#":
         return
@@ -143,10 +143,10 @@ def _check_reference(schema: Any, reference: str, where: str) -> None:
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `pattern`, but one that cannot be matched in linear time lets everything pass: the service says no.
+    """The keyword `pattern`; a pattern that cannot be matched in linear time accepts all text.
 
-    That is one with lookaround or back-references. A model may write any text, and Python's own matcher takes
-    exponential time for some pairs of pattern and text.
+    Those are patterns with lookaround or back-references; the service checks them. A model may write any text, and
+    Python's `re` takes exponential time for some pairs of pattern and text.
     """
     from jsonschema import ValidationError
 
@@ -155,15 +155,15 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
 
 
 def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    """The keyword `patternProperties`; a pattern without a linear matcher has no say about any property."""
+    """The keyword `patternProperties`; a pattern that cannot be matched in linear time matches no property."""
     if validator.is_type(instance, "object"):
         for pattern, part in patterns.items():
-            for name in filter(lambda name: _matches(pattern, name, unread=False), instance):
+            for name in filter(lambda name: _matches(pattern, name, otherwise=False), instance):
                 yield from validator.descend(instance[name], part, path=name, schema_path=pattern)
 
 
 def _additional_properties(validator: Any, part: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The keyword `additionalProperties`; a pattern without a linear matcher lets every name pass."""
+    """The keyword `additionalProperties`; a pattern that cannot be matched in linear time accepts every name."""
     from jsonschema import ValidationError
 
     if not validator.is_type(instance, "object"):
@@ -179,11 +179,11 @@ def _additional_properties(validator: Any, part: Any, instance: Any, schema: Map
         yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _matches(pattern: str, text: str, *, unread: bool = True) -> bool:
-    """Whether a pattern matches anywhere in a text; `unread` where it cannot be matched in linear time."""
+def _matches(pattern: str, text: str, *, otherwise: bool = True) -> bool:
+    """Whether a pattern matches anywhere in a text; `otherwise` where it cannot be matched in linear time."""
     matcher = _matcher(pattern)
     if matcher is None:
-        return unread
+        return otherwise
     try:
         matcher.validate_python(text)
     except pydantic_core.ValidationError:
@@ -193,17 +193,17 @@ def _matches(pattern: str, text: str, *, unread: bool = True) -> bool:
 
 @functools.lru_cache(1024)
 def _matcher(pattern: str) -> pydantic_core.SchemaValidator | None:
-    """Pydantic's matcher, which is linear; None for a pattern that it does not have."""
+    """Return pydantic's matcher, which is linear; None for a pattern that it does not support."""
     try:
         return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
     except pydantic_core.SchemaError:
         return None
 
 
-def _mend(value: dict[str, Any], error: Any) -> bool:
-    """Put right what an error is about, in place; whether that could be done."""
+def _convert(value: dict[str, Any], error: Any) -> bool:
+    """Convert the value that an error is about, in place; return whether that was possible."""
     if error.validator in ("anyOf", "oneOf"):
-        return any(_mend(value, cause) for cause in error.context)
+        return any(_convert(value, cause) for cause in error.context)
     path = list(error.absolute_path)
     if error.validator != "type" or not path:
         return False
@@ -212,15 +212,15 @@ def _mend(value: dict[str, Any], error: Any) -> bool:
     for step in path[:-1]:
         parent = parent[step]
     for kind in [wanted] if isinstance(wanted, str) else wanted:
-        is_mended, mended = _as(kind, parent[path[-1]])
-        if is_mended:
-            parent[path[-1]] = mended
+        is_converted, converted = _converted(kind, parent[path[-1]])
+        if is_converted:
+            parent[path[-1]] = converted
             return True
     return False
 
 
-def _as(kind: str, value: Any) -> tuple[bool, Any]:
-    """Return whether a value can be read as a JSON type that it is not, and as what."""
+def _converted(kind: str, value: Any) -> tuple[bool, Any]:
+    """Return whether a value can be converted to another JSON type, and the converted value."""
     if kind == "string":
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number, json.dumps(value) if is_number else value
@@ -243,7 +243,7 @@ def _as(kind: str, value: Any) -> tuple[bool, Any]:
 
 
 def _problem(error: Any) -> str:
-    """One error in a few words; of alternatives, what the best of them says."""
+    """Return the path and message of an error; of alternatives, those of the best match."""
     from jsonschema.exceptions import best_match
 
     deepest = best_match([error]) or error

@@ -1,7 +1,7 @@
-"""One connection to an MCP server, in a task of its own.
+"""One connection to an MCP server, in a separate task.
 
-The `mcp` library's task groups must be left by the task that entered them. Callers come and go, and are cancelled by
-their deadlines, so none of them is that task.
+The task groups of the `mcp` library must be left by the task that entered them. Callers cannot be that task, since
+their deadlines cancel them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from envs.tool_api.mcp.transport import Stderr, Transport
 from forge_env.core.errors import ServiceError, first_error
 
-_CLOSE_SECONDS = 10.0  # the library gives a process two seconds, then two more, before it kills it
+_CLOSE_SECONDS = 10.0  # the library waits twice two seconds for a process before it kills it
 
 
-class Session:
+class McpConnection:
     """Open it, call its `client`, and close it."""
 
     client: Any
@@ -39,7 +39,7 @@ class Session:
         """Connect.
 
         Raises:
-            ServiceError: when that fails or takes too long; nothing is left then.
+            ServiceError: when that fails or takes too long; the connection is closed then.
         """
         self._task = asyncio.create_task(self._live(), name="mcp session")
         ready = asyncio.create_task(self._ready.wait())
@@ -57,7 +57,7 @@ class Session:
             raise ServiceError(f"did not start: {reason}")
 
     async def close(self) -> None:
-        """Leave the connection; a process that it started has ended then. May be called again."""
+        """Close the connection, and end the process that it started. May be called again."""
         self._stop.set()
         if not self._ready.is_set():
             self._task.cancel()
@@ -68,7 +68,7 @@ class Session:
                 self._task.cancel()
                 await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
         if self._task.done() and not self._task.cancelled():
-            self._task.exception()  # looked at, or asyncio complains: what failed was told to the callers
+            self._task.exception()  # retrieved, so that asyncio does not report it: the callers have got the error
 
     async def _live(self) -> None:
         from mcp import Client

@@ -1,4 +1,4 @@
-"""What the model is told of an MCP tool's result."""
+"""The text of the result of an MCP tool."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from forge_env.core.types import ToolFailure
 
 MCP_ERROR = "mcp_error"
-"""Kind of the failure of a call that the server answered with an error."""
+"""Kind of the `ToolFailure` of a call that the server answered with an error."""
 
 
 def result_text(result: Any) -> str:
     """Return the text of a `CallToolResult`; images and sounds are named but not shown.
 
-    That of a call that failed is a `ToolFailure`. Structured content stands in where there is no text: servers send it
-    beside a text that says the same.
+    The text of a failed call is a `ToolFailure`. Structured content is used only where there is no text, since servers
+    send it in addition to an equal text.
     """
     parts = [_part(content) for content in result.content]
     has_text = any(content.type == "text" for content in result.content)

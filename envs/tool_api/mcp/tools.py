@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from envs.tool_api.http.credentials import Credentials, headers_from_env
-from envs.tool_api.json_schema.validation import SchemaArguments, shown
-from envs.tool_api.mcp.connection import Session
+from envs.tool_api.json_schema.validation import SchemaArguments, without_titles
+from envs.tool_api.mcp.connection import McpConnection
 from envs.tool_api.mcp.results import MCP_ERROR, result_text
 from envs.tool_api.mcp.transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
 from forge_env.core.errors import ServiceError, UserError
@@ -26,8 +26,8 @@ from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued
 
 _MAX_PAGES, _MAX_WORDS = 100, 500
-_TOOL_ERRORS = (-32602, -32601)  # invalid parameters, no such method: what a caller can get wrong
-_BROKEN = (-32000, -32600)  # connection closed, session not known any more: another one is needed
+_TOOL_ERRORS = (-32602, -32601)  # invalid parameters, no such method: mistakes of a caller
+_BROKEN = (-32000, -32600)  # connection closed, session unknown: a new connection is needed
 
 
 @asynccontextmanager
@@ -44,16 +44,16 @@ async def open_mcp(
 
     Args:
         source: a command line, or a URL.
-        env: names of environment variables that a command is given beside HOME, PATH and the like. Their values are
-            redacted from what it answers.
+        env: names of environment variables for a command, beside HOME, PATH and the like. Their values are redacted
+            from its results.
         headers: header -> environment variable, for a URL; see `envs.tool_api.http.credentials.headers_from_env`.
-        prefix: goes before the names of the tools.
-        call_seconds: after which a call that is not answered is a fault.
-        start_seconds: the same for the start.
+        prefix: of the names of the tools.
+        call_seconds: limit of a call; a longer one is a fault.
+        start_seconds: limit of the start.
 
     Raises:
-        UserError: for a command that is not there, a variable that is not set, a tool whose schema is none.
-        ServiceError: when the server does not come up.
+        UserError: for an unknown command, a variable that is not set, a tool with an invalid schema.
+        ServiceError: when the server does not start.
     """
     try:
         import mcp  # noqa: F401
@@ -70,8 +70,8 @@ async def open_mcp(
 class McpServer:
     """One server, and its tools. Belongs to the event loop that opened it.
 
-    A connection that was lost is made anew by the next call, of a command by starting it again; what it remembered of
-    earlier calls is gone then.
+    After a lost connection the next call connects again, and starts a command again. What the server had stored of
+    earlier calls is lost then.
     """
 
     tools: list[Tool]
@@ -89,10 +89,10 @@ class McpServer:
         self._call_seconds, self._start_seconds = call_seconds, start_seconds
         self._command = [] if is_url(source) else command_of(source)
         self._env = environment_of(env)
-        given = Credentials(secrets=frozenset(self._env.values()))
-        self._credentials = headers_from_env(headers).joined(given)
+        secrets_of_env = Credentials(secrets=frozenset(self._env.values()))
+        self._credentials = headers_from_env(headers).joined(secrets_of_env)
         self._opening = asyncio.Lock()
-        self._session: Session | None = None
+        self._connection: McpConnection | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -102,35 +102,35 @@ class McpServer:
         """Connect, and list the tools.
 
         Raises:
-            UserError: for a tool whose schema is none.
+            UserError: for a tool with an invalid schema.
             ServiceError: when the server does not answer.
         """
-        listed = await self._list()
+        listed_tools = await self._list()
         self.tools = []
-        for each in listed:
-            name = _tool_name(prefix + each.name, {tool.name for tool in self.tools})
-            self.tools.append(self._tool(name, each))
+        for listed_tool in listed_tools:
+            name = _tool_name(prefix + listed_tool.name, {tool.name for tool in self.tools})
+            self.tools.append(self._tool(name, listed_tool))
 
     async def close(self) -> None:
-        """End the connection, and the process if it is one; what is called from now on is a fault."""
+        """Close the connection, and end the process of a command. Later calls are faults."""
         self._is_closed = True
         async with self._opening:
-            await self._leave()
+            await self._disconnect()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool by the server's name for it; returns what the model is told.
+        """Call a tool by the server's name for it; return the text for the model.
 
         Raises:
             ServiceError: when the server is dead or does not answer in time.
         """
         try:
-            # What cannot be written would end the connection in the library, for all callers of it.
+            # An error while writing would end the connection in the library, for all of its callers.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
             return ToolFailure(f"Error: the arguments are no JSON in UTF-8: {error}", kind="bad_arguments")
         try:
             result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
-        except _Refused as refusal:
+        except _CallRefused as refusal:
             return ToolFailure(f"Error: {self._credentials.redact(str(refusal))}", kind=MCP_ERROR)
         text = result_text(result)
         redacted = self._credentials.redact(text)
@@ -152,14 +152,14 @@ class McpServer:
         schema = dict(listed.input_schema)
         hints = listed.annotations
         is_read = hints is not None and hints.read_only_hint is True
-        # Longer than a call may take, so that a server that is too slow is a fault and not an observation.
+        # Longer than a call may take, so that a slow server is a fault of the episode and not a result.
         options = ToolOptions(
             timeout=self._call_seconds + self._start_seconds + 5, idempotent=is_read, parallel=is_read
         )
         return Tool(
             name=name,
             description=(listed.description or listed.title or listed.name).strip(),
-            parameters=shown(schema),
+            parameters=without_titles(schema),
             arguments=SchemaArguments(schema, where=where),
             function=_Call(self, listed.name).run,
             options=options,
@@ -174,66 +174,66 @@ class McpServer:
         """
         from mcp import MCPError
 
-        session = await self._connected()
+        connection = await self._open_connection()
         try:
             async with asyncio.timeout(self._call_seconds):
-                return await request(session.client)
+                return await request(connection.client)
         except TimeoutError:
             problem = f"did not answer within {self._call_seconds:g} s"
             raise ServiceError(self._credentials.redact(f"the MCP server {self._source!r} {problem}")) from None
         except MCPError as error:
             if error.code in _TOOL_ERRORS or error.code > -32000:
-                raise _Refused(error.message) from None
-            session.is_broken = session.is_broken or error.code in _BROKEN
-            raise ServiceError(self._told(session, f"failed: {error.message}")) from None
-        except Exception as error:  # of the library: a result that breaks its own schema, a stream that closed
-            raise ServiceError(self._told(session, f"failed: {type(error).__name__}: {error}")) from None
+                raise _CallRefused(error.message) from None
+            connection.is_broken = connection.is_broken or error.code in _BROKEN
+            raise ServiceError(self._message(connection, f"failed: {error.message}")) from None
+        except Exception as error:  # of the library: a result that breaks its schema, a closed stream
+            raise ServiceError(self._message(connection, f"failed: {type(error).__name__}: {error}")) from None
 
-    async def _connected(self) -> Session:
-        """Return the session; one for all callers, and another one if it is lost.
+    async def _open_connection(self) -> McpConnection:
+        """Return the connection; open one if there is none, or if it is lost.
 
-        No clock of an episode runs meanwhile: callers wait for each other, and a start has a deadline of its own.
+        The deadlines of an episode are suspended: callers wait for each other, and the start has its own limit.
         """
         async with queued(), self._opening:
             if self._is_closed:
                 raise ServiceError(self._credentials.redact(f"the MCP server {self._source!r} is closed"))
-            if self._session is not None and self._session.is_broken:
-                await self._leave()
-            if self._session is None:
-                self._session = await self._start()
-            return self._session
+            if self._connection is not None and self._connection.is_broken:
+                await self._disconnect()
+            if self._connection is None:
+                self._connection = await self._start()
+            return self._connection
 
-    async def _leave(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+    async def _disconnect(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
 
-    async def _start(self) -> Session:
+    async def _start(self) -> McpConnection:
         stderr = Stderr()
-        session = Session(self._transport(stderr), stderr)
+        connection = McpConnection(self._transport(stderr), stderr)
         try:
-            await session.open(self._start_seconds)
+            await connection.open(self._start_seconds)
         except ServiceError as error:
-            raise ServiceError(self._told(session, str(error))) from None
-        return session
+            raise ServiceError(self._message(connection, str(error))) from None
+        return connection
 
     def _transport(self, stderr: Stderr) -> Transport:
         if self._command:
             return stdio(self._command, self._env, stderr)
         return streamable_http(self._source, self._credentials, self._call_seconds)
 
-    def _told(self, session: Session, problem: str) -> str:
-        words = self._credentials.redact(session.stderr.text)[-_MAX_WORDS:]
+    def _message(self, connection: McpConnection, problem: str) -> str:
+        words = self._credentials.redact(connection.stderr.text)[-_MAX_WORDS:]
         tail = f" Its last words: {words}" if words else ""
         return self._credentials.redact(f"the MCP server {self._source!r} {problem[:_MAX_WORDS]}.") + tail
 
 
-class _Refused(Exception):
-    """The server says that a request is wrong."""
+class _CallRefused(Exception):
+    """The server reports an invalid request."""
 
 
 class _Call:
-    """What runs when a tool is called."""
+    """The function of a tool."""
 
     __slots__ = ("_name", "_server")
 

@@ -1,4 +1,4 @@
-"""How an MCP server is reached: a process over its standard input and output, or streamable HTTP."""
+"""Transports to MCP servers: a process over its standard input and output, or streamable HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAIL_BYTES = 4000
 
 
 class Stderr:
-    """The last of what a process writes to its standard error; the rest is thrown away."""
+    """Keeps the last _TAIL_BYTES that a process writes to its standard error."""
 
     def __init__(self) -> None:
         self._tail = bytearray()
@@ -60,7 +60,7 @@ def command_of(source: str) -> list[str]:
     """Split a command line.
 
     Raises:
-        UserError: when it is none, or there is no such program.
+        UserError: when it is invalid, or there is no such program.
     """
     try:
         command = shlex.split(source)
@@ -74,7 +74,7 @@ def command_of(source: str) -> list[str]:
 
 
 def environment_of(names: Sequence[str]) -> dict[str, str]:
-    """The variables that a server is given beside those that mcp passes to all (HOME, PATH and the like).
+    """Return the variables for a server, beside those that mcp passes to all (HOME, PATH and the like).
 
     Raises:
         UserError: for one that is not set.
@@ -84,7 +84,7 @@ def environment_of(names: Sequence[str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> AsyncIterator[Any]:
-    """The transport of a server that is a process; it is gone when this is left, and when this process dies."""
+    """The transport to a server process, which ends when this is left and when this process dies."""
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     program, *arguments = guarded(command)
@@ -95,7 +95,7 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
 
 @asynccontextmanager
 async def streamable_http(url: str, credentials: Credentials, seconds: float) -> AsyncIterator[Any]:
-    """The transport of a server behind a URL. The mcp library follows redirects within the server's origin only."""
+    """The transport to a server at a URL. The mcp library follows redirects within the server's origin only."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 

@@ -19,7 +19,7 @@ async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> d
     """Return a document as plain data.
 
     Raises:
-        UserError: when it cannot be had, or is no JSON or YAML object.
+        UserError: when it cannot be read, or is no JSON or YAML object.
     """
     if isinstance(source, Mapping):
         return plain(source, "the OpenAPI document")
@@ -47,10 +47,10 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def plain(data: Any, where: str) -> dict[str, Any]:
-    """Copy data to plain JSON: text keys, no other types, no shared parts, finite in size and depth.
+    """Copy data to plain JSON with text keys and without shared parts, bounded in size and depth.
 
     Raises:
-        UserError: when it is no object, too big or nested too deeply; a YAML file can be both in a few lines.
+        UserError: when it is no object, too large or nested too deeply; a short YAML file can be both.
     """
     if not isinstance(data, Mapping):
         raise UserError(f"{where} is no object but {type(data).__name__}: it begins with 'openapi: 3.1.0' or '{{'")
@@ -89,7 +89,7 @@ def _yaml(text: str, source: str) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except RecursionError:
         raise UserError(f"the OpenAPI document {source} is nested too deeply") from None
-    # Beside YAMLError, the constructors of dates and numbers raise what they like.
+    # Beside YAMLError, the constructors of dates and numbers raise any of these.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the OpenAPI document {source} is neither JSON nor YAML: {reason}") from None
@@ -107,7 +107,7 @@ def _file(source: str) -> str:
 
 
 async def _fetched(url: str, client: ApiClient) -> str:
-    """Fetch a document over the connections of a client, without any credentials of its own."""
+    """Fetch a document over the connections of a client, without credentials."""
     base, separator, query = url.partition("?")
     try:
         response = await client.at(base).with_cap(_MAX_BYTES).request("GET", separator + query)

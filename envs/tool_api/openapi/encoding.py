@@ -1,4 +1,4 @@
-"""Writes the arguments of a call into an HTTP request, as OpenAPI's styles say."""
+"""Encodes the arguments of a call into an HTTP request, by the styles of OpenAPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATH_SAFE = "/:@!$&'()*+,;=~%"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """What `ApiClient.request` takes."""
+    """The arguments of `ApiClient.request`."""
 
     target: str
     headers: dict[str, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ def encode(operation: Operation, arguments: Mapping[str, Any]) -> Encoded:
     """Return the request of a call.
 
     Raises:
-        ValueError: for a value that has no place in a URL or a header.
+        ValueError: for a value that cannot be written in a URL or a header.
     """
     path, query, headers, cookies = operation.path, [], {}, []
     path = quote(path, safe=_PATH_SAFE + "{}")
@@ -49,7 +49,7 @@ def encode(operation: Operation, arguments: Mapping[str, Any]) -> Encoded:
     if cookies:
         headers["Cookie"] = "; ".join(cookies)
     if operation.has_key:
-        headers["Idempotency-Key"] = uuid.uuid4().hex  # so that a further attempt does it once
+        headers["Idempotency-Key"] = uuid.uuid4().hex  # so that a repeated request is done once
     content = _content(operation.body, arguments) if operation.body else None
     if content is not None and operation.body:
         headers["Content-Type"] = "application/json" if operation.body.media == "*/*" else operation.body.media
@@ -57,7 +57,7 @@ def encode(operation: Operation, arguments: Mapping[str, Any]) -> Encoded:
 
 
 def _text(value: Any) -> str:
-    """A value as a URL or a form writes it."""
+    """Return a value as text of a URL or a form."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -67,7 +67,7 @@ def _text(value: Any) -> str:
 
 def _path_text(parameter: Parameter, value: Any) -> str:
     text = _joined(parameter, value)
-    # These would lead to another path of the service.
+    # These would address another path of the service.
     if text in ("", ".", ".."):
         raise ValueError(f"{parameter.argument}: {text!r} cannot stand in the path of a URL")
     if parameter.style == "label":
@@ -87,7 +87,7 @@ def _joined(parameter: Parameter, value: Any) -> str:
 
 
 def _pairs(parameter: Parameter, value: Any) -> Iterator[tuple[str, str]]:
-    """Names and values of a query or cookie parameter."""
+    """Give the names and values of a query or cookie parameter."""
     name, separator = parameter.name, _SEPARATORS.get(parameter.style, ",")
     if parameter.is_json:
         yield name, json.dumps(value, allow_nan=False)
@@ -139,6 +139,6 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> bytes | None:
 
 def _form(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, item in value.items():
-        for each in item if isinstance(item, list) else [item]:
-            if each is not None:
-                yield name, _text(each)
+        for value_of_item in item if isinstance(item, list) else [item]:
+            if value_of_item is not None:
+                yield name, _text(value_of_item)

@@ -1,4 +1,4 @@
-"""Reads the operations of an OpenAPI document: what a tool is called, what it takes, and where that goes."""
+"""Reads the operations of an OpenAPI document: the name of a tool, its arguments, and their places in a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_env.core.errors import UserError
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 JSON, FORM, TEXT = "application/json", "application/x-www-form-urlencoded", "text/plain"
-KEY_HEADER = "idempotency-key"  # no argument: the client sends a fresh one with each call
+KEY_HEADER = "idempotency-key"  # not an argument: the client sends a new key with each call
 _TRANSPORT = frozenset({"accept", "content-type", "authorization", "host", "content-length", "cookie", KEY_HEADER})
 _STYLES = {
     "path": ("simple", "label", "matrix"),
@@ -29,9 +29,9 @@ class Parameter:
     """One parameter of an operation, beside its body."""
 
     argument: str
-    """What the tool calls it."""
+    """Its name as an argument of the tool."""
     name: str
-    """What the service calls it."""
+    """Its name in the document."""
     place: str
     """path, query, header or cookie."""
     style: str
@@ -46,14 +46,14 @@ class Body:
 
     media: str
     argument: str
-    """The argument that is the whole body; empty where its properties are arguments of their own."""
+    """The argument that is the whole body; empty where the properties of the body are separate arguments."""
     properties: tuple[str, ...] = ()
     is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation, as a tool sees it."""
+    """One operation, as a tool uses it."""
 
     name: str
     description: str
@@ -62,28 +62,28 @@ class Operation:
     parameters: tuple[Parameter, ...]
     body: Body | None
     schema: Schema
-    """Of the arguments, an object."""
+    """JSON schema of the arguments, an object."""
     has_key: bool
-    """Whether it takes an Idempotency-Key."""
+    """Whether it takes the header Idempotency-Key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An operation in the document, not read yet."""
+    """An operation in the document that is not read yet."""
 
     name: str
     method: str
     path: str
     node: Mapping[str, Any]
     shared: Any
-    """Parameters of its path."""
+    """Parameters of its path item."""
 
 
 def entries(document: Mapping[str, Any], references: References, prefix: str) -> Iterator[Entry]:
     """Give the operations with the names of their tools.
 
     Raises:
-        UserError: for paths that are none.
+        UserError: for invalid paths.
     """
     taken: set[str] = set()
     for path, item in _object(document.get("paths", {}), "the object 'paths'").items():
@@ -105,10 +105,10 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     """Read one operation.
 
     Args:
-        hidden: parameters that are filled by credentials, as (place, name in lower case); no arguments.
+        hidden: parameters that credentials fill, as (place, name in lower case); they are not arguments.
 
     Raises:
-        UserError: for one that is malformed, or uses what is not supported.
+        UserError: for a malformed operation, or one that uses what is not supported.
     """
     where = f"the operation {entry.method} {entry.path}"
     converter = Converter(references, where)
@@ -144,7 +144,7 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
 
 
 def _tool_name(prefix: str, wanted: str, fallback: str, taken: Collection[str]) -> str:
-    """A name of 1 to 64 characters that every model's API accepts, and that no other tool of the document has."""
+    """Return a name of 1 to 64 characters that the APIs of models accept, different from `taken`."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
     name = (prefix + name)[:64] or "operation"
     number, free = 1, name
@@ -161,21 +161,21 @@ def _description(entry: Entry) -> str:
 
 
 def _parameters(entry: Entry, references: References, where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Parameters by place and name; those of the operation replace those of its path."""
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for listed in (entry.shared, entry.node.get("parameters", [])):
-        if not isinstance(listed, list):
+    """Return parameters by place and name; those of the operation replace those of its path."""
+    nodes: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for items in (entry.shared, entry.node.get("parameters", [])):
+        if not isinstance(items, list):
             raise UserError(f"{where} has parameters that are no list")
-        for item in listed:
+        for item in items:
             node = _object(references.follow(item, where), f"a parameter of {where}")
             place, name = node.get("in"), node.get("name")
             if not isinstance(name, str) or not name or place not in ("path", "query", "header", "cookie"):
                 raise UserError(f"{where} has a parameter without a name, or in no place that there is: {place!r:.50}")
-            found[place, name] = node
-    missing = set(re.findall(r"\{([^{}]*)\}", entry.path)) - {name for place, name in found if place == "path"}
+            nodes[place, name] = node
+    missing = set(re.findall(r"\{([^{}]*)\}", entry.path)) - {name for place, name in nodes if place == "path"}
     if missing:
         raise UserError(f"{where} has no parameter for {', '.join(sorted(missing))} in its path")
-    return {key: node for key, node in found.items() if key[0] != "path" or f"{{{key[1]}}}" in entry.path}
+    return {key: node for key, node in nodes.items() if key[0] != "path" or f"{{{key[1]}}}" in entry.path}
 
 
 def _is_hidden(place: str, name: str, hidden: Collection[tuple[str, str]]) -> bool:
@@ -213,7 +213,7 @@ def _body(
     required: list[str],
     where: str,
 ) -> Body | None:
-    """Read the body, and add it to the arguments: its properties where that is plain, else one argument."""
+    """Read the body, and add it to the arguments: its properties where they are flat, else one argument."""
     if node.get("requestBody") is None:
         return None
     body = _object(references.follow(node["requestBody"], where), f"the body of {where}")
@@ -246,7 +246,7 @@ def _media(contents: Mapping[str, Any], where: str) -> str:
 
 
 def _is_flat(schema: Any, is_required: bool, arguments: Collection[str]) -> bool:
-    """Whether the properties of a body may stand beside the parameters and mean the same."""
+    """Whether the properties of a body can be arguments beside the parameters without a change of meaning."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object" or schema.keys() & _COMPOSED:
         return False
     properties, needed = schema.get("properties"), schema.get("required", [])
@@ -254,7 +254,7 @@ def _is_flat(schema: Any, is_required: bool, arguments: Collection[str]) -> bool
         return False
     if not isinstance(needed, list) or not all(isinstance(name, str) and name in properties for name in needed):
         return False
-    if needed and not is_required:  # all or nothing: that cannot be said of single arguments
+    if needed and not is_required:  # an optional body with required properties: separate arguments cannot express that
         return False
     return not properties.keys() & set(arguments)
 

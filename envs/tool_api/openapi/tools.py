@@ -55,7 +55,7 @@ async def openapi_tools(
     """Return the tools of a document; see `OpenApi` for the arguments.
 
     Raises:
-        UserError: when the document cannot be had or is malformed, and when a credential is missing.
+        UserError: for a document that cannot be read or is malformed, and a missing credential.
     """
     api = await OpenApi.load(
         document,
@@ -70,21 +70,21 @@ async def openapi_tools(
 
 
 class OpenApi:
-    """The operations of a document, read once.
+    """The operations of a document.
 
     Args:
         document: as data.
-        source: where it came from, if that is a URL or a file.
-        base_url: where its service is. By default its first server, which must be of the host that the document
-            came from. A document does not choose where credentials go: one from a file, or given as data, is sent none
-            unless this says where.
+        source: the URL or the file of the document, if any.
+        base_url: of the service; by default the first server of the document, which must be on the document's host. A
+            document does not decide where credentials are sent: the service of a document from a file, or of data, is
+            sent credentials only where the caller gives this.
         include: names of tools, with * for any text; by default all.
         exclude: names of tools to leave out.
         prefix: goes before the names.
-        hidden_headers: headers that a caller is given, as credentials are; they are no arguments of the tools.
+        hidden_headers: headers that the client adds, such as credentials; they are not arguments of the tools.
 
     Raises:
-        UserError: when it is malformed, or what it asks for is not supported.
+        UserError: when it is malformed, or uses what is not supported.
     """
 
     def __init__(
@@ -106,27 +106,27 @@ class OpenApi:
         self._base_url = base_url
         hidden = {("header", name.lower()) for name in hidden_headers}
         hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
-        found = list(entries(self._document, self._references, prefix))
-        chosen = _chosen(found, include, exclude)
+        all_entries = list(entries(self._document, self._references, prefix))
+        chosen = _select(all_entries, include, exclude)
         self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
-        self._prepared = [_Prepared.of(operation) for operation in self.operations]
+        self._templates = [_ToolTemplate.of(operation) for operation in self.operations]
 
     @classmethod
     async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
         """Read a document from a URL, a JSON or YAML file, or data; the options are those of the class.
 
         Raises:
-            UserError: as the class, and when it cannot be had.
+            UserError: as the class, and when it cannot be read.
         """
         document = await read_document(source, client)
         return cls(document, source=source if isinstance(source, str) else "", **options)
 
     @property
     def base_url(self) -> str:
-        """Where the service is.
+        """The base URL of the service.
 
         Raises:
-            UserError: when the document does not say it, or names another host than its own.
+            UserError: when the document names none, or another host than its own.
         """
         return self._base_url or service_url(self._document, self._source)
 
@@ -143,7 +143,7 @@ class OpenApi:
         """
         schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
         headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
-        service = client.at(self.base_url, named_by="" if self._is_named else self._told())
+        service = client.at(self.base_url, named_by="" if self._is_named else self._named_by())
         if headers:
             service = service.with_credentials(env_headers(headers))
         for name, template in schemes.items():
@@ -151,34 +151,34 @@ class OpenApi:
         return service
 
     def tools(self, service: ApiClient) -> list[Tool]:
-        """Return the tools, whose calls go through a client that `connect` made; cheap, to be done for each episode."""
-        return [prepared.tool(service) for prepared in self._prepared]
+        """Return the tools, which call the service through a client of `connect`; cheap enough for each episode."""
+        return [template.tool(service) for template in self._templates]
 
     @property
     def _is_named(self) -> bool:
-        """Whether the user has said where the service is: by the base URL, or the URL that the document is from."""
+        """Whether the user has named the service, by its base URL or by the URL of the document."""
         return bool(self._base_url) or is_url(self._source)
 
-    def _told(self) -> str:
+    def _named_by(self) -> str:
         return f"the OpenAPI document {self._source}".strip()
 
     def _security_schemes(self) -> dict[str, dict[str, Any]]:
         components = self._document.get("components")
         schemes = components.get("securitySchemes") if isinstance(components, dict) else None
-        found = schemes.items() if isinstance(schemes, dict) else ()
-        followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in found}
+        nodes = schemes.items() if isinstance(schemes, dict) else ()
+        followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in nodes}
         return {name: node for name, node in followed.items() if isinstance(node, dict)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    """All of a tool but who calls."""
+class _ToolTemplate:
+    """A tool without the client that it uses."""
 
     operation: Operation
     arguments: SchemaArguments
 
     @classmethod
-    def of(cls, operation: Operation) -> _Prepared:
+    def of(cls, operation: Operation) -> _ToolTemplate:
         where = f"the operation {operation.method} {operation.path}"
         strict = {**operation.schema, "additionalProperties": False}
         return cls(operation=operation, arguments=SchemaArguments(strict, where=where))
@@ -191,13 +191,13 @@ class _Prepared:
             parameters=self.operation.schema,
             arguments=self.arguments,
             function=_Call(self.operation, service).run,
-            # Longer than all attempts, so that a service that is too slow is a fault and not an observation.
+            # Longer than all attempts, so that a slow service is a fault of the episode and not a result.
             options=ToolOptions(timeout=service.settings.longest_seconds + 5, idempotent=is_read, parallel=is_read),
         )
 
 
 class _Call:
-    """What runs when a tool is called."""
+    """The function of a tool."""
 
     __slots__ = ("_operation", "_service")
 
@@ -217,13 +217,13 @@ class _Call:
 
 
 def service_url(document: Mapping[str, Any], source: str) -> str:
-    """Return where a document, as plain data, says that its service is.
+    """Return the base URL that a document, as plain data, names.
 
     Args:
-        source: where it came from, if that is a URL or a file.
+        source: the URL or the file of the document, if any.
 
     Raises:
-        UserError: when it is no document or does not say it, or was fetched and names another host than its own.
+        UserError: when it is no document, names no server, or was fetched and names another host than its own.
     """
     _check_version(document, source)
     servers = document.get("servers")
@@ -246,18 +246,18 @@ def _check_version(document: Mapping[str, Any], source: str) -> None:
     version = document.get("openapi")
     if isinstance(version, str) and version.startswith("3."):
         return
-    found = "Swagger 2.0: convert it first" if "swagger" in document else f"openapi: {version!r:.50}"
-    raise UserError(f"the document {source} is no OpenAPI 3.0 or 3.1 document but {found}".replace("  ", " "))
+    actual = "Swagger 2.0: convert it first" if "swagger" in document else f"openapi: {version!r:.50}"
+    raise UserError(f"the document {source} is no OpenAPI 3.0 or 3.1 document but {actual}".replace("  ", " "))
 
 
-def _chosen(found: Sequence[Entry], include: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Entry]:
-    names = [entry.name for entry in found]
+def _select(all_entries: Sequence[Entry], include: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Entry]:
+    names = [entry.name for entry in all_entries]
     for pattern in (*(include or ()), *(exclude or ())):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(f"the OpenAPI document has no operation {pattern!r}. {nearest(pattern, names)}")
     return [
         entry
-        for entry in found
+        for entry in all_entries
         if (include is None or any(fnmatchcase(entry.name, pattern) for pattern in include))
         and not any(fnmatchcase(entry.name, pattern) for pattern in exclude or ())
     ]
@@ -275,7 +275,7 @@ def _server_url(server: Any) -> str:
 
 
 def _scheme_credentials(name: str, scheme: Mapping[str, Any], template: str) -> Credentials:
-    """Return what a security scheme wants to be sent."""
+    """Return the credentials of a security scheme."""
     value, secrets = value_from_env(template)
     kind, place, key = scheme.get("type"), scheme.get("in"), str(scheme.get("name"))
     if kind == "apiKey" and place in ("header", "query", "cookie"):

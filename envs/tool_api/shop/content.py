@@ -14,7 +14,7 @@ REFUND_DAYS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Focus:
-    """What a task needs to find in the shop; whatever is None is drawn from the seed.
+    """What a task needs in the shop; a field that is None is drawn from the seed.
 
     The subject is the latest order of the customer, and it contains the product.
     """

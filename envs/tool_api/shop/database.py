@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.tool_api.shop.content import REFUND_DAYS, Shop
-from forge_env.viewer.transaction import transaction
+from forge_env.utils.transaction import transaction
 
 SCHEMA = """
 CREATE TABLE shop (id INTEGER PRIMARY KEY, today TEXT NOT NULL, refund_days INTEGER NOT NULL);
@@ -27,7 +27,7 @@ CREATE TABLE order_items (order_id INTEGER NOT NULL, sku TEXT NOT NULL, quantity
 CREATE TABLE replies (idempotency_key TEXT PRIMARY KEY, request TEXT NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
 """
 
-# What counts as the state, with the columns that name a row. `replies` is bookkeeping of the service, no part of it.
+# The tables of the state, with the columns of their keys. `replies` is used by the service only.
 KEYS = {
     "shop": ("id",),
     "customers": ("customer_id",),
@@ -41,7 +41,7 @@ State = dict[str, dict[str, dict[str, Any]]]
 
 
 def session_path(folder: Path, token: str) -> Path:
-    """Where the database of a session lies. The name is a hash: a token is no path, and is written nowhere."""
+    """Return the path of a session's database. Its name is a hash, so that no token is written to the disk."""
     return folder / f"{hashlib.sha256(token.encode(errors='surrogateescape')).hexdigest()}.db"
 
 
@@ -70,7 +70,7 @@ def write_database(shop: Shop, path: Path) -> None:
     """Write the database of a shop to a file, in place of the one that may be there."""
     with memory_database(shop) as db:
         content = db.serialize()
-    path.unlink(missing_ok=True)  # a new file: some file systems go to the disk when one is overwritten or renamed
+    path.unlink(missing_ok=True)  # a new file: some file systems flush when a file is overwritten or renamed
     path.write_bytes(content)
 
 
@@ -78,10 +78,10 @@ def open_database(path: Path) -> sqlite3.Connection:
     """Open the database of a session.
 
     Raises:
-        sqlite3.OperationalError: when there is none: it is never created here.
+        sqlite3.OperationalError: when there is none; this never creates one.
     """
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=5.0)
-    # An episode does not outlive its machine, so nothing is forced to the disk, and the journal needs no file.
+    # An episode does not survive a crash of its machine, so nothing is flushed, and the journal is in memory.
     db.execute("PRAGMA synchronous = OFF")
     db.execute("PRAGMA journal_mode = MEMORY")
     return db

@@ -1,7 +1,7 @@
 """The expert of the shop tasks: the next assistant message, from what the conversation shows and nothing else.
 
 A plan is a generator: it yields the operation to call, is sent what came back, and ends when there is nothing left to
-do. Each turn runs the plan anew over the tool messages so far, so the conversation is its only memory.
+do. Each turn runs the plan again over the tool messages so far, so the conversation is its only state.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _BLANKS = {
 def expert(messages: list[Message]) -> Message:
     """Return the next message: one tool call in OpenAI's shape, or the final answer.
 
-    Each tool message must hold the JSON body of the response; after anything else, such as an error, the expert gives
-    up in words.
+    Each tool message must hold the JSON body of the response; after anything else, such as an error, the expert answers
+    that the task cannot be done.
     """
     question = next(m["content"] for m in messages if m["role"] == "user")
     kind, words = _understand(question)

@@ -1,4 +1,4 @@
-"""What the shop can do, and its rules: plain functions over the database of one session.
+"""The operations of the shop, with its rules: plain functions over the database of one session.
 
 Each takes an open database and keyword arguments, and returns JSON-like data. The HTTP service has already checked the
 types and ranges of the arguments; the rules that need the database are enforced here.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from typing import Any
 
-from forge_env.viewer.transaction import transaction
+from forge_env.utils.transaction import transaction
 
 Row = dict[str, Any]
 MOST_PRODUCTS = 20
@@ -49,8 +49,8 @@ def search_products(db: sqlite3.Connection, *, query: str = "") -> list[Row]:
 
 
 def find_customer(db: sqlite3.Connection, *, email: str) -> Row:
-    found = _all(db, "SELECT * FROM customers WHERE lower(email) = ?", email.strip().lower())
-    return _only(found, f"There is no customer with the e-mail address {email!r}.")
+    rows = _all(db, "SELECT * FROM customers WHERE lower(email) = ?", email.strip().lower())
+    return _only(rows, f"There is no customer with the e-mail address {email!r}.")
 
 
 def list_orders(db: sqlite3.Connection, *, customer_id: int) -> list[Row]:
@@ -187,8 +187,8 @@ def _only(rows: list[Row], otherwise: str) -> Row:
 
 
 def _customer(db: sqlite3.Connection, customer_id: int) -> Row:
-    found = _all(db, "SELECT * FROM customers WHERE customer_id = ?", customer_id)
-    return _only(found, f"There is no customer {customer_id}.")
+    rows = _all(db, "SELECT * FROM customers WHERE customer_id = ?", customer_id)
+    return _only(rows, f"There is no customer {customer_id}.")
 
 
 def _product(db: sqlite3.Connection, sku: str) -> Row:

@@ -1,9 +1,9 @@
 """Runs the shop for the episodes of one process: starts the service, opens a session for each, reads their state.
 
-The service is a process of its own: in a thread it would share the interpreter lock with the event loop that runs the
-episodes. Beside a loop that is busy with Python code a thread answered less than 100 requests/s and a process 1,300,
-as many as beside an idle one. Sessions are files in a private folder, so the host opens, reads and
-removes them without asking the service, and the service has nothing that a model could misuse to reach another one.
+The service is a separate process: a thread would share the interpreter lock with the event loop that runs the
+episodes. Beside a busy event loop a thread answered less than 100 requests/s, and a process 1,300, as many as beside an
+idle one. Sessions are files in a private folder: the host opens, reads and removes them without the service, and the
+service has no operation with which a model could reach the session of another episode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ShopServer:
     """
 
     base_url: str
-    """Where the service answers, such as http://127.0.0.1:40123; its OpenAPI document is at /openapi.json."""
+    """URL of the service, such as http://127.0.0.1:40123; its OpenAPI document is at /openapi.json."""
 
     async def __aenter__(self) -> ShopServer:
         _check_installed()
@@ -74,7 +74,7 @@ class ShopServer:
         return token
 
     def reset(self, token: str, shop: Shop) -> None:
-        """Put the content of a shop in place of what a session holds."""
+        """Replace the content of a session by that of a shop."""
         write_database(shop, session_path(self._folder.path, token))
 
     def state(self, token: str) -> State:
@@ -90,11 +90,11 @@ class ShopServer:
             raise ServiceError(f"the state of a shop cannot be read: {error}") from error
 
     def close(self, token: str) -> None:
-        """End a session: its token is worth nothing from now on. May be called again."""
+        """End a session; its token is invalid afterwards. May be called again."""
         session_path(self._folder.path, token).unlink(missing_ok=True)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        # The child finds our packages where we found them. In a session of its own, Ctrl-C does not stop it before us.
+        # The child gets the import path of this process. In a session of its own, Ctrl-C does not stop it first.
         path, folder = os.pathsep.join(entry or os.getcwd() for entry in sys.path), str(self._folder.path)
         return await asyncio.create_subprocess_exec(
             *guarded([sys.executable, "-m", "envs.tool_api.shop.process", folder], folder=folder),

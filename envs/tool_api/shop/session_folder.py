@@ -1,4 +1,4 @@
-"""The private folder with the databases of one server, which is gone when its server is, however that ended."""
+"""The private folder with the databases of one server; it is removed with its server, even a killed one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 _PREFIX = "forge_env_shop_"
-_GRACE = 60.0  # seconds in which a folder may not be locked yet
+_GRACE = 60.0  # seconds after the creation of a folder in which it may not be locked yet
 
 
 class SessionFolder:
@@ -36,7 +36,7 @@ def _remove_abandoned(parent: Path) -> None:
         try:
             if path.stat().st_uid == os.getuid() and time.time() - path.stat().st_mtime > _GRACE:
                 _remove_unlocked(path)
-        except OSError:  # another start was faster, or a server lives there
+        except OSError:  # another start has removed it, or its server runs
             continue
 
 

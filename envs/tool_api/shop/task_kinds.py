@@ -1,4 +1,4 @@
-"""The kinds of shop tasks: their words, what their shop must contain, and which writes fulfil them."""
+"""The kinds of shop tasks: their text, what their shop must contain, and the writes that solve them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FIRST_NEW_ADDRESS = 3200  # customers live at the addresses below
 
 
 class Content(NamedTuple):
-    """What the words of a task say; everything else in its shop is drawn from a hash of this."""
+    """What the text of a task says; everything else in its shop is drawn from a hash of it."""
 
     kind: str
     subject: int
-    """Number of a person, a product or an order: the part that is held out from training, together with the kind."""
+    """Number of a person, a product or an order. Pairs of kind and subject are held out from training."""
     product: int
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What only the maker of a task knows of its shop."""
+class ShopFacts:
+    """Facts about the shop of a task that its text does not say."""
 
     content: Content
     focus: Focus
@@ -47,19 +47,19 @@ class Kind:
 
     level: int
     subject: range
-    """The subjects there are: people, products or order numbers."""
+    """All possible subjects: people, products or order numbers."""
     products: range = range(1)
     numbers: Sequence[int] = (0,)
     text: str
     focus: Callable[[Content, random.Random], Focus]
-    writes: Callable[[Facts], list[Write]]
+    writes: Callable[[ShopFacts], list[Write]]
 
 
 _PEOPLE, _PRODUCTS, _ORDERS = range(len(PEOPLE)), range(len(PRODUCTS)), range(1000, 10_000)
 
 
 def words(content: Content) -> dict[str, object]:
-    """What the blanks of a kind's text can stand for."""
+    """Return the values of the blanks in the text of a kind."""
     is_about_product = KINDS[content.kind].subject is _PRODUCTS
     name, category = PRODUCTS[content.subject if is_about_product else content.product]
     return {
@@ -72,12 +72,12 @@ def words(content: Content) -> dict[str, object]:
     }
 
 
-def facts(content: Content, focus: Focus, shop: Shop) -> Facts:
-    """Look into a shop that was made around a focus: its customer and its product come first."""
+def facts(content: Content, focus: Focus, shop: Shop) -> ShopFacts:
+    """Return the facts of a shop that was made around a focus; its customer and its product come first."""
     customer, product = shop.customers[0], shop.products[0]
     latest = max((order for order in shop.orders if order[1] == customer[0]), key=lambda order: order[3])
     similar = [other for other in shop.products if other[2] == product[2]]
-    return Facts(
+    return ShopFacts(
         content=content,
         focus=focus,
         customer_id=customer[0],
@@ -108,7 +108,7 @@ def _settle_focus(c: Content, rng: random.Random) -> Focus:
     return Focus(order=c.subject, status="delivered", days=_days(rng, c.number, is_late=status == "late"))
 
 
-def _settle(f: Facts) -> list[Write]:
+def _settle(f: ShopFacts) -> list[Write]:
     if f.focus.status == "placed":
         return [("cancel_order", {"order_id": f.order_id})]
     if f.focus.days is not None and f.focus.days <= f.content.number:
@@ -121,19 +121,19 @@ def _buy_if_focus(c: Content, rng: random.Random) -> Focus:
     return Focus(customer=c.subject, product=c.product, stock=stock)
 
 
-def _buy_if(f: Facts) -> list[Write]:
+def _buy_if(f: ShopFacts) -> list[Write]:
     assert f.focus.stock is not None
     if f.focus.stock - f.content.number < RESERVE:
         return [("restock_product", {"sku": f.sku, "quantity": DELIVERY})]
     return _buy(f, f.sku)
 
 
-def _buy(f: Facts, sku: str) -> list[Write]:
+def _buy(f: ShopFacts, sku: str) -> list[Write]:
     items = [{"sku": sku, "quantity": f.content.number}]
     return [("create_order", {"customer_id": f.customer_id, "items": items})]
 
 
-def _refund(f: Facts, **quantity: int) -> list[Write]:
+def _refund(f: ShopFacts, **quantity: int) -> list[Write]:
     return [("refund_order", {"order_id": f.order_id, "sku": f.sku, **quantity})]
 
 

@@ -1,8 +1,8 @@
 """Tasks over the shop: a request in words, the shop it is made to, and the writes that fulfil it.
 
 Scoring compares the final state of the database with the expected one, which comes from doing the task's writes on a
-fresh copy of its shop by the same code that serves the model. Whatever path leads to that state is right, anything
-done beside it makes it wrong, and what was said plays no role.
+fresh copy of its shop by the same code that serves the model. Any way to that state is right; any
+further change makes it wrong. The text of the agent does not count.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def score(state: State, task: Task) -> dict[str, float]:
 
 
 def differences(state: State, task: Task) -> list[str]:
-    """Say where a final state differs from the expected one, a line for each row, for a person who looks into it."""
+    """Return where a final state differs from the expected one, a line for each row, for a human reader."""
     lines = []
     for table, expected in expected_state(task).items():
         for key in sorted(expected.keys() | state[table].keys()):
-            wanted, found = expected.get(key), state[table].get(key)
-            if wanted != found:
-                lines.append(f"{table} {key}: expected {wanted}, found {found}")
+            expected_row, actual = expected.get(key), state[table].get(key)
+            if expected_row != actual:
+                lines.append(f"{table} {key}: expected {expected_row}, found {actual}")
     return lines
 
 

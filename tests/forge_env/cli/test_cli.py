@@ -217,6 +217,7 @@ def test_a_broken_registry_is_named_with_its_line_and_stays(run: Run, project: P
     assert not (project / "mine").exists()
 
 
+@pytest.mark.slow  # ten writers at once are a quick test of the registry's file
 def test_ten_registrations_at_once_all_land(run: Run, project: Path) -> None:
     commands = [
         [sys.executable, "-m", "forge_env", "register", "tools.py:add", "--name", f"add{i}", "--json"]

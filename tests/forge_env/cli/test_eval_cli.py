@@ -24,6 +24,7 @@ from forge_env.evaluation.plan import Attempt, all_attempts, episode_seed, limit
 from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
+from tests.helpers.packages import needs
 
 Run = Callable[..., dict[str, Any]]
 
@@ -769,16 +770,14 @@ def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
 @pytest.mark.parametrize(
     ("env", "more"),
     [
-        *[("math", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
-        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
-        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 2, 3)],
+        *[("math", ["--option", f"level={level}"]) for level in (1, 4)],
+        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 4)],
+        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 3)],
         ("tool_api", ["--tools", "coin.py:double"]),
-        ("reasoning_gym:leg_counting", []),
+        pytest.param("reasoning_gym:leg_counting", [], marks=needs("reasoning_gym")),
     ],
 )
 def test_every_environment_has_an_expert_and_can_tell_it_from_nobody(run: Run, env: str, more: list[str]) -> None:
-    if env.startswith("reasoning_gym"):
-        pytest.importorskip("reasoning_gym")
     for agent, expected in (("expert", 1.0), ("null", 0.0)):
         arguments = ["--env", env, *more, "--agent", f"scripted:{agent}", "--tasks", "4", "--out", agent]
         result = run(*arguments)

@@ -1,4 +1,4 @@
-"""Transactions of SQLite databases that were opened without ones of their own (isolation_level=None)."""
+"""Transactions of SQLite databases that were opened without implicit ones (isolation_level=None)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All that the block does to the database, or nothing when it raises."""
+    """Commit what the block does to the database; roll all of it back when the block raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

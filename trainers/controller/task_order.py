@@ -14,7 +14,7 @@ from forge_env.core.types import Task
 
 
 @dataclass(slots=True, kw_only=True)
-class Passes:
+class TaskOrder:
     """The tasks by the numbers of their prompts."""
 
     tasks: Sequence[Task]
@@ -28,8 +28,8 @@ class Passes:
     def task(self, number: int) -> Task:
         """The task of a prompt.
 
-        >>> passes = Passes(tasks=[Task(prompt=(), target=i) for i in range(3)], seed=0)
-        >>> [passes.task(number).target for number in range(3)]
+        >>> order = TaskOrder(tasks=[Task(prompt=(), target=i) for i in range(3)], seed=0)
+        >>> [order.task(number).target for number in range(3)]
         [0, 1, 2]
         """
         pass_number, place = divmod(number, len(self.tasks))

@@ -1,7 +1,7 @@
-"""What an evaluation of a run measures: one figure for each held-out set, and for each a greedy one beside it.
+"""What an evaluation of a run measures: the held-out sets, each sampled, and each greedily too where that is asked for.
 
-The first figure, sampled on the test split of the run's own environment, is the headline. `evaluation.sets` adds sets
-of the same environment by name::
+The first set, sampled on the test split of the run's own environment, is the headline. `evaluation.sets` adds sets of
+the same environment by name::
 
     evaluation:
       greedy: true
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.errors import UserError, nearest
@@ -27,8 +27,8 @@ SETTINGS = ("split", "tasks", "options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure, and what it depends on beside the weights."""
+class HeldOutSet:
+    """Held-out tasks and how they are sampled: all that a success rate depends on beside the weights."""
 
     set_name: str = ""
     """Of `evaluation.sets`; "" is the run's own held-out tasks."""
@@ -58,40 +58,35 @@ class Figure:
         return f"evaluation/{self.set_name}" if self.set_name else "evaluation"
 
     def settings(self) -> dict[str, float]:
-        """What the figure depends on, as numbers."""
+        """How the set is sampled, as numbers."""
         return {"n": float(self.n), "temperature": self.temperature, "top_p": self.top_p}
 
 
-def find_figures(config: RunConfig, held_out: Sequence[Task]) -> dict[str, Figure]:
-    """The figures of a run by name: "" is the headline; the others are "greedy", NAME and NAME.greedy.
+def held_out_sets(config: RunConfig, tasks: Sequence[Task]) -> dict[str, HeldOutSet]:
+    """The held-out sets of a run by name: "" is the headline; the others are "greedy", NAME and NAME.greedy.
 
     Args:
         config: of the run.
-        held_out: the tasks of the headline.
+        tasks: of the headline.
 
     Raises:
         UserError: for a set that cannot be made.
     """
     evaluation = config.evaluation
     sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
-    first = Figure(tasks=held_out, **sampling)
-    sampled = [first, *(_figure(config, name, own, sampling) for name, own in _sets(config).items())]
-    found = {figure.set_name: figure for figure in sampled}
-    if evaluation.greedy and not first.is_greedy:
-        for figure in sampled:
-            found[".".join(filter(None, (figure.set_name, "greedy")))] = Figure(
-                set_name=figure.set_name,
-                split=figure.split,
-                tasks=figure.tasks,
-                options=figure.options,
-                env_options=figure.env_options,
-                temperature=0.0,
+    headline = HeldOutSet(tasks=tasks, **sampling)
+    sampled = [headline, *(_make_set(config, name, given, sampling) for name, given in _given_sets(config).items())]
+    sets = {held_out.set_name: held_out for held_out in sampled}
+    if evaluation.greedy and not headline.is_greedy:
+        for held_out in sampled:
+            sets[".".join(filter(None, (held_out.set_name, "greedy")))] = replace(
+                held_out, temperature=0.0, top_p=1.0, n=1
             )
-    return found
+    return sets
 
 
 def prefix_of(name: str) -> str:
-    """What comes before the metrics of a figure: the headline's have none.
+    """What comes before the metrics of a held-out set: the headline's have none.
 
     >>> [prefix_of(name) for name in ("", "greedy", "hard", "hard.greedy")]
     ['', 'greedy/', 'sets/hard/', 'sets/hard/greedy/']
@@ -115,15 +110,15 @@ def check_sets(config: RunConfig) -> None:
             f"--evaluation.temperature is 0 and --evaluation.n is {evaluation.n}: greedy attempts at a task are all "
             "the same, so set --evaluation.n to 1"
         )
-    for name, own in _sets(config).items():
+    for name, given in _given_sets(config).items():
         if not config.env.name:
             raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
-        _env_options(config, name, own)
+        _env_options(config, name, given)
 
 
-def _sets(config: RunConfig) -> dict[str, dict[str, Any]]:
+def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The sets by name, each with its settings; its options are a dictionary."""
-    found: dict[str, dict[str, Any]] = {}
+    sets: dict[str, dict[str, Any]] = {}
     for dotted, value in config.evaluation.sets.items():
         name, _, rest = dotted.partition(".")
         setting, _, option = rest.partition(".")
@@ -132,33 +127,35 @@ def _sets(config: RunConfig) -> dict[str, dict[str, Any]]:
         if setting not in SETTINGS or bool(option) != (setting == "options"):
             wrong = f"--evaluation.sets.{dotted}: a set has split, tasks and options.NAME, and not {rest!r}"
             raise UserError(f"{wrong}. {nearest(setting, SETTINGS)}")
-        own = found.setdefault(name, {"options": {}})
+        given = sets.setdefault(name, {"options": {}})
         if option:
-            own["options"][option] = value
+            given["options"][option] = value
         else:
-            own[setting] = value
-    return found
+            given[setting] = value
+    return sets
 
 
-def _figure(config: RunConfig, name: str, own: Mapping[str, Any], sampling: Mapping[str, Any]) -> Figure:
-    factory, options = _env_options(config, name, own)
-    split, count = str(own.get("split", "test")), _count(name, own.get("tasks", config.dataset.held_out))
-    if split == config.dataset.split and not own["options"]:
+def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
+    factory, options = _env_options(config, name, given)
+    split, count = str(given.get("split", "test")), _count(name, given.get("tasks", config.dataset.held_out))
+    if split == config.dataset.split and not given["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
     tasks = factory.tasks(split, count=count, seed=config.training.seed)
-    return Figure(set_name=name, split=split, tasks=tasks, options=own["options"], env_options=options, **sampling)
+    return HeldOutSet(
+        set_name=name, split=split, tasks=tasks, options=given["options"], env_options=options, **sampling
+    )
 
 
-def _env_options(config: RunConfig, name: str, own: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
+def _env_options(config: RunConfig, name: str, given: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
     """The factory of a set's tasks, and those of its options that an environment's constructor takes."""
-    factory = make(config.env.name, **{**config.env.options, **own["options"]})
-    shared = sorted(factory.shared_options & own["options"].keys())
+    factory = make(config.env.name, **{**config.env.options, **given["options"]})
+    shared = sorted(factory.shared_options & given["options"].keys())
     if shared:
         raise UserError(
             f"--evaluation.sets.{name}.options.{shared[0]}: the environment {config.env.name} opens what hangs on this "
             "option once for a whole run; evaluate such a set with forge-env eval --agent checkpoint:RUN"
         )
-    return factory, {key: value for key, value in factory.constructor_options.items() if key in own["options"]}
+    return factory, {key: value for key, value in factory.constructor_options.items() if key in given["options"]}
 
 
 def _count(name: str, value: Any) -> int:

@@ -10,7 +10,7 @@ import pytest
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
-from trainers.controller.ready import READY_FILE, ReadyGroup, pack, unpack
+from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
 
 
 def make_group(number: int, members: int, replaced: int = 0) -> Group:

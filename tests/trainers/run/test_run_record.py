@@ -10,7 +10,7 @@ import yaml
 
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
-from trainers.run.facts import HIDDEN, add_fact, code_at_start, config_text, write_facts
+from trainers.run.run_record import HIDDEN, add_fact, code_at_start, config_text, write_facts
 from trainers.setup.parser import parse
 
 

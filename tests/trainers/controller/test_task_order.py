@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.types import Task
-from trainers.controller.passes import Passes, first_whole_pass
+from trainers.controller.task_order import TaskOrder, first_whole_pass
 
 
-def passes(count: int, **settings: int) -> Passes:
+def passes(count: int, **settings: int) -> TaskOrder:
     tasks = [Task(prompt=(), target=number) for number in range(count)]
-    return Passes(tasks=tasks, **{"seed": 0, **settings})
+    return TaskOrder(tasks=tasks, **{"seed": 0, **settings})
 
 
-def order(given: Passes, number: int) -> list[object]:
+def order(given: TaskOrder, number: int) -> list[object]:
     """The tasks of a pass, by their places in the first one."""
     count = len(given.tasks)
     return [given.task(number * count + place).target for place in range(count)]

@@ -1,4 +1,4 @@
-"""Whether the groups that were trained on are as long as all that have finished."""
+"""LengthBias: whether the groups that were trained on are as long as all that have finished."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from forge_env.core.episode import Group
 
 
-class Lengths:
-    """Counts groups and their sampled tokens.
+class LengthBias:
+    """Counts the groups that finished and those that were trained on, and their sampled tokens.
 
     Quick groups overtake slow ones, so for a while those trained on may be shorter; nothing is discarded, so they catch
     up.

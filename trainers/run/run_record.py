@@ -59,8 +59,8 @@ def write_facts(
 def code_at_start(folder: Path) -> dict[str, str]:
     """The digests of the environment's code that a run began with; empty where there is none, or it does not say."""
     path = folder / "run.json"
-    found = json.loads(path.read_text()).get("code") if path.is_file() else None
-    return found if isinstance(found, dict) else {}
+    code = json.loads(path.read_text()).get("code") if path.is_file() else None
+    return code if isinstance(code, dict) else {}
 
 
 def add_fact(folder: Path, name: str, value: Any) -> None:
@@ -81,9 +81,9 @@ def config_text(config: RunConfig) -> str:
 
 def _without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _without_secrets(each, str(key)) for key, each in value.items()}
+        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_secrets(each, name) for each in value]
+        return [_without_secrets(item, name) for item in value]
     return HIDDEN if isinstance(value, str) and value and SECRET.fullmatch(name) else value
 
 
@@ -102,13 +102,13 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, those that are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _now() -> str:
