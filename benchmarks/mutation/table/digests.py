@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         name="the agent is not in the digests",
         function="depends_on",
-        old='"agent": behind_agent',
+        old='"agent": agent_digests',
         new='"agent": {}',
         tests=DIGESTS,
     ),
@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         name="a file that is new is no change",
         function="changed",
-        old="was.keys() | is_now.keys()",
-        new="was.keys() & is_now.keys()",
+        old="old.keys() | new.keys()",
+        new="old.keys() & new.keys()",
         tests=DIGESTS,
     ),
     Mutant(
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the digest of the tasks does not see their order",
-        function="digest_of",
+        function="task_list_digest",
         old=r'"\n".join(task.id for task in tasks)',
         new=r'"\n".join(sorted(task.id for task in tasks))',
         tests=DIGESTS,
@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         name="the digest of a mapping hangs on the order of its keys",
         function="_plain",
-        old="sorted((str(key), _plain(each)) for key, each in value.items())",
-        new="[(str(key), _plain(each)) for key, each in value.items()]",
+        old="sorted((str(key), _plain(item)) for key, item in value.items())",
+        new="[(str(key), _plain(item)) for key, item in value.items()]",
         tests=DIGESTS,
     ),
     Mutant(
@@ -87,29 +87,29 @@ MUTANTS = (
     ),
     Mutant(
         name="relative imports are looked for one folder too high",
-        function="_named",
+        function="_imported_names",
         old="len(package) + 1 - node.level",
         new="len(package) - node.level",
         tests=DIGESTS,
     ),
     Mutant(
         name="the weights of a model are not in the digests",
-        function="_agent",
+        function="_agent_digests",
         old='kind in ("vllm", "checkpoint")',
         new='kind in ("vllm",)',
         tests=DIGESTS,
     ),
     Mutant(
         name="an evaluation goes on with another seed",
-        function="_differences",
+        function="_difference",
         old='{"version", "depends_on", "task_digest"}',
         new='{"version", "depends_on", "task_digest", "seed"}',
         tests=("test_eval_cli.py",),
     ),
     Mutant(
         name="an evaluation goes on with other tasks",
-        function="_differences",
-        old='there.get("task_digest") != plan["task_digest"]',
+        function="_difference",
+        old='present.get("task_digest") != plan["task_digest"]',
         new="False",
         tests=("test_eval_cli.py",),
     ),

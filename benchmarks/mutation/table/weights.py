@@ -103,8 +103,8 @@ MUTANTS = (
     Mutant(
         name="a name of a later source hides an earlier one's",
         function="entries",
-        old="found.setdefault((entry.name, entry.kind), entry)",
-        new="found[(entry.name, entry.kind)] = entry",
+        old="visible.setdefault((entry.name, entry.kind), entry)",
+        new="visible[(entry.name, entry.kind)] = entry",
         tests=REGISTRY,
     ),
 )

@@ -333,8 +333,9 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(run: Run, number: int, code: int) 
     assert stopped.returncode == code, stopped.stderr
     done = len(records("out"))
     assert 0 < done < 48
-    assert f"note: {done} of 48 episodes are in out; the same command resumes from there" in stopped.stderr
-    assert stopped.stderr.count("\n") == 1
+    note = f"note: {done} of 48 episodes are in out; the same command resumes from there"
+    assert stopped.stderr.splitlines()[-1] == note, "a slow machine may print progress before it"
+    assert "Traceback" not in stopped.stderr
     assert run(*command)["episodes"] == 48
 
 
@@ -554,10 +555,10 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
             "'coin.py:answers' is 0; a script is a function of the messages so far",
         ),
         ({"agent": "scripted:coin.py:mistaken"}, "set the variable COIN_KEY"),
-        ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent samples nothing"),
+        ({"agent": "scripted:coin.py:play", "temperature": "0"}, "a scripted agent does not sample"),
         (
             {"idle-seconds": "5"},
-            "a scripted agent streams nothing: leave --idle-seconds out, --answer-seconds is its limit",
+            "a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead",
         ),
         (
             {"answer-seconds": "0"},
