@@ -10,9 +10,10 @@ import importlib.util
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-import envs.math.worker as worker
+from envs.math.worker import WALL_SECONDS
 from envs.processes.helper import HelperProcess
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
@@ -59,7 +60,7 @@ class Verifier(HelperProcess):
     """The helper process."""
 
     def __init__(self) -> None:
-        super().__init__(worker.__file__, name=_NAME)
+        super().__init__(str(Path(__file__).with_name("worker.py")), name=_NAME)
 
     def check_installed(self) -> None:
         require_math_verify()
@@ -67,7 +68,7 @@ class Verifier(HelperProcess):
     def compare(self, target: str, answer: str, tolerance: float) -> bool:
         """Compare two expressions, as `equal_expressions` does."""
         request = {"target": target, "answer": answer, "tolerance": tolerance}
-        return _verdict(self.request(request, seconds=2 * worker.WALL_SECONDS), target)
+        return _verdict(self.request(request, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
         """Return what the helper process is denied, see `HelperProcess.enforced`."""
