@@ -16,7 +16,7 @@ from typing import Any
 
 from forge_env.core.errors import PolicyError, ReplicaBroken, ServiceError, UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.calls.client import ServiceClient
 
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
 
@@ -133,18 +133,17 @@ class Counting(Worker):
 class Caller(ForgeActor):
     """Calls a service from a process of its own."""
 
-    def __init__(self, *, client: ServiceClient, **base: Any) -> None:
+    def __init__(self, *, client: ServiceClient[Counting], **base: Any) -> None:
         super().__init__(**base)
         self._client = client
 
     @concurrent_endpoint
     async def ask(self) -> int:
-        pid: int = await self._client.pid.route()
-        return pid
+        return await self._client.route(Counting.pid)
 
     @concurrent_endpoint
     async def let_work(self, marks: str) -> None:
-        await self._client.work.route(marks)
+        await self._client.route(Counting.work, marks)
 
 
 class Team(Worker):

@@ -25,8 +25,9 @@ pytest.importorskip("monarch")
 
 from runtime_actors import Worker
 
-from forge_env.runtime.compiled import VARIABLE
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.process.compile_cache import VARIABLE
 from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -187,7 +188,7 @@ async def test_a_killed_actor_ends_the_pending_call_under_guard(launcher: Launch
 @pytest.mark.parametrize("bare", [False, True])
 async def test_guard_notices_a_process_that_dies_while_nobody_calls_it(launcher: Launcher, bare: bool) -> None:
     if bare:
-        launcher.processes("idle")
+        launcher.processes("idle", ForgeActor)
         await launcher.start("idle")
     else:
         await started(launcher, "idle")
