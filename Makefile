@@ -42,7 +42,7 @@ UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
-	@echo 'make test-all  run the slow ones too: all tests that need no GPU'
+	@echo 'make test-all run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports'
 	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
@@ -69,7 +69,7 @@ test-all: $(READY)
 nightly: $(READY)
 	@seed=$$($(PYTHON_OF_VENV) -c 'import secrets; print(secrets.randbits(32))'); \
 	echo "examples drawn with --hypothesis-seed=$$seed"; \
-	$(PYTHON_OF_VENV) -m pytest -q -m "not gpu" --hypothesis-profile=nightly --hypothesis-seed=$$seed --durations=10 $(ARGS)
+	$(PYTEST) -m "not gpu" --hypothesis-profile=nightly --hypothesis-seed=$$seed $(ARGS)
 
 check: $(READY)
 	@echo 'format'; $(VENV)/bin/ruff format --check --quiet .

@@ -16,6 +16,7 @@ from forge_env.core.errors import InvariantError, ServiceError, UserError
 from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
+from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]
 
