@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forge_env.utils.owners import problem_with
+from forge_env.utils.owners import stat_problem
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -24,5 +24,5 @@ def keep_compiled() -> None:
     except (OSError, RuntimeError):  # RuntimeError: the user's home is unknown
         return
     # torch executes the files in it, so it must not be another user's folder, as below a home that sudo has kept.
-    if os.access(cache, os.W_OK) and not problem_with(cache.stat(), is_folder=True):
+    if os.access(cache, os.W_OK) and not stat_problem(cache.stat(), is_folder=True):
         os.environ[VARIABLE] = str(cache)

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 # What follows `# error:` is the code of mypy's error on that line; a line without it has none.
 CALLS = """
 from agents.generator.policy import PolicyActor
-from envs.actor import EnvActor
+from envs.actors.env import EnvActor
 from forge_env.core.types import Completion, Sampling
 from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Spawned

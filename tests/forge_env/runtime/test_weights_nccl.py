@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
 from forge_env.runtime.weights.nccl.puller import PublisherLink
 from forge_env.runtime.weights.nccl.store import SECONDS
 from forge_env.runtime.weights.tensor_layout import TensorLayout
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
 LARGE = 3 * CHUNK_BYTES // 2**20  # MiB, which are at least four pieces with the small tensors
@@ -92,15 +93,6 @@ def told(seed: int, mib: int = 0) -> dict[str, str]:
 def publisher_of(store: NcclStore) -> Publisher:
     assert store._publisher is not None
     return store._publisher
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Raises AssertionError when it does not come true in time."""
-    for _ in range(int(DEADLINE_S / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
 # ---- what is published ----

@@ -68,7 +68,7 @@ async def play(factory: EnvFactory, agent: ScriptedAgent, number: int) -> Episod
 
 
 def learned(model: Path, rows: Sequence[Row]) -> str:
-    ids = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    ids = [token for row in rows for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
     return FastTokenizer(model).decode(ids)
 
 
@@ -157,7 +157,7 @@ TOOL: ToolSpec = {
 )
 def test_the_shapes(row: dict[str, Any], found: str) -> None:
     shape = find_shape(row, source="test")
-    assert found in shape.found
+    assert found in shape.columns
     read = shape.read(row)
     assert (read.messages, read.tools) == (OPENAI, ())
 
@@ -267,7 +267,7 @@ async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str)
         table = datasets.Dataset.from_list(rows)
         table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
     data, said = await prepared(path, tiny_model, held_out_share=0)
-    assert data.found == "chats in the columns question and answer"
+    assert data.about == "chats in the columns question and answer"
     assert said.startswith("10 conversations") and "left out" not in said
     batch = next(data.batches())
     assert {learned(tiny_model, sample.rows) for sample in batch} == {f"{2 * n}<|im_end|>" for n in range(10)}
@@ -366,7 +366,7 @@ async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_m
     played = await episodes(tiny_model)
     write_jsonl(tmp_path / "episodes.jsonl", played)
     data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
-    assert data.found == "Episodes" and "another model" not in said
+    assert data.about == "Episodes" and "another model" not in said
     assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in played)
 
 
@@ -442,7 +442,10 @@ async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Pat
 @settings(deadline=None)
 @given(st.lists(st.integers(2, 30), max_size=40), st.integers(1, 60))
 def test_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
-    samples = [Sample(rows=(Row(token_ids=(1,) * n, mask=(True,) * n, logprobs=(), versions=()),)) for n in lengths]
+    samples = [
+        Sample(rows=(Row(token_ids=(1,) * n, loss_mask=(True,) * n, generator_logprobs=(), versions=()),))
+        for n in lengths
+    ]
     batches = list(token_batches(samples, budget))
     assert [sample for batch in batches for sample in batch] == samples
     assert all(len(batch) == 1 or sum(map(count_tokens, batch)) <= budget for batch in batches)
