@@ -8,72 +8,30 @@ import json
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime.calls.answers import GRACE_S, is_service_error, quietly, unless_gone, within
-from forge_env.runtime.calls.client import CALLER
+from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.process.children import is_reaped, kill_children
 from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.process.network import LOOPBACK
 from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
-
-if TYPE_CHECKING:
-    from forge_env.runtime.calls.endpoints import Endpoint
+from forge_env.runtime.spawned import Spawned
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _END_S = 10.0  # within which a killed process is gone
-
-
-@dataclass(eq=False, kw_only=True)
-class Spawned:
-    """An actor and its processes, one for each rank."""
-
-    name: str
-    """Unique among the actors of a launcher."""
-    caller: str
-    """Unique among all actors that were ever spawned: it names the caller in calls that its processes make."""
-    log: Path
-    mesh: Any
-    actor: Any
-    rendezvous: RankRendezvous | None
-    dead: asyncio.Future[str]
-    """Done when one of its processes has died, with a sentence about it."""
-    on_death: Callable[[str], None] | None
-    pids: set[int] = field(default_factory=set)
-    """Process ids of its processes on this machine."""
-    host_of_rank: list[int] = field(default_factory=list)
-    """The host of each rank, where there are hosts."""
-    far: list[tuple[int, int]] = field(default_factory=list)
-    """Host and process id of the processes there that are watched."""
-
-    @property
-    def handle(self) -> Any:
-        """What its endpoints are called on: Monarch's handle, or all ranks at once."""
-        return AllRanks(self.actor) if self.rendezvous else self.actor
-
-    @overload
-    def call_one(self, endpoint: Endpoint[Any, P, None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]: ...
-    @overload
-    def call_one(self, endpoint: Endpoint[Any, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
-    def call_one(self, endpoint: Endpoint[Any, P, Any], *args: P.args, **kwargs: P.kwargs) -> Awaitable[Any]:
-        """Call an endpoint on the actor; on several ranks, as `AllRanks.call_one`."""
-        call: Awaitable[Any] = getattr(self.handle, endpoint.name).call_one(*args, **kwargs)
-        return call
 
 
 class Launcher:
@@ -263,13 +221,13 @@ class Launcher:
         spawned = self._spawned.pop(name)
         spawned.on_death = _ignore
         if not seconds:
-            _kill(spawned.pids)
+            kill_children(spawned.pids)
         return self._end(spawned, seconds)
 
     async def _end(self, spawned: Spawned, seconds: float) -> None:
         if seconds and not spawned.dead.done():
             await quietly(seconds, spawned.actor.finish.call())
-        _kill(spawned.pids)
+        kill_children(spawned.pids)
         self._pids -= spawned.pids - await self._reap(spawned.pids)
         if self.hosts:
             await asyncio.gather(*(self.hosts.kill(index, pid) for index, pid in spawned.far))
@@ -353,7 +311,7 @@ class Launcher:
     async def _reap(self, pids: Iterable[int]) -> set[int]:
         """Wait until processes that were killed have ended; returns those that the kernel has not ended in time."""
         left, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
-        while (left := {pid for pid in left if not _is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
+        while (left := {pid for pid in left if not is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
         if left:
             self.say(f"killed {_END_S:g} s ago and not gone yet, as one that waits for a disk or a GPU: {sorted(left)}")
@@ -378,7 +336,7 @@ class Launcher:
         if self.hosts:
             await self.hosts.end_processes()
         # Actors have freed what they hold; an interpreter with vLLM in it would take seconds to exit by itself.
-        _kill(self._pids)
+        kill_children(self._pids)
         await asyncio.gather(*(quietly(10.0, spawned.mesh.stop()) for spawned in reached))
         if self.hosts:
             await self.hosts.close()
@@ -412,20 +370,3 @@ def open_launcher() -> Launcher:
 
 def _ignore(reason: str) -> None:
     """Called for a death that was wanted."""
-
-
-def _kill(pids: Iterable[int]) -> None:
-    """End those processes that are still our children; another one that got such a number is left alone."""
-    for pid in pids:
-        try:
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                os.kill(pid, signal.SIGKILL)
-        except (ChildProcessError, ProcessLookupError):
-            pass
-
-
-def _is_reaped(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG) != (0, 0)
-    except ChildProcessError:  # it was reaped elsewhere
-        return True

@@ -6,7 +6,7 @@ In a script, without a trainer::
         policy = await PolicyActor.options(num_replicas=2).as_service(model=path, settings=EngineSettings())
         completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
 
-`route` calls one replica and `fanout` all of them; see forge_env/runtime/calls/client.py.
+`route` calls one replica and `fanout` all of them; see forge_env/runtime/calls/handle.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any, Generic, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
 from forge_env.runtime.calls.answers import quietly, unless_gone, within
-from forge_env.runtime.calls.client import Members, ServiceClient, ServiceHandle, View, forget_client
+from forge_env.runtime.calls.client import Members, ServiceClient, forget_client
 from forge_env.runtime.calls.endpoints import endpoint_table
+from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of

@@ -34,11 +34,11 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launc
     both = await pids(service)
     assert len(set(both)) == 2 and os.getpid() not in both
     held = [asyncio.create_task(service.route(Counting.hold)) for _ in range(3)]
-    await until(lambda: sum(member.calls for member in service.client._up.values()) == 3, "three calls")
+    await until(lambda: sum(member.calls for member in service.client.replicas.values()) == 3, "three calls")
     # One replica has two calls in flight and one has one: the next call goes to the latter.
-    busy = {number: member.calls for number, member in service.client._up.items()}
+    busy = {number: member.calls for number, member in service.client.replicas.items()}
     assert sorted(busy.values()) == [1, 2]
-    quiet = await service.client._pick("")
+    quiet = await service.client.pick("")
     assert quiet.calls == 1
     for task in held:
         task.cancel()
