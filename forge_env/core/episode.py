@@ -64,7 +64,7 @@ class Turn:
     """`digest` of the whole prompt as the engine reported it; empty for demonstrations."""
     finish_reason: str = "stop"
     reward: float = 0.0
-    """The environment's step reward for this turn."""
+    """The environment's step reward for this turn, a part of `Episode.reward`."""
     policy_seconds: float = 0.0
     """How long the model took to answer."""
     env_seconds: float = 0.0
@@ -134,7 +134,9 @@ class Episode:
     """
 
     reward: float | None
-    """Sum of step rewards and the rubric's score; None exactly after a TIMEOUT, ENV_FAULT or INFRA_FAULT."""
+    """What the environment gave: the sum of its step rewards, in a `ToolEnv` the rubric's score with the last of them,
+    and after a limit its `truncation_reward`. None exactly after a TIMEOUT, ENV_FAULT or INFRA_FAULT. Training may use
+    another number in its place, which is never written here: `--reward`, DAPO's overlong punishment, a KL penalty."""
     task: Task = None  # type: ignore[assignment]  # left out only in the short form
     turns: tuple[Turn, ...] = ()
     outcome: Outcome = Outcome.SCORED
@@ -143,7 +145,7 @@ class Episode:
     env: str = ""
     seed: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The reward's breakdown."""
+    """The value of each part of the rubric, by its name and before its weight."""
     tail: tuple[Message, ...] = ()
     """Messages that the environment added after the last turn."""
     error: str = ""
