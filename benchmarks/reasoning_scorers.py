@@ -9,7 +9,7 @@ earns 0.1 or more and is neither the task's answer nor the same number. A datase
     sound     no probe is paid
     several   answers of other tasks are paid in at most `SEVERAL_SHARE` of the tasks, for the reason in `SEVERAL`
     refused   its scorer pays for so much that no tasks are left
-    unsound   anything else: it has to be replaced, in `_OWN_SCORERS` of envs/reasoning/worker.py
+    unsound   anything else: it has to be replaced, in `_REPLACED_SCORERS` of envs/reasoning/worker.py
 """
 
 from __future__ import annotations

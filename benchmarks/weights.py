@@ -97,7 +97,7 @@ async def measure(nbytes: int) -> dict[str, Any]:
                 trainer, engine = (
                     launcher.spawn(name, Holder, nbytes=nbytes, stores=stores) for name in ("trainer", "engine")
                 )
-                processes = launcher.processes("store")
+                processes = launcher.processes("store", ForgeActor)
                 await asyncio.gather(*(launcher.start(name) for name in ("trainer", "engine", "store")))
                 for store in stores.values():
                     await store.open(processes)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agents.generator.policy import PolicyActor
 from agents.generator.start import EngineSettings
-from envs.reward_actor import RewardActor
-from envs.task_actor import TaskSource
+from envs.actors.reward import RewardActor
+from envs.actors.task_source import TaskSource
 from forge_env import make
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Sampling
@@ -27,16 +27,17 @@ def contains_the_answer(response, target):
 
 
 async def one_rollout(dataloader, policy, reward, replay_buffer):
-    prompt, target = await dataloader.sample.route()
-    response = await policy.generate.route(prompt, Sampling(max_tokens=32))
-    reward_value = await reward.evaluate_response.route(prompt, response.text, target)
-    await replay_buffer.add.route(
+    prompt, target = await dataloader.route(TaskSource.sample)
+    response = await policy.route(PolicyActor.generate, prompt, Sampling(max_tokens=32))
+    reward_value = await reward.route(RewardActor.evaluate_response, prompt, response.text, target)
+    await replay_buffer.route(
+        ReplayBuffer.add,
         Episode(
             prompt_ids=response.prompt_ids,
             response_ids=response.token_ids,
             logprobs=response.logprobs,
             reward=reward_value,
-        )
+        ),
     )
 
 
@@ -50,7 +51,7 @@ async def main(model):
         )
         rollouts = [one_rollout(dataloader, policy, reward, replay_buffer) for _ in range(BATCH)]
         await asyncio.gather(*rollouts)
-        batch = await replay_buffer.sample.call_one()
+        batch = await replay_buffer.call_one(ReplayBuffer.sample)
         tokens = sum(episode.num_sampled for episode in batch)
         print(f"{len(batch)} episodes, {tokens} sampled tokens, all trainable: {all(e.is_trainable for e in batch)}")
 

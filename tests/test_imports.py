@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -31,7 +32,9 @@ OURS = {
 ROOMS = {
     "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
         former_paths cli __main__""",
-    "agents": "model_folder stopping renderer token_agent chat scripted openers generator",
+    "forge_env.runtime": "calls process hosts weights launcher service actor host",
+    "forge_env.runtime.weights": "tensor_layout store torchstore_compat torchstore one_host nccl choice",
+    "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
@@ -47,15 +50,28 @@ OWNERS = {
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/generator/*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[str]:
-    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b."""
-    for node in ast.walk(ast.parse(source)):
+@functools.cache
+def imports(source: str, *, for_types: bool = True) -> tuple[str, ...]:
+    """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b.
+
+    Args:
+        for_types: also those under `if TYPE_CHECKING:`, which no process executes.
+    """
+    return tuple(_imports(source, for_types))
+
+
+def _imports(source: str, for_types: bool) -> Iterator[str]:
+    tree = ast.parse(source)
+    for node in [] if for_types else ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -70,14 +86,41 @@ def against_direction(package: str, source: str) -> list[str]:
 
 
 def upwards(file: Path, source: str) -> list[str]:
-    """Rooms of its own package that `file` (its path in the repository) must not import."""
-    package, room = file.parts[0], file.with_suffix("").parts[1]
-    if package not in ROOMS or room == "__init__":
+    """Rooms of its own packages that `file` (its path in the repository) must not import."""
+    parts, above = file.with_suffix("").parts, set()
+    for package in ROOMS:
+        depth = package.count(".") + 1
+        if ".".join(parts[:depth]) != package or parts[depth] == "__init__":
+            continue
+        rooms, room = ROOMS[package].split(), parts[depth]
+        used = {name.split(".")[depth] for name in imports(source) if name.startswith(f"{package}.")} - {room}
+        below = set(rooms[: rooms.index(room)]) - (APART if room in APART else set())
+        above |= (used & set(rooms)) - below
+    return sorted(above)
+
+
+def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> those of `sources` that it imports, in functions too, but not those for type checkers only."""
+    return {
+        module: (set(imports(source, for_types=False)) & sources.keys()) - {module}
+        for module, source in sources.items()
+    }
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A circle of modules, each of which imports the next; empty when there is none."""
+    finished: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for module in sorted(arrows[path[-1]] - finished):
+            if module in path:
+                return path[path.index(module) :]
+            if result := walk([*path, module]):
+                return result
+        finished.add(path[-1])
         return []
-    rooms = ROOMS[package].split()
-    used = {name.split(".")[1] for name in imports(source) if name.startswith(f"{package}.")} - {room}
-    below = set(rooms[: rooms.index(room)]) - (APART if room in APART else set())
-    return sorted((used & set(rooms)) - below)
+
+    return next((result for module in sorted(arrows) if module not in finished and (result := walk([module]))), [])
 
 
 def out_of_place(file: str, source: str) -> list[str]:
@@ -100,13 +143,25 @@ def test_a_file_imports_only_what_it_may(path: Path) -> None:
     assert relative == [], "a relative import would slip past this test"
 
 
+@pytest.mark.parametrize("package", OURS)
+def test_no_files_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    files = {file.relative_to(REPOSITORY).with_suffix(""): file for file in FILES}
+    sources = {
+        ".".join(name.parts).removesuffix(".__init__"): file.read_text(encoding="utf-8")
+        for name, file in files.items()
+        if name.parts[0] == package
+    }
+    assert circle(graph(sources)) == []
+
+
 def test_every_package_has_files() -> None:
     assert {path.relative_to(REPOSITORY).parts[0] for path in FILES} == OURS.keys()
 
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_every_room_has_its_place(package: str) -> None:
-    files = {file.relative_to(REPOSITORY / package).with_suffix("").parts[0] for file in FILES if package in file.parts}
+    folder = REPOSITORY / package.replace(".", "/")
+    files = {file.relative_to(folder).with_suffix("").parts[0] for file in FILES if file.is_relative_to(folder)}
     assert files - {"__init__"} == set(ROOMS[package].split())
 
 
@@ -119,6 +174,15 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
     assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
+    assert upwards(Path("forge_env/runtime/hosts/watch.py"), "from forge_env.runtime import launcher") == ["launcher"]
+    sources = {
+        "agents.a": "def f():\n    import agents.b",
+        "agents.b": "from agents import c",
+        "agents.c": "if TYPE_CHECKING:\n    import agents.d\nfrom agents.a import f",
+        "agents.d": "import agents.a",
+    }
+    assert circle(graph(sources)) == ["agents.a", "agents.b", "agents.c"]
+    assert circle(graph(sources | {"agents.c": "if TYPE_CHECKING:\n    import agents.a"})) == []
     assert upwards(Path("trainers/gspo.py"), "import trainers.grpo, trainers.setup.entry") == ["grpo"]
 
 

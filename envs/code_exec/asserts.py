@@ -1,8 +1,8 @@
-"""Assert statements of data sets, read as call tests where they are simple enough.
+"""Translates assert statements of data sets to call tests, where they are simple enough.
 
-`assert f(1) == 2` in one process with the answer can be cheated: the answer may return an object that is equal to
-everything, or replace what the assert uses. As a call test, the value comes out and is compared where no answer
-reaches. Nothing is evaluated but literals.
+An answer in the same process could make `assert f(1) == 2` pass: by returning an object that equals everything, or by
+replacing what the assert uses. A call test returns the value, which is compared outside of the sandbox. Only literals
+are evaluated here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 def read_check(source: str, entry_point: str) -> list[CallTest]:
-    """Read HumanEval's tests: a module that defines `check(candidate)`.
+    """Parse the tests of HumanEval, a module that defines `check(candidate)`.
 
     Returns:
         a call test for each simple assert, and the rest of the module, if it does anything, as one `asserts` test.
 
     Raises:
-        ValueError, SyntaxError: there is no such function, or the source cannot be read.
+        ValueError, SyntaxError: without such a function, and for a source that cannot be parsed.
     """
     module = ast.parse(source)
     check = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None)
@@ -44,16 +44,16 @@ def read_check(source: str, entry_point: str) -> list[CallTest]:
 
 
 def read_asserts(sources: Sequence[str]) -> list[CallTest]:
-    """Read MBPP's tests: statements, mostly one assert each.
+    """Parse the tests of MBPP: statements, mostly one assert each.
 
     Raises:
-        SyntaxError: one cannot be read.
+        SyntaxError: for a statement that cannot be parsed.
     """
     tests: list[CallTest] = []
     for source in sources:
         statements = ast.parse(source.strip()).body
         called, rest = _split(statements, None)
-        if rest:  # in one suite with what stands before them: they may use names that it sets
+        if rest:  # in one suite with the statements before them, whose names they may use
             body = textwrap.indent("\n".join(map(ast.unparse, statements)), "    ")
             called = [{"type": "asserts", "code": f"def suite():\n{body}\n"}]
         tests += called
@@ -75,13 +75,13 @@ def called_function(tests: Sequence[CallTest]) -> str:
 
 
 def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> CallTest | None:
-    """Return the call test that an assert says, or None when it is not of a form that is known here.
+    """Return the call test of an assert, or None for an unknown form.
 
     The forms are call == literal, call is None / True / False, call, not call, abs(call - number) < number and
     math.isclose(call, number, ...), where a call has only literals as arguments.
 
     Args:
-        names: the functions that may be called, and what they are called in the answer; None for any.
+        names: functions that may be called -> their names in the answer; None for all functions.
     """
     if not isinstance(statement, ast.Assert):
         return None
@@ -92,7 +92,7 @@ def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> Ca
 
 
 def _split(statements: Sequence[ast.stmt], names: Mapping[str, str] | None) -> tuple[list[CallTest], list[ast.stmt]]:
-    """Return the statements that can be translated, as tests, and the others that do something."""
+    """Return the tests of the statements that can be translated, and the other statements that have an effect."""
     tests: list[CallTest] = []
     rest: list[ast.stmt] = []
     for statement in statements:
@@ -105,7 +105,7 @@ def _split(statements: Sequence[ast.stmt], names: Mapping[str, str] | None) -> t
 
 
 def _is_idle(statement: ast.stmt) -> bool:
-    """Whether it does nothing: a text, `pass`, `assert True`."""
+    """Whether a statement has no effect: a text, `pass`, `assert True`."""
     if isinstance(statement, ast.Assert):
         return isinstance(statement.test, ast.Constant) and bool(statement.test.value)
     return isinstance(statement, ast.Pass) or (

@@ -1,12 +1,12 @@
-"""Answers that look for reward without being right: what `forge-env check` tries on the code environment."""
+"""Wrong answers that might earn a reward: `forge-env check` tries them on the code environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.code_exec.assert_suites import read_suite
 from envs.code_exec.grading import tests_of
-from envs.code_exec.suites import read_suite
 from forge_env.core.types import Task
 
 
@@ -25,7 +25,7 @@ def cheats(task: Task) -> list[str]:
 
 
 def _function(test: Mapping[str, Any], target: Any) -> str:
-    """The function of the answer that a test calls."""
+    """Return the function of the answer that a test calls."""
     if test["type"] != "asserts":
         return str(test.get("function", "f")).rpartition(".")[2]
     functions = read_suite(test["code"], target.get("prelude", "")).functions
@@ -33,14 +33,14 @@ def _function(test: Mapping[str, Any], target: Any) -> str:
 
 
 def _by_heart(task: Task) -> Sequence[str]:
-    """Knows the example of the question, and nothing else."""
+    """Return answers that repeat the example of the question."""
     example = task.metadata.get("example")
     if not example:
         return ()
-    given, result = example
+    argument, result = example
     if tests_of(task.target)[0]["type"] == "stdin":
-        return (f"import sys\nif sys.stdin.read() == {given!r}: print({result!r})",)
-    return (f"def f(*xs): return {result} if xs == ({given},) else None",)
+        return (f"import sys\nif sys.stdin.read() == {argument!r}: print({result!r})",)
+    return (f"def f(*xs): return {result} if xs == ({argument},) else None",)
 
 
 _ENDS = (

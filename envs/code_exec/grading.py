@@ -6,12 +6,12 @@ Tests are plain data in `Task.target`: {"tests": [...], "prelude": code that is 
     {"type": "stdin", "stdin": "1 2\\n", "stdout": "3\\n"}
     {"type": "asserts", "code": "def suite(): ..."}
 
-Arguments and accepted values are Python literals, written as text. Each test runs in a fresh process that sees one
-input and never the expected value: a call hands its value back as plain data, and the comparison is made here. What a
-program says is a value and never a verdict.
+Arguments and accepted values are Python literals, written as text. Each test runs in a new process that has one input
+and never the expected value: a call returns its value as plain data, which is compared here. So a program returns
+values and never a verdict.
 
-`asserts` is code of a data set that cannot be translated. It runs in a process of its own, and the answer makes the
-calls that it asks for in another one (see envs/code_exec/suites.py). A target that is a list, [[x, f(x)], ...], is one
+`asserts` is code of a data set that cannot be translated. It runs in one process, and the answer makes its calls in
+another one (see `assert_suites`). A target that is a list, [[x, f(x)], ...], is one
 process for all of it: level 1 is graded thousands of times in a short training run on CPUs, a second process would
 double the cost, and to see both inputs helps no answer that does not know what is expected.
 """
@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.code_exec.suites import (
-    AHEAD,
+from envs.code_exec.assert_suites import (
+    MAX_GUESSES,
     MAX_RESULT_CHARACTERS,
     CannotRunApart,
     Round,
@@ -44,9 +44,9 @@ from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Li
 Test = Mapping[str, Any]
 
 TOTAL_SECONDS = 50.0
-"""Of all tests of one answer together. With the last one, of at most 61 s, it is below the deadline of the scoring."""
-_AT_ONCE = 4
-_REMEMBERED = 1000
+"""Limit of all tests of one answer. Together with the last test, of at most 61 s, it is below the scoring deadline."""
+_CONCURRENCY = 4
+_CACHE_SIZE = 1000
 _first_rounds: dict[tuple[Suite, str], Round] = {}
 _TOLERANCE = 1e-6
 _PAIRS = "def _pairs(xs):\n    return [f(x) for x in xs]\n"
@@ -55,7 +55,7 @@ _FRACTION = re.compile(r"[+-]?\d*\.\d*(?:[eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How many of the tests an answer passed. `reason` is why the first one failed, and is not for the model."""
+    """The result of all tests. `reason` is why the first one failed; the model does not see it."""
 
     passed: int
     total: int
@@ -72,12 +72,12 @@ async def grade(
     """Run the tests of a target against a program, in random order and several at once.
 
     Args:
-        all_or_nothing: stop at the first that fails. One then runs before all others: a wrong answer is mostly done.
+        all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
         seed: of the order.
 
     Raises:
-        EnvError: a suite of asserts cannot be run apart from the program.
-        SandboxError: the sandbox failed, which says nothing about the program.
+        EnvError: when a suite of asserts cannot be run apart from the program.
+        SandboxError: when the sandbox failed, whatever the program.
     """
     tests = tests_of(target)
     if not code.strip():
@@ -96,11 +96,11 @@ def tests_of(target: Any) -> list[Test]:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Compare what a program printed as graders of programming contests do.
+    """Compare the output of a program as programming contests do.
 
-    White space at the ends of lines, its amount inside them, and empty lines at the end do not count. Everything else
-    is compared as text, but for numbers that are expected with a decimal point: they may differ by 1e-6, absolutely or
-    relative to the expected one.
+    The amount of white space in a line, white space at its end, and empty lines at the end are ignored. Words are
+    compared as text. Where a number with a decimal point is expected, it may differ by 1e-6, absolutely or relative to
+    the expected number.
 
     >>> same_output("1  2 \\n0.33333334\\n\\n", "1 2\\n0.333333333"), same_output("1\\n2", "1 2")
     (True, False)
@@ -110,7 +110,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 class _Run:
-    """The tests of one answer under way."""
+    """Runs the tests of one answer."""
 
     def __init__(self, sandbox: Sandbox, code: str, prelude: str, limits: Limits, all_or_nothing: bool) -> None:
         self._sandbox = sandbox
@@ -129,7 +129,7 @@ class _Run:
         rest = iter(tests[alone:])
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(_AT_ONCE, len(tests) - alone)):
+                for _ in range(min(_CONCURRENCY, len(tests) - alone)):
                     group.create_task(self._several(rest))
         except* ForgeError as errors:
             raise first_error(errors) from None
@@ -169,13 +169,13 @@ class _Run:
         return result
 
     async def _suite(self, source: str) -> str:
-        """Run a suite apart from the answer, in rounds. Returns why it is not passed, or nothing."""
+        """Run a suite apart from the answer, in rounds. Return why it failed; empty when it passed."""
         try:
             suite = read_suite(source, self._prelude)
         except CannotRunApart as error:
             raise EnvError(f"the task's asserts cannot be run apart from the answer: {error}") from None
         known: list[Any] = []
-        ahead = AHEAD
+        ahead = MAX_GUESSES
         while not self._is_late:
             judged = await self._round(suite, known, ahead)
             if not judged.asked:
@@ -183,7 +183,7 @@ class _Run:
             known = known[: judged.kept]
             asked = judged.asked
             outcomes = await self._outcomes(known, asked)
-            if isinstance(outcomes, str) and len(asked) > 1:  # the call that ended it may be a guess only
+            if isinstance(outcomes, str) and len(asked) > 1:  # the call that failed may be a guess
                 ahead, asked = 1, asked[:1]
                 outcomes = await self._outcomes(known, asked)
             if isinstance(outcomes, str):
@@ -192,13 +192,13 @@ class _Run:
         return _late()
 
     async def _round(self, suite: Suite, known: Sequence[Any], ahead: int) -> Round:
-        """Run a suite. Its first round depends on no answer, and is remembered."""
+        """Run a suite once. Its first round does not depend on the answer, so it is cached."""
         key = (suite, self._prelude)
         if not known and key in _first_rounds:
             return _first_rounds[key]
         result = await self._execute(judge_request(suite, self._prelude, known, ahead, self._limits))
         if result.status is not ExecStatus.OK:
-            if known:  # values of the answer were too much for it
+            if known:  # because of results of the answer
                 return Round(failed=f"the asserts ended: {_ended(result)}")
             raise EnvError(f"the task's asserts do not run by themselves: {_ended(result)}")
         judged = read_round(result.value)
@@ -207,13 +207,13 @@ class _Run:
         if not known and not judged.asked and judged.failed:
             raise EnvError(f"the task's asserts fail before they call the answer: {judged.failed}")
         if not known:
-            if len(_first_rounds) >= _REMEMBERED:
+            if len(_first_rounds) >= _CACHE_SIZE:
                 _first_rounds.clear()
             _first_rounds[key] = judged
         return judged
 
     async def _outcomes(self, known: Sequence[Any], asked: Sequence[Any]) -> list[Any] | str:
-        """Have the answer make calls, after those that it has made. Returns their outcomes, or why there are none."""
+        """Let the answer make further calls. Return their outcomes, or the reason why there are none."""
         calls = [*(call for call, _ in known), *asked]
         outcomes: list[Any] = []
         characters = 0
@@ -235,7 +235,7 @@ class _Run:
 
 
 def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest:
-    """Everything of ours is set-up code, which runs before the answer: the answer's text stays as it is."""
+    """Return the request of a test. Code of the test is set-up code, so the text of the answer is not changed."""
     if test["type"] == "stdin":
         enough = max(limits.output_bytes, 2 * len(test["stdout"].encode("utf-8", "replace")))
         return ExecRequest(code=code, setup=prelude, stdin=test["stdin"], limits=replace(limits, output_bytes=enough))
@@ -244,13 +244,13 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
         return ExecRequest(code=code, setup=_PAIRS, call=Call(function="_pairs", args=[arguments]), limits=limits)
     value = f"{test['function']}({test['args']})"
     if test.get("compare") == "truth":
-        value = f"bool({value})"  # of what need not be plain data
+        value = f"bool({value})"  # the value may be other than plain data
     setup = f"{prelude}\n{ENCODER}\ndef _case():\n    return _plain({value})\n"
     return ExecRequest(code=code, setup=setup, call=Call(function="_case"), limits=limits)
 
 
 def _why_not(test: Test, result: ExecResult) -> str:
-    """Return why a test is not passed, in one line, or nothing."""
+    """Return why a test failed, in one line; empty when it passed."""
     if result.status is not ExecStatus.OK:
         return _ended(result)
     if test["type"] == "stdin":
@@ -278,7 +278,7 @@ def _shown(value: Any) -> str:
 
 
 def _ended(result: ExecResult) -> str:
-    """Return how a process ended that did not end well."""
+    """Describe the end of a process that failed."""
     last = result.stderr.strip().rpartition("\n")[2]
     return f"{result.status.value.replace('_', ' ')}: {last}"[:300].rstrip(": ")
 

@@ -1,4 +1,4 @@
-"""Values that come out of a sandbox: how they are written there, read here, and compared with what is accepted."""
+"""Values from a sandbox: written there as JSON, parsed here, and compared with the accepted ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _plain(value):
 """
 """Source that runs in the sandbox. Counter, defaultdict and named tuples count as the dict or tuple that they are.
 
-Answers may replace it: they can then only say another value, which is compared like any other.
+An answer may replace it, but can then only return another value, which is compared like any other.
 """
 
 DECODER = """
@@ -46,7 +46,7 @@ def _value(encoded):
         return complex(*content)
     return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(_value, content))
 """
-"""Source that runs in the sandbox: the inverse of `_plain`, as `decode` is here."""
+"""Source that runs in the sandbox: the inverse of `_plain`, like `decode` here."""
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda items: tuple(map(_value, items)),
@@ -58,14 +58,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 _NO_VALUE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
-"""What reading raises of something else, as foreign code may write anything."""
+"""Errors of parsing values in another format, since foreign code may write anything."""
 
 
 def decode(text: str | None) -> Any:
-    """Read a value that `_plain` wrote, or any other JSON.
+    """Parse a value that `_plain` wrote, or plain JSON.
 
     Raises:
-        ValueError: when it is neither.
+        ValueError: for anything else.
     """
     try:
         return _value(json.loads(text or ""))
@@ -94,13 +94,13 @@ def _value(encoded: Any) -> Any:
 def accepts(test: Mapping[str, Any], value: Any) -> bool:
     """Whether a decoded value passes a call test.
 
-    `compare` says how: "exact" is equal and of the same types all the way down; "equal" is Python's ==, as an assert
-    has it; "json" is the same with tuples as lists, for expected values that were JSON; "truth" looks only at whether
-    the value is true; "close" allows `rel_tol` and `abs_tol`.
+    `compare` is one of: "exact", equal with the same types at all levels; "equal", Python's == as in an assert; "json",
+    the same with tuples as lists, for expected values from JSON; "truth", whether the value is true; "close", within
+    `rel_tol` and `abs_tol`.
     """
     try:
         return _accepts(test, value)
-    except RecursionError:  # nested more deeply than what is accepted
+    except RecursionError:  # nested more deeply than the accepted value
         return False
 
 
@@ -124,7 +124,7 @@ def same(value: Any, expected: Any) -> bool:
     """
     try:
         return _same(value, expected)
-    except RecursionError:  # nested more deeply than what is expected
+    except RecursionError:  # nested more deeply than the expected value
         return False
 
 
@@ -134,9 +134,11 @@ def _same(value: Any, expected: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return len(value) == len(expected) and all(map(_same, value, expected))
     if isinstance(value, (dict, set, frozenset)):
-        # Equal keys of other types, 1 and True, are told apart by their names.
-        own, other = ({(type(key).__name__, key): key for key in keys} for keys in (value, expected))
-        if own.keys() != other.keys():
+        # The names of types distinguish equal keys of different types, 1 and True.
+        keys_of_value, keys_of_expected = (
+            {(type(key).__name__, key): key for key in keys} for keys in (value, expected)
+        )
+        if keys_of_value.keys() != keys_of_expected.keys():
             return False
         return not isinstance(value, dict) or all(_same(value[key], expected[key]) for key in expected)
     return bool(value == expected)

@@ -1,8 +1,8 @@
-"""Answers in a model's text: finding the final one, and telling whether it equals the target.
+"""Extracts the final answer of a response, and compares it with the target.
 
 Only one answer counts, so that naming many earns nothing: the last `<answer>` tag, else the last `\\boxed{}`, else the
-last `#### 42`, else the last number (or, for a target that is no number, the last formula). What stands inside a tag or
-box is the whole answer: `\\boxed{3 or 4}` is not 3.
+last `#### 42`, else the last number (or, for a target that is no number, the last formula). The whole content of a tag
+or box is the answer: `\\boxed{3 or 4}` is not 3.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.math.forms import computes_more, exact_decimals, stated_values, tell_cases_apart
+from envs.math.answer_forms import computes_more, exact_decimals, separate_cases, stated_values
 from envs.math.numerals import Number, last_number, parse_number, plain
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest
 
 FORMATS = ("answer", "boxed", "gsm8k", "number", "text")
-"""How an answer may be marked, in the order in which the marks are looked for."""
+"""How an answer may be marked, in the order of precedence."""
 
 MAX_RESPONSE = 200_000
-"""Characters of a response's end that are searched for an answer."""
+"""Characters at the end of a response that are searched for an answer."""
 MAX_ANSWER = 1000
 """A longer answer is compared as text only."""
 
@@ -30,7 +30,7 @@ _HASHES = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)", re.MULTILINE)
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:[^$\\]|\\(?!\())*?)\\\)|\\\[((?:[^$\\]|\\(?!\[))*?)\\\]", re.DOTALL
 )
-_INTRODUCED = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _ARITHMETIC = re.compile(
     r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*=?)?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
 )
@@ -64,9 +64,9 @@ def extract_answer(response: str, formats: Sequence[str] = FORMATS) -> Answer | 
     for name in formats:
         if name not in _FINDERS:
             raise UserError(f"there is no answer format {name!r}. {nearest(name, FORMATS)}")
-        found = _FINDERS[name](text)
-        if found is not None:
-            return Answer(text=found.strip(), format=name)
+        answer = _FINDERS[name](text)
+        if answer is not None:
+            return Answer(text=answer.strip(), format=name)
     return None
 
 
@@ -79,7 +79,7 @@ def after_thinking(response: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what the last `\\boxed{}` (or `\\fbox{}`) holds, nested braces and all; None when it never closes."""
+    """Return the content of the last `\\boxed{}` or `\\fbox{}`, with nested braces; None when it is not closed."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
@@ -95,20 +95,20 @@ def last_boxed(text: str) -> str | None:
 def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
     """Tell whether an answer equals the target.
 
-    A target that is a number wants a number, compared exactly or within the relative `tolerance`: unevaluated
-    arithmetic is no answer to it. Words are compared as words. Everything else (expressions, sets, intervals,
-    equations) is compared by math-verify, in a process of its own, and has the target's form besides: no operation is
-    left to do that the target does not have, no equation stands where it has none, and symbols have its case.
+    For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`;
+    unevaluated arithmetic is wrong. Words are compared as words. Everything else (expressions, sets, intervals,
+    equations) is compared by math-verify in a helper process, and must have the form of the target: it has no further
+    operations to evaluate, no equation where the target has none, and the same case of symbols.
 
     Raises:
         UserError: when math-verify is needed and not installed.
         EnvError: when the target takes too long to read.
-        ServiceError: when the process that compares broke; never for what the answer says.
+        ServiceError: when the helper process broke; never because of the answer.
     """
     number = parse_number(target)
     if number is not None:
         return _is_number(answer, number, tolerance)
-    if _as_words(answer) == _as_words(target):
+    if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
     if _WORDS.fullmatch(plain(target)) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
@@ -119,7 +119,7 @@ def _same_expression(answer: str, target: str, tolerance: float) -> bool:
     if {_shape(answer), _shape(target)} == {"set", "bracket"} or computes_more(answer, target):
         return False
     if not _CHOICE.fullmatch(target):
-        answer, target = tell_cases_apart(answer, target)
+        answer, target = separate_cases(answer, target)
     values = stated_values(answer, target)
     return bool(values) and all(equal_expressions(target, value, tolerance=tolerance) for value in values)
 
@@ -130,12 +130,12 @@ def needs_verifier(target: str) -> bool:
 
 
 def expression(text: str) -> str:
-    """Write an answer as LaTeX that math-verify reads: powers, roots and relations of programs become LaTeX's."""
+    """Write an answer as LaTeX for math-verify: powers, roots and relations as in programs become LaTeX."""
     text = plain(text).strip("$ ").removesuffix(".")
     text = text.replace("**", "^").replace("∞", "\\infty ").replace("π", "\\pi ").replace("∪", "\\cup ")
     text = text.replace("≤", "\\le ").replace("≥", "\\ge ").replace("<=", "\\le ").replace(">=", "\\ge ")
     text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
-    # LaTeX reads 3/2 x as 3 over 2x, people read it as a coefficient
+    # math-verify reads 3/2 x as 3 over 2x, but a coefficient is meant
     text = re.sub(r"(?<![\w.^])(\d+)/(\d+)\s+(?=[a-zA-Z(])", r"\\frac{\1}{\2}", text)
     return exact_decimals(text)
 
@@ -145,12 +145,12 @@ def _is_number(answer: str, target: Number, tolerance: float) -> bool:
     left, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
     if left and not _ARITHMETIC.fullmatch(plain(left)):
         return False
-    number = parse_number(right)  # of "37 * 24 = 888" the right-hand side is the answer
+    number = parse_number(right)  # the right-hand side, as in "37 * 24 = 888"
     return number is not None and number.equals(target, tolerance=tolerance)
 
 
-def _as_words(text: str) -> str:
-    """Words without their case, a letter of a choice (A to J) too; any other text as it is: R is not r."""
+def _normal_words(text: str) -> str:
+    """Return words, and the letter of a choice (A to J), in one case; other text keeps its case, since R is not r."""
     match = _WORDS.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
     if match is None:
         return " ".join(text.split()).upper() if _LETTER.fullmatch(text.strip()) else " ".join(text.split())
@@ -158,7 +158,7 @@ def _as_words(text: str) -> str:
 
 
 def _shape(text: str) -> str:
-    """Tell sets from tuples and intervals, which math-verify does not: {1, 2} is not (1, 2)."""
+    """Distinguish sets from tuples and intervals, which math-verify does not do: {1, 2} is not (1, 2)."""
     text = text.strip()
     if text.startswith(("\\{", "{")) and text.endswith("}"):
         return "set"
@@ -166,7 +166,7 @@ def _shape(text: str) -> str:
 
 
 def _is_bounded(text: str) -> bool:
-    """Whether a text may be given to the computer algebra at all: short, not deeply nested, no tower of powers."""
+    """Whether a text may be given to math-verify: it is short, not deeply nested, and has no tower of powers."""
     if len(text) > MAX_ANSWER:
         return False
     powers = re.sub(r"\s", "", plain(text)).replace("**", "^")
@@ -206,17 +206,17 @@ def _last_tag(text: str) -> str | None:
 
 
 def _last_hashes(text: str) -> str | None:
-    """The last line `#### 42`: a heading that happens to have four marks is none."""
+    """Return the last line `#### 42`; a heading with four marks does not count."""
     numbers = [line for line in _HASHES.findall(text) if parse_number(line) is not None]
     return numbers[-1] if numbers else None
 
 
 def _last_formula(text: str) -> str | None:
-    text = text[-2 * MAX_ANSWER :]  # so that no pattern can take long
-    formulas = [next(part for part in found if part) for found in _FORMULA.findall(text) if any(found)]
+    text = text[-2 * MAX_ANSWER :]  # bounds the time of the patterns
+    formulas = [next(part for part in groups if part) for groups in _FORMULA.findall(text) if any(groups)]
     if formulas:
         return formulas[-1]
-    return _INTRODUCED.split(text)[-1].strip() or None
+    return _ANSWER_IS.split(text)[-1].strip() or None
 
 
 _FINDERS = {

@@ -1,4 +1,4 @@
-"""Answers that look for reward without being right: what `forge-env check` tries on the math environment."""
+"""Wrong answers that might earn a reward: `forge-env check` tries them on the math environment."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from envs.math.answers import needs_verifier
 from envs.math.cheats import cheats
-from envs.math.data import load_tasks
+from envs.math.dataset_tasks import load_tasks
 from envs.math.rewards import MathReward
-from envs.math.stories import Story, read_story, tasks_of_level
+from envs.math.story_tasks import Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
-from envs.procedural import SYMBOLS, draw_tasks
+from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
@@ -47,7 +47,7 @@ _STORIES = {
 class Math(ToolEnv):
     """Solve a problem, with a calculator. Reward 1 when the final answer is the right one.
 
-    The answer is what the last `<answer>` tag or `\\boxed{}` holds, else the last number (see envs/math/answers.py).
+    The answer is the content of the last `<answer>` tag or `\\boxed{}`, else the last number, see `envs.math.answers`.
     """
 
     shared: ClassVar = {"verifier": "envs.math.verifier:open_verifier"}
@@ -64,7 +64,7 @@ class Math(ToolEnv):
         close: float = 0.0,
         format: str = "any",
     ) -> None:
-        """`calculator=False` takes the tool away, and the sentence about it; the rest is as in `MathReward`."""
+        """`calculator=False` removes the tool and the sentence about it; for the others see `MathReward`."""
         self._calculator = calculator
         self._math_reward = MathReward(tolerance=tolerance, partial_credit=partial_credit, close=close, format=format)
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
@@ -92,10 +92,11 @@ class Math(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
-            data: what `envs.math.data.load_tasks` takes, with the columns `question` and `answer` and `streaming`.
+            data: what `envs.math.dataset_tasks.load_tasks` takes, with the columns `question` and `answer` and
+                `streaming`.
 
         Raises:
-            UserError: for what does not exist, or cannot be graded for lack of math-verify.
+            UserError: for a level or source that does not exist, and for tasks that need math-verify without it.
         """
         if level not in (1, 2, 3, 4):
             raise UserError(f"math has no level {level}; the levels are 1, 2, 3 and 4")
@@ -113,12 +114,12 @@ class Math(ToolEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:
-        """Final answers that must earn nothing: guesses, hedges, echoes, and text that is hard on a grader."""
+        """Return final answers that must earn nothing: guesses, hedges, echoes, and text that is hard to grade."""
         return cheats(task)
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task from what the conversation shows, as a model would have to."""
+        """Solve a task by the conversation alone, as a model has to."""
         question = next(m["content"] for m in messages if m["role"] == "user")
         results = [m["content"].strip() for m in messages if m["role"] == "tool"]
         system = next((m["content"] for m in messages if m["role"] == "system"), None)
@@ -132,7 +133,7 @@ class Math(ToolEnv):
         return {"role": "assistant", "content": results[-1]} if results else _call(expression)
 
     async def setup(self) -> None:
-        """Say in the system message what holds for this task and these options; async, since a thread costs more."""
+        """Adapt the system message to the task and the options; async, since a thread costs more."""
         text = self.system_prompt
         if self.task.metadata.get("format") == "boxed":
             text = text.replace(_NUMBER_SENTENCE, _BOXED_SENTENCE)
@@ -153,7 +154,7 @@ class Math(ToolEnv):
 
 
 def calculate(expression: str) -> str:
-    """Evaluate an arithmetic expression without `eval`; what is wrong with it comes back as text.
+    """Evaluate an arithmetic expression without `eval`; an error is returned as text.
 
     >>> calculate("37 * 24 + 5"), calculate("1 / 0")
     ('893', 'Error: division by zero')
@@ -185,7 +186,7 @@ def _call(expression: str) -> Message:
 def _solve_story(
     level: int, story: Story, numbers: tuple[int, ...], *, results: list[str], calculator: bool
 ) -> Message:
-    """Take the story's next step with the calculator, or answer when there is none left, or no calculator."""
+    """Return the next step of a story with the calculator; the answer when no step is left, or without a calculator."""
     failed = bool(results) and results[-1].startswith("Error")
     if calculator and not failed and len(results) < len(story.steps):
         last = results[-1] if results else ""
@@ -206,7 +207,7 @@ def _expression(operation: str, a: int, b: int, c: int) -> str:
 
 
 def _read(question: str) -> Content:
-    """Read a story of level 1 back."""
+    """Parse a story of level 1."""
     a, b, c = (int(number) for number in re.findall(r"\d+", question))
     return ("plus" if "added" in question else "minus" if "lost" in question else "times"), a, b, c
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_CHARS = 200
-"""A longer text is no number: reading one must stay cheap, whatever a model writes."""
+"""A longer text is not read as a number, so that parsing is cheap for any text of a model."""
 _MAX_EXPONENT = 300
 
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -57,9 +57,9 @@ class Number:
     percent: bool = False
 
     def equals(self, other: Number, *, tolerance: float = 0.0) -> bool:
-        """Whether both are the same quantity; `tolerance` is relative to the other's size.
+        """Whether both are the same quantity; `tolerance` is relative to the size of `other`.
 
-        A unit that one of them leaves out is not missed. A percent sign is one too: 50% is 50 and is 0.5.
+        A unit is compared only where both have one. This holds for percent signs too: 50% equals 50 and 0.5.
         """
         if self.unit and other.unit and self.unit != other.unit:
             return False
@@ -82,7 +82,7 @@ def plain(text: str) -> str:
 
 
 def parse_number(text: str) -> Number | None:
-    """Read a text that is one number, perhaps with a name in front ("x = ") and a unit behind; None for any other text.
+    """Parse a text that is one number, with an optional name before it ("x = ") and a unit after it; else None.
 
     >>> parse_number(r"\\frac{3}{4}"), parse_number("3 or 4")
     (Number(value=Fraction(3, 4), unit='', percent=False), None)
@@ -109,14 +109,14 @@ def _parse(text: str) -> Number | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number that a text names, as it is written; commas between digits are thousands separators."""
+    """Return the last number of a text, as it is written; commas between digits are thousands separators."""
     text = plain(text)
-    found = _LAST.findall(_LATEX_FRACTION.sub(_as_quotient, text) if "\\" in text else text)
-    return _GROUPED.sub("", found[-1]).rstrip(",") if found else None
+    numbers = _LAST.findall(_LATEX_FRACTION.sub(_as_quotient, text) if "\\" in text else text)
+    return _GROUPED.sub("", numbers[-1]).rstrip(",") if numbers else None
 
 
 def _bare(text: str) -> tuple[str, str]:
-    """Drop what stands around a number: dollar signs of mathematics, `x =`, a currency, a full stop, LaTeX words."""
+    """Remove what surrounds a number: dollar signs of mathematics, `x =`, a currency, a full stop, LaTeX words."""
     text = text.strip().removesuffix(".").strip()
     while len(text) > 2 and text[0] == text[-1] == "$":
         text = text[1:-1].strip()
@@ -142,7 +142,7 @@ def _as_quotient(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The value of a matched number; None when it divides by zero or is too large to be written out."""
+    """Return the value of a matched number; None for a division by zero and for an exponent that is too large."""
     exponent, power = int(match["exponent"] or 0), int(match["power"] or 0)
     if max(abs(exponent), abs(power)) > _MAX_EXPONENT:
         return None
@@ -157,9 +157,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _unit(text: str, *, attached: bool) -> tuple[str, int, bool] | None:
-    """Read what follows a number as (unit, factor, percent); None when it is no unit.
+    """Parse the text after a number as (unit, factor, percent); None when it is no unit.
 
-    Letters that touch the number are a unit only when they are a known one: 5km is, 5x and 5xy are algebra.
+    Letters directly after a number must be a known unit: 5km has a unit, 5x and 5xy are algebra.
     """
     text = text.strip()
     if text.lower() in ("%", "percent", "per cent", "percentage points"):

@@ -24,13 +24,13 @@ class MathReward:
     def __init__(
         self, *, tolerance: float = 0.0, partial_credit: float = 0.0, close: float = 0.0, format: str = "any"
     ) -> None:
-        """Say what counts as right.
+        """Set what counts as right.
 
         Args:
             tolerance: relative error that a right value may have. 0 is exact: 0.333 is not 1/3.
-            partial_credit: reward of a right value that is not in the asked format, or off by no more than `close`.
+            partial_credit: reward of a right value in another format, or of a value within `close`.
             close: relative error up to which a value earns the partial credit.
-            format: the mark that is asked for: answer, boxed, gsm8k, or any.
+            format: the required mark: answer, boxed, gsm8k, or any.
 
         Raises:
             UserError: for a number below 0, a partial credit above 1, or an unknown format.
@@ -45,48 +45,50 @@ class MathReward:
         self.tolerance, self.partial_credit, self.close, self.format = tolerance, partial_credit, close, format
 
     def __call__(self, prompt: str, response: str, target: str | float) -> float:
-        """Score a response; the prompt is not looked at.
+        """Score a response; the prompt is ignored.
 
         Raises:
             UserError: when the target is an expression and math-verify is not installed.
             EnvError: when the target cannot be graded in time.
             ServiceError: when the grader's process broke.
         """
-        wanted = target_text(target)
-        formats = [f for f in FORMATS if f != ("text" if parse_number(wanted) else "number")]
-        formats.sort(key=lambda f: f != self.format)  # the asked one first; the sort keeps the others' order
+        expected = target_text(target)
+        formats = [f for f in FORMATS if f != ("text" if parse_number(expected) else "number")]
+        formats.sort(
+            key=lambda f: f != self.format
+        )  # the required format first; the sort keeps the order of the others
         answer = extract_answer(response, formats)
-        if answer is None or not wanted:
+        if answer is None or not expected:
             return 0.0
-        if same_answer(answer.text, wanted, tolerance=self.tolerance):
+        if same_answer(answer.text, expected, tolerance=self.tolerance):
             return 1.0 if self.format in ("any", answer.format) else self.partial_credit
         if self.partial_credit and self.close > self.tolerance:
-            return self.partial_credit * same_answer(answer.text, wanted, tolerance=self.close)
+            return self.partial_credit * same_answer(answer.text, expected, tolerance=self.close)
         return 0.0
 
 
 class ThinkingReward:
-    """Rewards thinking that is marked as such: one well-formed, non-empty `<think>..</think>` before the answer."""
+    """Rewards one well-formed, non-empty `<think>..</think>` before the answer."""
 
     def __init__(self, *, tag: str = "think", full_reward: float = 1.0, partial_reward: float = 0.2) -> None:
-        """Say what to look for.
+        """Set the tags and the rewards.
 
         Args:
             tag: name of the tags.
-            full_reward: of thinking that opens, says something, closes, and is followed by an answer.
-            partial_reward: of any tag that falls short of it.
+            full_reward: of non-empty thinking between both tags that an answer follows.
+            partial_reward: of a response with any other use of a tag.
 
         Raises:
-            UserError: when the tag is no name.
+            UserError: when the tag is not a name.
         """
         if not re.fullmatch(r"[A-Za-z_][\w-]*", tag):
             raise UserError(f"ThinkingReward's tag is {tag!r}; it must be a name without brackets, for example think")
         self.tag, self.full_reward, self.partial_reward = tag, full_reward, partial_reward
 
     def __call__(self, prompt: str, response: str, target: object = None) -> float:
-        """Score a response; the target is not looked at.
+        """Score a response; the target is ignored.
 
-        Chat templates may end the prompt with the opening tag: it then counts as the response's.
+        A chat template may end the prompt with the opening tag, which then counts as a part of the response.
         """
         opening, closing = f"<{self.tag}>", f"</{self.tag}>"
         if prompt.rstrip().endswith(opening):

@@ -1,4 +1,4 @@
-"""reasoning_gym:NAME: every dataset of reasoning-gym as an environment of one turn.
+"""reasoning_gym:NAME: each dataset of reasoning-gym is an environment of one turn.
 
 The options of an environment are those of its dataset's configuration, and `partial_credit`.
 """
@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_jsonable_python
 
-from envs.procedural import bucket
 from envs.reasoning.process import require_reasoning_gym, worker
+from envs.task_splits import bucket
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, UserError, nearest
 from forge_env.core.types import Action, Message, Task
@@ -30,22 +30,22 @@ SYSTEM_PROMPT = (
 MAX_ANSWER = 10_000
 """Characters of an answer; a longer one scores 0."""
 TEST_SHARE = 5
-"""One question in five is held out, by its text."""
+"""One question in five is held out, chosen by a hash of its text."""
 
 _BLOCK = 50
 """Entries taken of one dataset seed: those of even index, so that datasets of seeds of the other parity share none."""
-_IN_VAIN = 4
-"""Dataset seeds without a new task before it is said that there are no more."""
-_REMEMBERED = 100_000
+_MAX_FRUITLESS = 4
+"""Consecutive dataset seeds without a new task after which there are no more."""
+_MAX_GOLD = 100_000
 _gold: OrderedDict[str, str] = OrderedDict()
 
 
 class ReasoningGym(Env):
     """Base of what `resolve` returns. The answer is scored by the dataset itself, from 0 to 1.
 
-    An answer that its scorer cannot read scores 0, and partial credit is at most 0.1. Entries are made again from the
-    task's metadata: the name of the dataset, its configuration, its seed and the index. Entries whose gold answer does
-    not score full marks, or whose scorer gives them to a constant or to the question itself, never become tasks.
+    An answer that the scorer cannot read scores 0, and partial credit is at most 0.1. An entry is made again from the
+    metadata of its task: the name of the dataset, its configuration, its seed and the index. An entry becomes no task
+    when its gold answer does not get full marks, or when a constant or the question itself gets them.
     """
 
     made_of: ClassVar[Sequence[str]] = ("reasoning_gym",)
@@ -57,15 +57,15 @@ class ReasoningGym(Env):
         """Make an instance.
 
         Args:
-            partial_credit: False gives 1 for full marks and 0 for everything else; otherwise it is a tenth of what the
-                dataset gives, since many datasets give half of the marks and more for what is not right.
+            partial_credit: False gives 1 for full marks and 0 for everything else. True gives a tenth of the partial
+                credit of the dataset, since many datasets give half of the marks or more for wrong answers.
         """
         self._partial_credit = partial_credit
         self._task: Task | None = None
 
     @classmethod
     def draw(cls, split: str, *, count: int, seed: int, config: Mapping[str, Any]) -> list[Task]:
-        """Return `count` distinct tasks; `tasks` of each dataset calls it with the options of its configuration.
+        """Return `count` distinct tasks; `tasks` of each dataset calls this with the options of its configuration.
 
         Raises:
             UserError: for an unknown split, a wrong configuration, or more tasks than there are.
@@ -75,20 +75,20 @@ class ReasoningGym(Env):
         settings = to_jsonable_python(dict(config))
         cls._check(settings)
         rng = random.Random(f"{split}/{seed}")
-        found: dict[str, Task] = {}
-        paid: Counter[str] = Counter()
-        in_vain = 0
-        while in_vain < _IN_VAIN:
-            before = len(found)
+        tasks_by_question: dict[str, Task] = {}
+        wrongly_paid: Counter[str] = Counter()
+        num_fruitless = 0
+        while num_fruitless < _MAX_FRUITLESS:
+            before = len(tasks_by_question)
             block = 2 * rng.randrange(2**30) + (split == "test")
-            for task in cls._block(block, settings, split, count - len(found), paid):
-                found.setdefault(task.prompt[0]["content"], task)
-                if len(found) == count:
-                    return list(found.values())
-            in_vain = 0 if len(found) > before else in_vain + 1
+            for task in cls._block(block, settings, split, count - len(tasks_by_question), wrongly_paid):
+                tasks_by_question.setdefault(task.prompt[0]["content"], task)
+                if len(tasks_by_question) == count:
+                    return list(tasks_by_question.values())
+            num_fruitless = 0 if len(tasks_by_question) > before else num_fruitless + 1
         raise UserError(
-            f"{count} distinct {split} tasks were asked for, {len(found)} were found that are sound: "
-            f"{_why(cls.dataset, paid) if paid else 'ask for fewer'}"
+            f"{count} distinct {split} tasks were asked for, {len(tasks_by_question)} were found that are sound: "
+            f"{_reason(cls.dataset, wrongly_paid) if wrongly_paid else 'ask for fewer'}"
         )
 
     @staticmethod
@@ -119,7 +119,7 @@ class ReasoningGym(Env):
         answer = extract_answer(action.text)
         score = 0.0
         if answer and len(answer) <= MAX_ANSWER:
-            async with queued():  # episodes wait for each other at the one process, which has deadlines of its own
+            async with queued():  # episodes wait for the helper process in turn; it has its own deadlines
                 score = await invoke(self.score, self._task, answer)
         reward = score if self._partial_credit else float(score == 1.0)
         return (), reward, True, False, {"rewards": {"score": score}}
@@ -132,9 +132,9 @@ class ReasoningGym(Env):
             EnvError: when the scorer raises for the gold answer too, or the entry cannot be made again.
             ServiceError: when the helper process broke.
         """
-        result = _ask_score(task, answer)
+        result = _request_score(task, answer)
         if "raised" in result and task.target is not None:
-            gold = _ask_score(task, task.target)
+            gold = _request_score(task, task.target)
             if "raised" in gold:
                 raise EnvError(f"the scorer of {task.metadata['dataset']} raises for its own answer: {gold['raised']}")
         if result.get("signal", signal.SIGPROF) not in (signal.SIGPROF, signal.SIGALRM):
@@ -149,20 +149,20 @@ class ReasoningGym(Env):
 
     @classmethod
     def _block(
-        cls, seed: int, config: Mapping[str, Any], split: str, wanted: int, paid: Counter[str]
+        cls, seed: int, config: Mapping[str, Any], split: str, num_missing: int, wrongly_paid: Counter[str]
     ) -> Iterator[Task]:
-        """Those tasks of one dataset seed that are of a split; entries are asked for as they are needed.
+        """Give the tasks of one dataset seed that are in a split; entries are requested as they are needed.
 
-        What the scorer paid for without its being right is counted in `paid`.
+        Wrong answers that got full marks are counted in `wrongly_paid`.
         """
         share = 1 if split == "train" else TEST_SHARE
-        size = min(_BLOCK, max(1, wanted * share + 2))
+        size = min(_BLOCK, max(1, num_missing * share + 2))
         for start in range(0, _BLOCK, size):
             indices = [2 * i for i in range(start, min(start + size, _BLOCK))]
             request = {"do": "entries", "dataset": cls.dataset, "config": config, "seed": seed, "indices": indices}
-            made = worker.ask(request)
-            paid.update(made["paid"])
-            for entry in made["entries"]:
+            response = worker.ask(request)
+            wrongly_paid.update(response["paid"])
+            for entry in response["entries"]:
                 if (bucket(entry["question"], TEST_SHARE) == 0) == (split == "test"):
                     yield cls._task_of(entry, seed, config)
 
@@ -171,27 +171,27 @@ class ReasoningGym(Env):
         question, answer = entry["question"], entry["answer"]
         if answer is not None:
             _gold[question] = answer
-            if len(_gold) > _REMEMBERED:
+            if len(_gold) > _MAX_GOLD:
                 _gold.popitem(last=False)
         metadata = {"dataset": cls.dataset, "seed": seed, "index": entry["index"], "config": dict(config)}
         return Task(prompt=({"role": "user", "content": question},), target=answer, metadata=metadata)
 
 
-def _why(dataset: str, paid: Counter[str]) -> str:
-    [(probe, count)] = paid.most_common(1)
+def _reason(dataset: str, wrongly_paid: Counter[str]) -> str:
+    [(probe, count)] = wrongly_paid.most_common(1)
     return (
         f"the scorer of {dataset} gives full marks to {probe[:40]!r}, which was not the answer, {count} times, and "
         "such questions are left out. Choose another dataset, or ask for fewer"
     )
 
 
-def _ask_score(task: Task, answer: str) -> dict[str, Any]:
-    said = score_all(task, [answer])
-    return said["results"][0] if "results" in said else said
+def _request_score(task: Task, answer: str) -> dict[str, Any]:
+    response = score_all(task, [answer])
+    return response["results"][0] if "results" in response else response
 
 
 def score_all(task: Task, answers: Sequence[str]) -> dict[str, Any]:
-    """Score answers in one go: {"results": one {"score"} or {"raised"} each}, or the {"signal"} that ended it.
+    """Score answers in one request: {"results": [{"score"} or {"raised"}, ...]}, or the {"signal"} that ended it.
 
     Raises:
         EnvError: when the entry cannot be made again.
@@ -201,7 +201,7 @@ def score_all(task: Task, answers: Sequence[str]) -> dict[str, Any]:
 
 
 def extract_answer(text: str) -> str:
-    """Return what stands between the last pair of answer tags; "" when there is none.
+    """Return the text between the last pair of answer tags; "" when there is none.
 
     >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
     '2'
@@ -241,10 +241,13 @@ def dataset_names() -> list[str]:
 
 @functools.cache
 def _datasets() -> dict[str, list[str]]:
-    """The options of each dataset; "composite" is left out, which mixes others."""
+    """Return the options of each dataset, without "composite", which mixes other datasets."""
     require_reasoning_gym()
-    found = worker.ask({"do": "datasets"})["datasets"]
-    fields = {name: [field for field in fields if field not in ("seed", "size")] for name, fields in found.items()}
+    fields_of_datasets = worker.ask({"do": "datasets"})["datasets"]
+    fields = {
+        name: [field for field in fields if field not in ("seed", "size")]
+        for name, fields in fields_of_datasets.items()
+    }
     return {name: options for name, options in fields.items() if name != "composite"}
 
 
@@ -255,7 +258,7 @@ def _tasks_of(fields: list[str]) -> Callable[..., list[Task]]:
         """Return `count` tasks of a split, under a configuration of the dataset."""
         return cls.draw(split, count=count, seed=seed, config=config)
 
-    own = [p for p in inspect.signature(tasks).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    common = [p for p in inspect.signature(tasks).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in fields]
-    tasks.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    tasks.__signature__ = inspect.Signature([*common, *options])  # type: ignore[attr-defined]
     return tasks

@@ -1,11 +1,9 @@
-"""The process that makes and scores the entries of reasoning-gym datasets.
+"""Makes and scores the entries of reasoning-gym datasets, for `envs.processes.worker`.
 
-Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
-process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
-bounded by the kernel: text that a model wrote decides how long a scorer takes. The process confines itself before it
-reads any such text, and says in its first line what that came to. Scorers that would evaluate that text as Python get a
-reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced by
-`_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
+Entries are made in the process itself, which has a fixed hash seed, so that they are the same in every run. Answers are
+scored in a fork. Scorers that would evaluate an answer as Python get a reader of plain literals and formulas instead.
+Scorers that pay for wrong answers are replaced by `_REPLACED_SCORERS`, and partial credit is worth little, see
+`PARTIAL_SHARE`.
 """
 
 from __future__ import annotations
@@ -14,38 +12,36 @@ import ast
 import dataclasses
 import importlib
 import json
-import logging
 import math
 import operator
-import os
 import random
 import re
-import resource
-import signal
 import sys
 import typing
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from envs.processes.worker import Request, RunForked, Write
+
+PACKAGES = ("reasoning_gym", "sympy")
 CPU_SECONDS = 3.0
-"""Processor time of one scoring; a fork that needs more ends with SIGPROF."""
+"""Processor time of one scoring."""
 BATCH_SECONDS = 60.0
-"""The same, of the gold answers of a batch of entries."""
+"""Processor time of scoring several answers at once, such as the gold answers of a batch of entries."""
 WALL_SECONDS = 120.0
 MEMORY_BYTES = 4 << 30
 MAX_FORMULA = 500
-"""Characters of a formula that a scorer hands to sympy."""
+"""Characters of a formula that a scorer gives to sympy."""
 BLOCK = 100
-"""Entries of one dataset object: some make all of them at once."""
+"""Entries of one dataset object; some datasets make all of them at once."""
 
 PARTIAL_SHARE = 0.1
-"""What partial credit is multiplied by. Some scorers give 0.5 for a text that holds the answer, or is somewhat near."""
+"""Factor of partial credit. Some scorers give 0.5 for a text that contains the answer, or is near to it."""
 PROBES = ("?", "0", "1", "-1", "10", "nan", "1e400", "[]", "()", "{}", "None", "True", "yes", "A", "6*4*1*1", "E/E")
-"""Answers that are right for few questions of any dataset, or for none."""
+"""Answers that are wrong for nearly all questions."""
 _CACHED = 16
 _FORMULA = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -56,44 +52,16 @@ _FUNCTIONS = frozenset(
 )
 
 
-def main() -> None:
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    _silence()
-    library = Library()
-    channel.write(json.dumps({"ready": True, "enforced": _confine()}) + "\n")
-    for line in sys.stdin:
-        try:
-            answer = library.answer(json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        channel.write(json.dumps(answer) + "\n")
-
-
-def _confine() -> dict[str, Any]:
-    """Take from this process and its forks what datasets and scorers have no use for; returns what is enforced."""
-    folder = str(Path(__file__).parents[2] / "sandboxes" / "guest")
-    sys.path.insert(0, folder)
-    try:
-        guest = importlib.import_module("guest_worker")
-    finally:
-        sys.path.remove(folder)
-    enforced: dict[str, Any] = guest.confine([importlib.import_module(n).__file__ for n in ("reasoning_gym", "sympy")])
-    return enforced
-
-
-def _silence() -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
+    """Import reasoning-gym."""
+    return Library(run_forked).answer
 
 
 class Library:
-    """The datasets, with those used last kept."""
+    """The datasets. Those that were used last, and their entries, are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_forked: RunForked) -> None:
+        self._run_forked = run_forked
         self._tables = importlib.import_module("reasoning_gym").factory.DATASETS
         self._sympy = importlib.import_module("sympy")
         self._datasets: OrderedDict[str, Any] = OrderedDict()
@@ -104,8 +72,6 @@ class Library:
             return {"datasets": {name: _fields(config) for name, (_, config) in self._tables.items()}}
         if request["do"] == "check":
             return self._check(request)
-        if request["do"] == "enforced":
-            return {}  # it was said at the start
         if request["do"] == "entries":
             return self._sound_entries(request)
         return self._score(request)
@@ -136,10 +102,10 @@ class Library:
         return self._entries[key]
 
     def _sound_entries(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make entries; leave out those whose gold answer does not score full marks, or whose scorer pays for others.
+        """Make entries; leave out those whose gold answer does not get full marks, or where a wrong one gets them.
 
-        Some of reasoning-gym are like that: an integral that is its own answer, a scorer that compares by bool(). What
-        earned full marks without being the answer is returned as "paid".
+        Some entries of reasoning-gym are unsound: an integral that is its own answer, a scorer that compares by bool().
+        Wrong answers that got full marks are returned as "paid".
         """
         entries = [self._entry(request, index) for index in request["indices"]]
         texts = [[_gold(entry) or PROBES[0], *PROBES, str(entry["question"])] for entry in entries]
@@ -171,33 +137,22 @@ class Library:
         return {"signal": results} if isinstance(results, int) else {"results": results}
 
     def _forked(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float) -> list[dict[str, Any]] | int:
-        """Score entries and answers in a fork; returns what came of each, or the signal that ended it."""
-        readable, writable = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(readable)
-            self._work(dataset, pairs, cpu_seconds, writable)
-        os.close(writable)
-        with os.fdopen(readable) as pipe:
-            said = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            return os.WTERMSIG(status)
-        return json.loads(said)
+        """Score pairs of an entry and an answer in a fork; return the results, or the signal that ended the fork."""
 
-    def _work(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float, channel: int) -> None:
-        """Score, and end the process."""
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        self._guard()
-        results = [_scored(dataset, entry, answer) for entry, answer in pairs]
-        with os.fdopen(channel, "w") as pipe:
-            json.dump(results, pipe)
-        os._exit(0)
+        def work(write: Write) -> None:
+            self._guard()
+            for entry, answer in pairs:
+                write(_scored(dataset, entry, answer))
+
+        results, exit_code = self._run_forked(
+            work, cpu_seconds=cpu_seconds, wall_seconds=WALL_SECONDS, memory_bytes=MEMORY_BYTES
+        )
+        if exit_code > 0:
+            raise RuntimeError(f"scoring ended with exit code {exit_code}")
+        return results if exit_code == 0 else -exit_code
 
     def _guard(self) -> None:
-        """Take `eval` and sympy's reader, which evaluates too, away from the scorers."""
+        """Replace `eval`, and sympy's parser, which evaluates too, in the scorers."""
         read = self._sympy.parse_expr
         formula = _guarded(read)
         for name, module in list(sys.modules.items()):
@@ -215,7 +170,7 @@ def _keep(table: OrderedDict[Any, Any], key: Any, value: Any, size: int = _CACHE
 
 
 def _seed_globals(key: str) -> None:
-    """Seed the global generators: some datasets draw from them, beside their own."""
+    """Seed the global generators, from which some datasets draw."""
     random.seed(key)
     importlib.import_module("numpy").random.seed(random.getrandbits(32))
 
@@ -228,13 +183,13 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
     """Make a dataset's configuration; text becomes what a field holds, a list is written with commas."""
     adapter = importlib.import_module("pydantic").TypeAdapter
     hints = typing.get_type_hints(config_class)
-    given: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name in values.keys() & set(_fields(config_class)):
         kind, value = hints[name], values[name]
         if isinstance(value, str) and (typing.get_origin(kind) or kind) in (list, tuple):
             value = [part for part in value.split(",") if part]
-        given[name] = adapter(kind).validate_python(value)
-    config = config_class(**given)
+        converted[name] = adapter(kind).validate_python(value)
+    config = config_class(**converted)
     if hasattr(config, "validate"):
         config.validate()
     return config
@@ -242,20 +197,20 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
 
 def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
     try:
-        score = _number(_own_score(dataset, entry, answer))
+        score = _number(_score_of(dataset, entry, answer))
         return {"score": score if score == 1.0 else PARTIAL_SHARE * score}
     except (Exception, RecursionError, MemoryError) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:500]}
 
 
-def _own_score(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
+def _score_of(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(_gold(entry) or ""):
-        return 0.0  # every comparison with nan is false, and so is the one that finds an error too large
+        return 0.0  # every comparison with nan is false, also the one for an error that is too large
     name = entry["metadata"].get("source_dataset", "")
-    own, form = _OWN_SCORERS.get(name), _FORMS.get(name)
+    replaced, form = _REPLACED_SCORERS.get(name), _FORMS.get(name)
     if form is not None and not form.fullmatch(answer.strip()):
         return 0.0
-    return own(answer, entry) if own else dataset.score_answer(answer, entry)
+    return replaced(answer, entry) if replaced else dataset.score_answer(answer, entry)
 
 
 def _same(text: str, gold: str | None) -> bool:
@@ -269,7 +224,7 @@ def _same(text: str, gold: str | None) -> bool:
 
 
 def _uses_numbers(answer: str, entry: dict[str, Any]) -> float:
-    """1 for arithmetic that holds each of the given numbers once, nothing else, and comes to the target."""
+    """Return 1 for arithmetic that has each of the given numbers once, no other number, and the target as its value."""
     try:
         tree = ast.parse(answer.strip(), mode="eval").body
         numbers: list[Any] = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -293,7 +248,7 @@ def _exact(node: ast.AST) -> Fraction:
 
 
 def _is_probability(answer: str, entry: dict[str, Any]) -> float:
-    """1 for the probability, as a decimal or a fraction; it may be off by 0.0001, and by a hundredth of itself."""
+    """Return 1 for the probability, as a decimal or a fraction, with an error of at most 0.0001 and 1%."""
     gold = Fraction(entry["answer"])
     try:
         return float(abs(Fraction(answer.strip()) - gold) <= min(Fraction(1, 10_000), gold / 100))
@@ -302,7 +257,7 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
-    """1 for a text with one number in it, which is the right one; words and units may stand around it."""
+    """Return 1 for a text whose only number is the right one; it may have words and units."""
     numbers = re.findall(r"-?(?:\d[\d,]*\.?\d*|\.\d+)", answer)
     if len(numbers) != 1 or re.search(r"\d\s*[-+*/^e]|[-+*/^]\s*\d", answer.replace(numbers[0], "0", 1)):
         return 0.0
@@ -320,7 +275,7 @@ def _number(score: Any) -> float:
 
 
 def _guarded(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return sympy's `parse_expr` for arithmetic, the usual functions and names of one letter only."""
+    """Return sympy's `parse_expr`, restricted to arithmetic, common functions and names of one letter."""
 
     def parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
         words = _WORD.findall(text)
@@ -364,9 +319,9 @@ def _value(node: ast.AST) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.List):
-        return [_value(each) for each in node.elts]
+        return [_value(item) for item in node.elts]
     if isinstance(node, ast.Tuple):
-        return tuple(_value(each) for each in node.elts)
+        return tuple(_value(item) for item in node.elts)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
@@ -378,15 +333,11 @@ _FORMS = {
     "quantum_lock": re.compile(r"[ABC](?:[^\w]*[ABC])*", re.IGNORECASE),
     "sokoban": re.compile(r"[LRUD](?:[^\w]*[LRUD])*", re.IGNORECASE),
 }
-"""What an answer is, where the scorer picks moves out of any text."""
-_OWN_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
+"""Form of an answer, for datasets whose scorer extracts moves from any text."""
+_REPLACED_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
     "coin_flip": _is_probability,
     "countdown": _uses_numbers,
     "gsm_symbolic": _is_one_number,
     "puzzle24": _uses_numbers,
 }
-"""In place of scorers that pay for a common first digit, for E/E as a one, for a first number, for any four numbers."""
-
-
-if __name__ == "__main__":
-    main()
+"""These replace scorers that reward a common first digit, E/E as a one, a first number, and any four numbers."""

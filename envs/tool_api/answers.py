@@ -1,4 +1,4 @@
-"""Whether a final answer is the one that was asked for: the same text, the same number, or the same JSON."""
+"""Compares a final answer with the target: as text, number or JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4
 
 
 def same_answer(answer: str, target: Any) -> bool:
-    """Tell whether an answer is the target: white space apart, numbers by value, lists and objects as JSON.
+    """Tell whether an answer is the target. White space is ignored; numbers are compared by value, others as JSON.
 
-    Thinking before the answer is not part of it; anything else is, so that naming many answers earns nothing.
+    Thinking before the answer is ignored; any other text makes it wrong, so that naming many answers earns nothing.
 
     >>> same_answer("8.0", "8"), same_answer("It is 8", "8"), same_answer('{"b": [2], "a": 1}', {"a": 1, "b": [2]})
     (True, False, True)
@@ -40,7 +40,7 @@ def _number(text: str) -> Decimal | None:
 
 def _same_json(text: str, wanted: str) -> bool:
     try:
-        return _same(*(json.loads(each, parse_int=Decimal, parse_float=Decimal) for each in (text, wanted)))
+        return _same(*(json.loads(value, parse_int=Decimal, parse_float=Decimal) for value in (text, wanted)))
     except (ValueError, ArithmeticError, RecursionError):
         return False
 

@@ -14,12 +14,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from envs.shop.expert import expert as shop_expert
-from envs.shop.tasks import score as shop_score
-from envs.shop.tasks import shop_of
 from envs.tool_api.answers import same_answer
-from envs.tool_api.calls import asked_call, call_expert
+from envs.tool_api.call_tasks import call_expert, call_in_question
 from envs.tool_api.services import Services
+from envs.tool_api.shop.expert import expert as shop_expert
+from envs.tool_api.shop.tasks import score as shop_score
+from envs.tool_api.shop.tasks import shop_of
 from envs.tool_api.tasks import SHOP, make_tasks, source_target
 from forge_env.core.env import StepResult
 from forge_env.core.errors import EnvError, UserError
@@ -43,9 +43,9 @@ class ToolApi(ToolEnv):
     def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
         if not hasattr(self, "services"):
             raise EnvError("ToolApi is made by its factory, which opens its tools: forge_env.make('tool_api')")
-        self._more = {tool.name: tool for tool in extra_tools}
+        self._extra_tools = {tool.name: tool for tool in extra_tools}
         self._token = ""
-        super().__init__(use_tools=use_tools, extra_tools={**self.services.tools(), **self._more}.values())
+        super().__init__(use_tools=use_tools, extra_tools={**self.services.tools(), **self._extra_tools}.values())
 
     @classmethod
     def tasks(
@@ -59,7 +59,7 @@ class ToolApi(ToolEnv):
         operations: Sequence[str] = (),
         data: str = "",
     ) -> Sequence[Task]:
-        """Return the tasks of the shop, of a file, or calls of the user's functions, which are called for it.
+        """Return tasks of the shop, tasks of a file, or calls of the user's functions; making these calls them.
 
         Args:
             split: "train" or "test"; of `data` also "all".
@@ -67,7 +67,7 @@ class ToolApi(ToolEnv):
             seed: which ones, and in which order.
             tools: what the tasks are about.
             level: 1 to 3. Of the shop: one change, changes that need look-ups, changes that have conditions.
-            operations: of the shop; only tasks that they suffice for are drawn.
+            operations: of the shop; only tasks that can be solved with them are drawn.
             data: a file of tasks.
 
         Raises:
@@ -82,20 +82,20 @@ class ToolApi(ToolEnv):
 
     @classmethod
     def effects(cls, *, tools: Sequence[str] = (SHOP,), cassette_mode: str = "auto") -> str:
-        """Say which services an episode calls; those of a cassette that is only replayed are not called."""
+        """Say which services an episode calls; a cassette that is only replayed calls none."""
         kinds = ("mcp:",) if cassette_mode == "replay" else ("mcp:", "openapi:")
         called = [source for source in map(source_target, map(str.strip, tools)) if source.startswith(kinds)]
         return f"calls {', '.join(called)}" if called else ""
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task of the shop, or make the call that is asked for; from what the conversation shows.
+        """Solve a task of the shop, or make the call that is asked for, by the conversation alone.
 
         Raises:
-            UserError: for a task of a file, which nothing says how to solve.
+            UserError: for a task of a file, which has no expert.
         """
         question = next(m["content"] for m in messages if m["role"] == "user")
-        call = asked_call(question)
+        call = call_in_question(question)
         if call is not None:
             return call_expert(messages, *call)
         try:
@@ -105,7 +105,7 @@ class ToolApi(ToolEnv):
 
     @classmethod
     def cheats(cls, task: Task) -> Sequence[str]:
-        """Final answers, given without a single call, that must earn nothing."""
+        """Return final answers that must earn nothing when no tool was called."""
         question = "\n".join(message["content"] for message in task.prompt)
         cheats = ["", " \n", "Done.", "None", "null", "target", "state: 1.0", question, "OK (200 OK, no content)"]
         if "shop" in task.metadata:
@@ -127,7 +127,7 @@ class ToolApi(ToolEnv):
         shop = self.services.shop
         if shop is not None:
             self._token = shop.open(self.task)
-            self.set_tools({**self.services.tools(self._token), **self._more})
+            self.set_tools({**self.services.tools(self._token), **self._extra_tools})
 
     async def step(self, action: Action) -> StepResult:
         if self.services.shop is not None and not self._token:
@@ -141,12 +141,12 @@ class ToolApi(ToolEnv):
     def state(self) -> float:
         """1 when all of the shop is as it should be at the end.
 
-        Where nothing was to be changed, somebody who never looked has not earned it: then the order in question must
-        have been shown by a tool.
+        Where nothing was to be changed, a tool must have shown the order in question: an agent that never looked at it
+        earns nothing.
         """
         shop = self.services.shop
         assert shop is not None
-        if not self.task.target and not self._has_seen(_subject(self.task)):
+        if not self.task.target and not self._has_seen(_order_of(self.task)):
             return 0.0
         return shop_score(shop.state(self._token), self.task)["state"]
 
@@ -156,13 +156,15 @@ class ToolApi(ToolEnv):
         return float(same_answer(answer, self.task.target))
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
-        """Score by the state of the shop, else by the user's own reward, else by the answer."""
+        """Score by the state of the shop, else by the user's reward, else by the answer."""
         off = {"answer"} if self.services.shop is not None else {"state"}
         off |= {"answer"} if self.services.rewards else set()
-        own = [part for part in self._rewards if part.name not in off]
-        total, parts = await score(own, self.task, self.messages, response, owner=self)
-        more, further = await score((*self._rubric, *self.services.rewards), self.task, self.messages, response)
-        return total + more, {**parts, **further}
+        parts_of_env = [part for part in self._rewards if part.name not in off]
+        total, parts = await score(parts_of_env, self.task, self.messages, response, owner=self)
+        others, parts_of_others = await score(
+            (*self._rubric, *self.services.rewards), self.task, self.messages, response
+        )
+        return total + others, {**parts, **parts_of_others}
 
     def _has_seen(self, order: int) -> bool:
         shown = (m["content"] for m in self.messages if m["role"] == "tool" and not m["content"].startswith("Error"))
@@ -174,8 +176,8 @@ class ToolApi(ToolEnv):
             self.services.shop.close(token)
 
 
-def _subject(task: Task) -> int:
-    """The order that a task is about: the latest of the shop's first customer."""
+def _order_of(task: Task) -> int:
+    """Return the order that a task is about: the latest of the shop's first customer."""
     shop = shop_of(task)
     mine = [order for order in shop.orders if order[1] == shop.customers[0][0]]
     return max(mine, key=lambda order: order[3])[0]

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from envs.apis.http import ApiClient
-from envs.apis.openapi import OpenApi
-from envs.apis.pool import ApiSettings
-from envs.apis.sources import Sources, open_sources
-from envs.shop.database import State
-from envs.shop.operations import OPERATIONS
-from envs.shop.server import ShopServer
-from envs.shop.tasks import shop_of
+from envs.tool_api.http.client import ApiClient
+from envs.tool_api.http.pool import ApiSettings
+from envs.tool_api.openapi.tools import OpenApi
+from envs.tool_api.shop.database import State
+from envs.tool_api.shop.operations import OPERATIONS
+from envs.tool_api.shop.server import ShopServer
+from envs.tool_api.shop.tasks import shop_of
+from envs.tool_api.sources import Sources, open_sources
 from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.tools import Tool
@@ -26,7 +26,7 @@ from forge_env.tool_env.rubric import RewardPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShopSessions:
-    """The shop: a database for each episode, and the tools that work on it."""
+    """The shop: a database for each episode, and the tools that change it."""
 
     server: ShopServer
     api: OpenApi
@@ -47,7 +47,7 @@ class ShopSessions:
             raise ServiceError(f"the shop of an episode cannot be written: {error}") from error
 
     def tools(self, token: str = "") -> dict[str, Tool]:
-        """Return the tools of a session; without a token they can be shown, and are refused when called."""
+        """Return the tools of a session; without a token they can be shown but not called."""
         client = self.client.with_headers({"Authorization": f"Bearer {token}"}) if token else self.client
         return {tool.name: tool for tool in self.api.tools(client)}
 
@@ -60,12 +60,12 @@ class ShopSessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """See this module."""
+    """The sources of tools, the shop and the reward."""
 
     sources: Sources
     shop: ShopSessions | None = None
     rewards: tuple[RewardPart, ...] = ()
-    """The user's own reward, in place of the comparison of the final answer."""
+    """The user's reward, in place of the comparison of the final answer."""
 
     def tools(self, token: str = "") -> dict[str, Tool]:
         """Return all tools, those of the shop for a session."""
@@ -91,27 +91,27 @@ async def open_services(
     """Open the tools, and close them when left.
 
     Args:
-        tools: "shop", and what `envs.apis.sources` says: registered names, functions in files, openapi: and mcp:.
-        level: of the shop's tasks, which says which operations are tools.
-        operations: these instead; names may hold * for any text.
-        data: a file of tasks; see `envs.task_file.file_tasks`.
+        tools: "shop", and what `envs.tool_api.sources` says: registered names, functions in files, openapi: and mcp:.
+        level: of the shop's tasks; it decides which operations of the shop are tools.
+        operations: of the shop, in place of those of the level; * in a name stands for any text.
+        data: a file of tasks; see `envs.jsonl_tasks.file_tasks`.
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
-        `forge_env.tool_env.rubric`.
-        auth: credentials of the sources; see `envs.apis.sources`.
+            `forge_env.tool_env.rubric`.
+        auth: credentials of the sources; see `envs.tool_api.sources`.
         mcp_env: names of environment variables that MCP servers are started with.
         cassette: file of recorded answers of openapi: sources.
-        cassette_mode: "auto", "replay" or "record"; see `envs.apis.cassette`.
-        requests_per_second: for each host; None for any number. The shop has no such limit.
-        host_concurrency: requests at once, for each host.
-        base_url: where the service of the one openapi: source is; see `envs.apis.sources`.
+        cassette_mode: "auto", "replay" or "record"; see `envs.tool_api.http.cassette`.
+        requests_per_second: for each host; None for no limit. The shop has no limit.
+        host_concurrency: open requests, for each host.
+        base_url: of the service of the only openapi: source; see `envs.tool_api.sources`.
 
     Raises:
-        UserError: for options that do not go together, and what cannot be had.
+        UserError: for options that do not go together, and sources that cannot be opened.
         ServiceError: when a server does not come up.
     """
-    named = checked_sources(tools, data=data)
-    others = [source for source in named if source != SHOP]
-    has_shop = SHOP in named
+    sources_named = checked_sources(tools, data=data)
+    others = [source for source in sources_named if source != SHOP]
+    has_shop = SHOP in sources_named
     _check_options(others, has_shop=has_shop, operations=operations, reward=reward)
     _check_cassette(others, cassette, cassette_mode)
     async with AsyncExitStack() as stack:
@@ -150,7 +150,7 @@ def _check_cassette(others: Sequence[str], cassette: str, mode: str) -> None:
 
 @asynccontextmanager
 async def _open_shop(operations: Sequence[str], concurrency: int) -> AsyncIterator[ShopSessions]:
-    # A client of its own: the state of the shop is what is scored, so no cassette may answer in its place.
+    # A separate client: the state of the shop is scored, so no cassette may answer in its place.
     settings = ApiSettings(concurrency=concurrency)
     async with ShopServer() as server, ApiClient(settings) as client:
         api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client, include=operations)
@@ -160,8 +160,8 @@ async def _open_shop(operations: Sequence[str], concurrency: int) -> AsyncIterat
 def _rewards(target: str) -> tuple[RewardPart, ...]:
     if not target:
         return ()
-    found: Any = load(target)
-    function = found() if isinstance(found, type) else found
+    loaded: Any = load(target)
+    function = loaded() if isinstance(loaded, type) else loaded
     if not callable(function):
         raise UserError(f"the reward {target!r} is no function")
     return (RewardPart.of(function),)

@@ -1,4 +1,4 @@
-"""The tasks of tool_api: over the shop, out of a file, or calls of the user's own functions."""
+"""The tasks of tool_api: about the shop, from a file, or calls of the user's functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envs.apis.names import ToolNames
-from envs.shop.kinds import KINDS
-from envs.shop.operations import OPERATIONS
-from envs.shop.tasks import LEVELS, shop_tasks
-from envs.task_file import file_tasks
-from envs.tool_api.calls import call_tasks
+from envs.jsonl_tasks import file_tasks
+from envs.tool_api.call_tasks import call_tasks
+from envs.tool_api.shop.operations import OPERATIONS
+from envs.tool_api.shop.task_kinds import KINDS
+from envs.tool_api.shop.tasks import LEVELS, shop_tasks
+from envs.tool_api.tool_names import ToolNames
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task
@@ -77,15 +77,15 @@ def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
 
 
 def source_target(name: str) -> str:
-    """Return the source of tools that a name is registered for; what is no such name stays as it is."""
+    """Return the source that a name is registered for; any other text stays as it is."""
     entry = find(name, "tools") if name != SHOP and ":" not in name else None
     return entry.target if entry is not None and is_source(entry.target) else name
 
 
 def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
-    """Return the operations of the shop that are tools: those named, else some that tasks of the level need.
+    """Return the operations of the shop that are tools: those named, else those that tasks of the level need.
 
-    At level 1 that is not all of them, so that an episode has room in the 512 tokens of a tiny model.
+    At level 1 only the kinds with short episodes count, which fit into the 512 tokens of a tiny model.
 
     Args:
         operations: names of operations, with * for any text.
@@ -99,21 +99,21 @@ def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
     for pattern in operations:
         if not fnmatch.filter(OPERATIONS, pattern):
             raise UserError(f"the shop has no operation {pattern!r}. {nearest(pattern, OPERATIONS)}")
-    chosen = [n for each in operations for n in fnmatch.filter(OPERATIONS, each)]
+    chosen = [n for pattern_of_names in operations for n in fnmatch.filter(OPERATIONS, pattern_of_names)]
     return list(dict.fromkeys(chosen or [name for kind in kinds for name in _NEEDED[kind]]))
 
 
 def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operations: Sequence[str] = ()) -> list[Task]:
-    """Return shop tasks of a level, of those kinds that can be solved with the operations.
+    """Return shop tasks of a level that can be solved with the operations.
 
     Raises:
         UserError: when none can, and as `shop_tasks` and `shop_operations`.
     """
-    given = shop_operations(level, operations)
-    kinds = [kind for kind in _kinds(level) if set(_NEEDED[kind]) <= set(given)]
+    available = shop_operations(level, operations)
+    kinds = [kind for kind in _kinds(level) if set(_NEEDED[kind]) <= set(available)]
     if not kinds:
         needs = "; ".join(f"{kind}: {', '.join(_NEEDED[kind])}" for kind in _kinds(level))
-        raise UserError(f"no task of level {level} can be solved with {', '.join(given)} alone. They need {needs}")
+        raise UserError(f"no task of level {level} can be solved with {', '.join(available)} alone. They need {needs}")
     drawn = count
     while True:  # until there are enough of the kinds, or the shop says that there are no more
         tasks = shop_tasks(split, count=drawn, seed=seed, levels=(level,))
@@ -128,7 +128,7 @@ def _kinds(level: int) -> list[str]:
 
 
 def _functions(sources: Sequence[str]) -> dict[str, Tool]:
-    found: dict[str, Tool] = {}
+    tools_by_name: dict[str, Tool] = {}
     names = ToolNames()
     for source in sources:
         if source.startswith(("openapi:", "mcp:")):
@@ -136,9 +136,9 @@ def _functions(sources: Sequence[str]) -> dict[str, Tool]:
                 f"no tasks can be made up for {source!r}, whose answers may change: give tasks of your own with data="
             )
         tools = tools_of(source)
-        given = names.of(source, [tool.name for tool in tools])
-        found |= {given[tool.name]: replace(tool, name=given[tool.name]) for tool in tools}
-    return found
+        new_names = names.of(source, [tool.name for tool in tools])
+        tools_by_name |= {new_names[tool.name]: replace(tool, name=new_names[tool.name]) for tool in tools}
+    return tools_by_name
 
 
 def _file_task(row: Any, where: str) -> Task:

@@ -1,4 +1,7 @@
-"""ForgeActor: what every actor of a run has in common. Actors import `concurrent_endpoint` from here: see __init__."""
+"""ForgeActor: the base of the actors of a run.
+
+Actors import `concurrent_endpoint` from here, and not from Monarch: forge_env/runtime/__init__.py sets Monarch up.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,48 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank
+from monarch.actor import current_rank
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.client import Members, update_client
-from forge_env.runtime.clock import process_began
-from forge_env.runtime.compiled import keep_compiled
-from forge_env.runtime.lifetime import die_with
-from forge_env.runtime.ranks import log_of_rank
+from forge_env.runtime.calls.client import Members, update_client
+from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
+from forge_env.runtime.process.compile_cache import keep_compiled
+from forge_env.runtime.process.lifetime import die_with, process_began
+from forge_env.runtime.process.ranks import log_of_rank
+from forge_env.runtime.service import ActorOptions, make_options
 
-if TYPE_CHECKING:
-    from forge_env.runtime.service import ActorOptions
+if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
+    Actor = object
+else:
+    from monarch.actor import Actor
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "long_endpoint"]
 
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def long_endpoint(method: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-    """A concurrent endpoint that takes as long as it takes, and that ends with its caller.
+
+def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> Endpoint[A, P, R]:
+    """Make an async method of a ForgeActor an endpoint whose calls have no deadline, and that ends with its caller.
 
     A call through a service has no deadline unless the caller sets one: `on_ping` says when the actor hangs. Where the
     caller is cancelled, gives up or dies, the work is cancelled.
     """
 
-    async def endpoint(self: ForgeActor, *args: Any, call_id: str = "", **kwargs: Any) -> Any:
-        return await self._as_call(call_id, method(self, *args, **kwargs))
+    async def endpoint(self: Any, *args: Any, call_id: str = "", **kwargs: Any) -> R:
+        result: R = await self._as_call(call_id, method(self, *args, **kwargs))
+        return result
 
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(endpoint, name, getattr(method, name))
-    made = concurrent_endpoint(endpoint)
-    made.is_long = True
-    return made
+    return Endpoint(endpoint, is_long=True)
 
 
 class ForgeActor(Actor):
-    """Base of the actors: its process writes to a log file of its own, and never outlives the controller.
+    """Base of the actors. Its process writes to its own log file, and never outlives the controller.
 
     `rank` is 0, or its number among the processes of its service.
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
@@ -54,7 +63,7 @@ class ForgeActor(Actor):
     """Endpoints that a service may call again on another replica when one dies during the call."""
 
     @classmethod
-    def options(cls, **options: Any) -> ActorOptions:
+    def options(cls, **options: Any) -> ActorOptions[Self]:
         """Say how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
 
         Args:
@@ -63,24 +72,22 @@ class ForgeActor(Actor):
         Raises:
             UserError: for an unknown option, or a number out of range.
         """
-        from forge_env.runtime.service import ActorOptions, make_options
-
         return ActorOptions(cls, make_options(options))
 
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
         self.rank = current_rank().rank
         log = log_of_rank(Path(log_path), self.rank)
-        if folder := os.environ.get("FORGE_ENV_FOLDER"):  # a host's program was started somewhere else
+        if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
+        # On another host, the watch there stands for the controller, and its folder for the controller's.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
         self._calls: dict[str, asyncio.Task[Any]] = {}  # to long endpoints
         self.phases: dict[str, tuple[float | None, float]] = {}
-        """Of its start: when each began, in seconds since the epoch, and how many seconds it took. "A: B" may
-        be without a beginning, as a part of A."""
+        """Phases of its start, by name: when each began, in seconds since the epoch, and how many seconds it took. A
+        phase "A: B" is a part of A, and may have no beginning."""
 
     @concurrent_endpoint
     async def start(self) -> None:
@@ -91,12 +98,12 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def ping(self) -> None:
-        """Answer: the process is alive, its event loop runs, and the actor can work."""
+        """Answer when the process is alive, its event loop runs, and the actor can work."""
         self.on_ping()
 
     @concurrent_endpoint
     async def update_client(self, service: str, members: Members) -> None:
-        """Learn which replicas of a service are up, where this process calls it."""
+        """Take over which replicas of a service are up, where this process calls the service."""
         update_client(service, members)
 
     @concurrent_endpoint
@@ -108,7 +115,7 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def started(self) -> dict[str, tuple[float | None, float]]:
-        """The phases of its start: "process" until `start` was called, "start", and what `on_start` says of itself."""
+        """The phases of its start: "process" until `start` was called, "start", and those that `phase` measured."""
         return self.phases
 
     @concurrent_endpoint
@@ -127,14 +134,14 @@ class ForgeActor(Actor):
         try:
             await asyncio.wait({task})
             if task.cancelled():
-                raise ServiceError("the call was cancelled")  # nobody hears it
+                raise ServiceError("the call was cancelled")  # its caller is gone, or no longer waits
             return task.result()
         finally:
             del self._calls[call_id]
             task.cancel()
 
     def on_ping(self) -> None:
-        """Raise ReplicaBroken when the actor can do nothing any more; it is then ended and replaced."""
+        """Raise ReplicaBroken when the actor cannot work any more; it is then ended and replaced."""
 
     async def on_start(self) -> None:
         """Load what the actor needs."""
@@ -144,7 +151,7 @@ class ForgeActor(Actor):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around a part of `on_start`: a phase that `started` tells of."""
+        """Measure a part of `on_start` as a phase of the start."""
         began = time.time()
         yield
         self.phases[name] = began, time.time() - began

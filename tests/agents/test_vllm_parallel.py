@@ -104,9 +104,9 @@ async def test_weights_that_only_an_actor_can_fetch_are_handed_on(tiny_model: Pa
             model=str(tiny_model), settings=SETTINGS, store=only
         )
         for _ in range(2):  # a replacement is given the version that it has already
-            (seconds,) = await service.pull.fanout(7)
+            (seconds,) = await service.fanout(PolicyActor.pull, 7)
         assert set(seconds) == {"fetch", "swap"}
-        completion = await service.generate.route([1, 2, 3], Sampling(max_tokens=4, seed=0))
+        completion = await service.route(PolicyActor.generate, [1, 2, 3], Sampling(max_tokens=4, seed=0))
         assert completion.versions == ((7, 4),)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
-
 from benchmarks.reasoning_scorers import measure, table
 from envs.reasoning.env import dataset_names
 from envs.reasoning.process import worker
+from tests.helpers.packages import needs
+
+pytestmark = needs("reasoning_gym")
 
 TABLE = json.loads((Path(__file__).parents[2] / "benchmarks/results/reasoning_scorers.json").read_text())
 
@@ -24,6 +25,7 @@ def test_the_table_is_of_all_datasets_and_none_is_unsound() -> None:
     assert [name for name, row in TABLE["datasets"].items() if row["verdict"] == "refused"] == ["game_of_life_halting"]
 
 
+@pytest.mark.slow
 def test_a_scorer_is_probed() -> None:
     try:
         assert measure("coin_flip", count=5)["verdict"] == "sound"

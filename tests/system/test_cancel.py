@@ -11,6 +11,7 @@ from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
+from forge_env.runtime.calls.client import View
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
 
@@ -18,9 +19,9 @@ SECONDS = 120.0
 LONG = Sampling(max_tokens=900, seed=1)
 
 
-async def until_it_has(service: Service, running: int) -> None:
+async def until_it_has(service: Service[PolicyActor] | View[PolicyActor], running: int) -> None:
     async with asyncio.timeout(SECONDS):
-        while (await service.use.route()).running != running:
+        while (await service.route(PolicyActor.use)).running != running:
             await asyncio.sleep(0.01)
 
 

@@ -369,6 +369,7 @@ def test_the_disk_is_full(start, small_disk: Path, left: int, interval: int, wha
 async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     """A step of the real engine raises: the requests that it had are answered by its successor."""
     pytest.importorskip("monarch")
+    from agents.generator.policy import PolicyActor
     from forge_env.runtime.launcher import Launcher
     from tests.system.breakable import BreakableActor
 
@@ -376,16 +377,17 @@ async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> 
         settings = EngineSettings(max_model_len=256, max_requests=8)
         service = await BreakableActor.options().as_service(name="policy", model=str(tiny_model), settings=settings)
         sampling = Sampling(max_tokens=200, seed=1)
-        before = await service.generate.route((3, 4), sampling)
-        under_way = [asyncio.create_task(service.generate.route((3, 4), sampling)) for _ in range(3)]
-        batch = asyncio.create_task(service.generate_batch.route([Request((3, 4), sampling, "in a batch")]))
+        before = await service.route(PolicyActor.generate, (3, 4), sampling)
+        under_way = [asyncio.create_task(service.route(PolicyActor.generate, (3, 4), sampling)) for _ in range(3)]
+        batched = service.route(PolicyActor.generate_batch, [Request((3, 4), sampling, "in a batch")])
+        batch = asyncio.create_task(batched)
         at = time.monotonic()
-        await service.break_a_step.route()
+        await service.route(BreakableActor.break_a_step)
         for completion in await asyncio.gather(*under_way):
             assert completion.token_ids == before.token_ids
         assert [each.token_ids for each in await batch] == [before.token_ids]
         (death,) = service.deaths
-        assert death.said.startswith("the policy process was ended: the engine broke: IndexError")
+        assert death.reason.startswith("the policy process was ended: the engine broke: IndexError")
         assert death.recovered_at is not None
         print(
             f"engine step raises: noticed after {death.at - at:.2f} s, up again after {death.recovered_at - at:.1f} s"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from forge_env.runtime.clock import process_began
+from forge_env.runtime.process.lifetime import process_began
 
 Span = tuple[float | None, float]
 """When it began, in seconds since the epoch, and how many seconds it took. Only a part of another, "A: B", has none."""
@@ -67,7 +67,7 @@ class Startup:
                         spans[f"{service}: {name}"].append(span)
                     elif not parts:
                         spans[service].append(span)
-        self.phases |= {name: _around(each) for name, each in spans.items()}
+        self.phases |= {name: _around(of_name) for name, of_name in spans.items()}
 
     @property
     def in_order(self) -> list[tuple[str, float | None, float]]:

@@ -15,8 +15,9 @@ from typing import Any
 from runtime_actors import Worker
 
 from forge_env.core.errors import UserError
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from trainers.setup.entry import _with_signals
+from trainers.setup.signals import with_signals
 
 
 def children() -> list[int]:
@@ -59,7 +60,7 @@ async def one_run(ending: str, logs: Path) -> None:
     async with Launcher(logs) as launcher:
         worker = launcher.spawn("worker", Worker, finishing=str(logs / "finishing") if ending == "slow" else "")
         launcher.spawn("other", Worker)
-        launcher.processes("bare")
+        launcher.processes("bare", ForgeActor)
         if ending == "early":  # no actor has answered yet
             while len(children()) < 3:
                 await asyncio.sleep(0.001)
@@ -80,7 +81,7 @@ async def one_run(ending: str, logs: Path) -> None:
 
 async def main(ending: str, logs: Path) -> int:
     try:
-        return await _with_signals(run(ending, logs))
+        return await with_signals(run(ending, logs))
     except UserError:
         return 2
     except asyncio.CancelledError:

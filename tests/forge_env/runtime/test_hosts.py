@@ -20,8 +20,10 @@ from forge_env.runtime.hosts import Hosts, HostSettings, find_workers
 
 pytest.importorskip("monarch")
 
-from cluster import Cluster, wait_until, why_not_separate
+from cluster import Cluster, why_not_separate
 from hosts_controller import SILENCE_S
+
+from tests.helpers.waiting import is_alive, wait_until
 
 HERE = Path(__file__).parent
 NAME = os.uname().nodename
@@ -104,13 +106,6 @@ def read_to(controller: Controller, key: str) -> list[dict[str, Any]]:
     while key not in found[-1]:
         found.append(controller.told())
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_actors_on_both_hosts_answer_and_the_hosts_wait_for_the_next_run(
@@ -212,9 +207,14 @@ def test_processes_as_hosts_end_with_a_killed_controller(controllers: Start) -> 
     *workers, _ = read_to(controller, "ready")
     hosts = {int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1]) for worker in workers}
     assert len(hosts) == 2
+    # A host is started with the address of its socket, which lies in a folder of the run's.
+    commands = [Path(f"/proc/{host}/cmdline").read_text() for host in hosts]
+    (sockets,) = {Path(command.partition("ipc://")[2].partition("/hosts_")[0]) for command in commands}
+    assert sockets.is_dir()
     os.kill(controller.pid, signal.SIGKILL)
     everything = [*hosts, *(worker["pid"] for worker in workers)]
     wait_until(lambda: not any(map(is_alive, everything)), "the hosts and their processes end")
+    assert not sockets.exists()
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ForgeError, PolicyError, ServiceError, UserError
 
@@ -26,8 +25,10 @@ pytest.importorskip("monarch")
 
 from runtime_actors import Worker
 
-from forge_env.runtime.compiled import VARIABLE
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.process.compile_cache import VARIABLE
+from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -35,30 +36,10 @@ NOTICED_S = 5.0  # a death must be known by then; Monarch itself takes up to ten
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
 
 
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
-
-
 async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> Any:
     actor = launcher.spawn(name, Worker, **kwargs)
     await launcher.start(name)
     return actor
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 # ---- calls ----
@@ -81,7 +62,6 @@ async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
     assert spawned + starting == pytest.approx(ready) and 0 <= seconds <= after - ready
 
 
-@pytest.mark.slow
 async def test_what_is_compiled_outlives_the_actors(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +188,7 @@ async def test_a_killed_actor_ends_the_pending_call_under_guard(launcher: Launch
 @pytest.mark.parametrize("bare", [False, True])
 async def test_guard_notices_a_process_that_dies_while_nobody_calls_it(launcher: Launcher, bare: bool) -> None:
     if bare:
-        launcher.processes("idle")
+        launcher.processes("idle", ForgeActor)
         await launcher.start("idle")
     else:
         await started(launcher, "idle")
@@ -366,7 +346,6 @@ def test_a_signal_ends_the_run_in_order(control: Control, number: signal.Signals
     assert controller.errors().strip() == "stopping: ending every process of this run"
 
 
-@pytest.mark.slow
 def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller = control("early")
     controller.ready()
@@ -376,7 +355,6 @@ def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller.assert_nothing_left()
 
 
-@pytest.mark.slow
 def test_a_second_signal_does_not_break_off_the_cleaning(control: Control) -> None:
     controller = control("slow")
     controller.ready()

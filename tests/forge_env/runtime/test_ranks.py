@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ServiceError, UserError
 
@@ -19,15 +17,9 @@ pytest.importorskip("monarch")
 from runtime_actors import Team, Worker
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
+from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
 
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
 
 
 async def start_two(launcher: Launcher, actor_class: type) -> tuple[Any, list[int]]:
@@ -94,7 +86,7 @@ async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
 
 def test_a_meeting_point_listens_to_this_machine_only_and_goes_without_a_trace() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    point = MeetingPoint(2)
+    point = RankRendezvous(2)
     port = int(point.environ(1)["MASTER_PORT"])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = [line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"]

@@ -6,46 +6,34 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from forge_env.core.errors import PolicyError, ReplicaDied, ServiceError, UserError
+from forge_env.core.errors import ForgeError, PolicyError, ReplicaDied, ServiceError, UserError
 
 pytest.importorskip("monarch")
 
-from runtime_actors import Caller, Counting
+from runtime_actors import Caller, Counting, Team
 
+from forge_env.runtime.actor import ForgeActor
+from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
 
 
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
-        yield opened
-
-
-async def until(condition: Any, what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def pids(service: Service) -> list[int]:
-    return sorted(await service.pid.fanout())
+async def pids(service: Service[Counting]) -> list[int]:
+    return sorted(await service.fanout(Counting.pid))
 
 
 async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     both = await pids(service)
     assert len(set(both)) == 2 and os.getpid() not in both
-    held = [asyncio.create_task(service.hold.route()) for _ in range(3)]
+    held = [asyncio.create_task(service.route(Counting.hold)) for _ in range(3)]
     await until(lambda: sum(member.calls for member in service.client._up.values()) == 3, "three calls")
     # One replica has two calls in flight and one has one: the next call goes to the latter.
     busy = {number: member.calls for number, member in service.client._up.items()}
@@ -55,22 +43,22 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launc
     for task in held:
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
-    answers = await asyncio.gather(*(service.pid.route() for _ in range(20)))
+    answers = await asyncio.gather(*(service.route(Counting.pid) for _ in range(20)))
     assert set(Counter(answers)) == set(both)
 
 
 async def test_a_session_stays_with_its_replica(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service(name="sticky")
-    homes = {name: await service.session(name).pid.route() for name in ("one", "two")}
+    homes = {name: await service.session(name).route(Counting.pid) for name in ("one", "two")}
     for name, home in homes.items():
-        assert {await service.session(name).pid.route() for _ in range(5)} == {home}
+        assert {await service.session(name).route(Counting.pid) for _ in range(5)} == {home}
 
 
 async def test_an_idempotent_call_survives_the_death_of_its_replica(launcher: Launcher, tmp_path: Path) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     marks = tmp_path / "marks"
     marks.mkdir()
-    call = asyncio.create_task(service.answer_when.route(str(tmp_path / "go"), str(marks)))
+    call = asyncio.create_task(service.route(Counting.answer_when, str(tmp_path / "go"), str(marks)))
     await until(lambda: list(marks.iterdir()), "the call's arrival")
     first = int(next(marks.iterdir()).name)
     os.kill(first, signal.SIGKILL)
@@ -87,7 +75,7 @@ async def test_a_call_with_effects_is_not_repeated(launcher: Launcher, tmp_path:
     service = await Counting.options(num_replicas=2).as_service()
     marks = tmp_path / "marks"
     marks.mkdir()
-    call = asyncio.create_task(service.mark_and_hold.route(str(marks)))
+    call = asyncio.create_task(service.route(Counting.mark_and_hold, str(marks)))
     await until(lambda: list(marks.iterdir()), "the call's arrival")
     os.kill(int(next(marks.iterdir()).name), signal.SIGKILL)
     with pytest.raises(ReplicaDied, match=r"the counting_\d process died; the end of its log is in .*counting_\d\.log"):
@@ -99,14 +87,14 @@ async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launc
     ready = []
 
     async def on_ready(replica: Spawned) -> None:
-        ready.append(await replica.handle.add.call_one(1, 2))
+        ready.append(await replica.call_one(Counting.add, 1, 2))
 
     service = Service(actor_class=Counting, arguments={}, name="alone", on_ready=on_ready)
     await service.start()
     (first,) = await pids(service)
     os.kill(first, signal.SIGKILL)
     await until(lambda: service.client.up == 0, "the death")
-    assert await service.pid.route() != first
+    assert await service.route(Counting.pid) != first
     assert ready == [3, 3]
 
 
@@ -114,34 +102,31 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
     service = await Counting.options(ping_seconds=1.0).as_service()
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
-    assert await service.pid.route() != first
-    assert service.deaths[0].said == "the counting process did not answer a ping within 1 s, and was ended"
+    assert await service.route(Counting.pid) != first
+    assert service.deaths[0].reason == "the counting process did not answer a ping within 1 s, and was ended"
     with pytest.raises(ProcessLookupError):  # it is not left behind, stopped
         for _ in range(600):
             os.kill(first, 0)
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
 async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
     # It breaks during a call that may be made again: the caller sees nothing of it.
-    assert await service.break_down.route(first) != first
-    assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
+    assert await service.route(Counting.break_down, first) != first
+    assert service.deaths[0].reason == "the counting process was ended: it has no more numbers"
 
 
-@pytest.mark.slow
 async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     with pytest.raises(ReplicaDied, match=r"^counting.die lost 3 replicas: the counting_\d process died"):
-        await service.die.route()
+        await service.route(Counting.die)
     assert service.client.retries == 2
     await until(lambda: service.client.up == 2, "the replacements")
     assert len(service.deaths) == 3 and len(set(await pids(service))) == 2
 
 
-@pytest.mark.slow
 async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=1).as_service()
     caller = launcher.spawn("caller", Caller, client=service.client)
@@ -166,12 +151,12 @@ async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Pa
         return folder
 
     cancelled, late, orphaned = [await marks(name) for name in ("cancelled", "late", "orphaned")]
-    call = asyncio.create_task(service.work.route(str(cancelled)))
+    call = asyncio.create_task(service.route(Counting.work, str(cancelled)))
     await until((cancelled / "begun").exists, "the work")
     call.cancel()
     await until((cancelled / "ended").exists, "the end of what was cancelled")
     with pytest.raises(ServiceError, match="counting.work did not answer within 0.2 s"):
-        await service.deadline(0.2).work.route(str(late))
+        await service.deadline(0.2).route(Counting.work, str(late))
     await until((late / "ended").exists, "the end of what was late")
     asking = asyncio.ensure_future(caller.let_work.call_one(str(orphaned)))
     await until((orphaned / "begun").exists, "the work of the caller")
@@ -179,7 +164,7 @@ async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Pa
     await until((orphaned / "ended").exists, "the end of what nobody waits for")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert await service.deadline(DEADLINE_S).add.route(1, 2) == 3
+    assert await service.deadline(DEADLINE_S).route(Counting.add, 1, 2) == 3
 
 
 async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> None:
@@ -191,7 +176,7 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.Event().wait()
 
     service = Service(actor_class=Counting, arguments={}, name="slow", on_ready=never)
-    starting, calling = asyncio.create_task(service.start()), asyncio.create_task(service.add.route(1, 2))
+    starting, calling = asyncio.create_task(service.start()), asyncio.create_task(service.route(Counting.add, 1, 2))
     await asyncio.wait_for(asked.wait(), DEADLINE_S)
     await service.stop()
     with pytest.raises(ServiceError, match="^slow was stopped before it was up$"):
@@ -200,12 +185,11 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.wait_for(calling, DEADLINE_S)
 
 
-@pytest.mark.slow
 async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
-    await service.fail_pings.route()
+    await service.route(Counting.fail_pings)
     await until(lambda: service.deaths, "the death")
-    assert service.deaths[0].said == (
+    assert service.deaths[0].reason == (
         "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
     )
 
@@ -219,22 +203,22 @@ async def test_scaling_up_and_down(launcher: Launcher) -> None:
     assert await pids(service) == [first]
     with pytest.raises(UserError, match="num_replicas is 0: a service needs at least 1"):
         await service.scale(0)
-    assert await service.pid.call_one() == first
+    assert await service.call_one(Counting.pid) == first
     assert service.deaths == []
 
 
 async def test_errors_of_the_actor_arrive_as_themselves(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     with pytest.raises(PolicyError, match="^just this$"):
-        await service.fail.route("PolicyError", "just this")
+        await service.route(Counting.fail, "PolicyError", "just this")
     with pytest.raises(PolicyError, match="^just this$"):
-        await service.fail.fanout("PolicyError", "just this")
+        await service.fanout(Counting.fail, "PolicyError", "just this")
     with pytest.raises(ServiceError, match=r"counting.fail failed: ValueError: 7 is not prime"):
-        await service.fail.route("ValueError", "7 is not prime")
+        await service.route(Counting.fail, "ValueError", "7 is not prime")
     with pytest.raises(ServiceError, match=r"counting.hold did not answer within 0.2 s"):
-        await service.deadline(0.2).hold.route()
+        await service.deadline(0.2).route(Counting.hold)
     with pytest.raises(UserError, match="counting has 2 replicas: call add with .route"):
-        await service.add.call_one(1, 2)
+        await service.call_one(Counting.add, 1, 2)
 
 
 async def test_a_service_that_cannot_start_says_why(launcher: Launcher) -> None:
@@ -244,13 +228,12 @@ async def test_a_service_that_cannot_start_says_why(launcher: Launcher) -> None:
         await Counting.options().as_service(failure="exit")
 
 
-@pytest.mark.slow
 async def test_a_service_that_keeps_dying_ends_what_is_guarded(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
 
     async def kill_again_and_again() -> None:
         while True:
-            pid = await service.pid.route()
+            pid = await service.route(Counting.pid)
             os.kill(pid, signal.SIGKILL)
             await until(lambda: not service.client.up, "the death")
 
@@ -260,12 +243,47 @@ async def test_a_service_that_keeps_dying_ends_what_is_guarded(launcher: Launche
 
 async def test_the_death_of_an_actor_ends_what_is_guarded(launcher: Launcher) -> None:
     actor = await Counting.options().as_actor(name="single")
-    os.kill(await actor.pid.call_one(), signal.SIGKILL)
+    os.kill(await actor.call_one(Counting.pid), signal.SIGKILL)
     with pytest.raises(ServiceError, match="the single process died"):
-        await launcher.guard(actor.hold.call_one())
+        await launcher.guard(actor.call_one(Counting.hold))
     await until(lambda: not actor.is_starting, "a place that is free, for nobody will fill it")
     with pytest.raises(ServiceError, match="single has no replica any more: the single process died"):
-        await actor.add.route(1, 2)
+        await actor.route(Counting.add, 1, 2)
+
+
+async def test_a_name_that_is_no_endpoint_is_an_error_before_the_call(launcher: Launcher) -> None:
+    service = Service(actor_class=Counting, arguments={}, name="counting")  # not started: a call would wait for ever
+    names = ", ".join(sorted(endpoint_table(Counting).names))
+    for handle in (service, service.client, service.session("one"), service.deadline(5.0)):
+        with pytest.raises(
+            UserError, match=f"^Counting has no endpoint 'brake_down'. Did you mean break_down. Avail.*{names}"
+        ):
+            handle.brake_down  # noqa: B018
+        assert not hasattr(handle, "brake_down") and hasattr(handle, "break_down")
+        with pytest.raises(
+            ForgeError, match=r"^Team.sum is no endpoint of Counting: name one of its class, as Counting\.add"
+        ):
+            handle.route(Team.sum, 1.0)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="^'pid' is no endpoint of Counting"):
+            handle.fanout("pid")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="is no endpoint of Counting"):
+            handle.call_one(Counting.on_ping)  # type: ignore[arg-type]
+
+
+async def test_both_forms_of_a_call_mean_the_same(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service()
+    assert await service.add.route(1, b=2) == await service.route(Counting.add, 1, b=2) == 3
+    assert set(await service.pid.fanout()) == set(await service.fanout(ForgeActor.pid)) and service.client.up == 2
+    assert await service.session("one").pid.route() == await service.session("one").route(Counting.pid)
+    assert await service.client.deadline(DEADLINE_S).add.route(1, 2) == 3
+
+
+def test_idempotent_names_endpoints() -> None:
+    class Mistaken(Counting):
+        idempotent = frozenset({"pid", "ad"})
+
+    with pytest.raises(UserError, match="^Mistaken.idempotent has 'ad', which is no endpoint. Did you mean add?"):
+        endpoint_table(Mistaken)
 
 
 async def test_mistakes_are_one_sentence() -> None:

@@ -16,16 +16,17 @@ import pytest_asyncio
 from forge_env.core.errors import InvariantError, ServiceError
 
 pytest.importorskip("monarch")
-pytest.importorskip("torchstore")
 
-from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
+from weight_actors import Holder
 
+from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.torchstore_compat import import_torchstore
 from forge_env.runtime.weights import TorchStoreWeights
+from forge_env.runtime.weights.torchstore_compat import import_torchstore
+from tests.helpers.packages import needs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("torchstore")]
 ROOT = Path(__file__).parents[3]
 STORE = TorchStoreWeights()
 
@@ -41,7 +42,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     """Two actors and an open store, in three processes."""
     async with Launcher(tmp_path_factory.mktemp("logs")) as launcher:
         trainer, engine = (launcher.spawn(name, Holder, store=STORE) for name in ("trainer", "engine"))
-        opening = within(200.0, STORE.open(launcher.processes("store")), "opening the store")
+        opening = within(200.0, STORE.open(launcher.processes("store", ForgeActor)), "opening the store")
         await asyncio.gather(opening, *(launcher.start(name) for name in ("trainer", "engine", "store")))
         yield Services(launcher, trainer, engine)
     await STORE.close()
@@ -149,7 +150,7 @@ async def test_another_version_of_torchstore_is_left_as_it_is(tmp_path: Path) ->
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchstore\nVersion: 0.1.3\n")
     script = (
         "import inspect\n"
-        "from forge_env.runtime.torchstore_compat import import_torchstore\n"
+        "from forge_env.runtime.weights.torchstore_compat import import_torchstore\n"
         "import_torchstore()\n"
         "from torchstore.controller import Controller\n"
         "print(inspect.iscoroutinefunction(vars(Controller)['keys']._method), flush=True)\n"
@@ -167,7 +168,7 @@ async def test_a_store_opens_again_after_an_earlier_run_of_this_process(services
     """Comes last: the store of the others is gone after it."""
     await STORE.publish(0, make_state_dict(0))
     async with Launcher(tmp_path / "logs") as launcher:
-        store = launcher.processes("store")
+        store = launcher.processes("store", ForgeActor)
         await launcher.start("store")
         await within(200.0, STORE.open(store), "opening the store")
         assert await import_torchstore().keys() == []

@@ -13,24 +13,17 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import InvariantError, ServiceError, UserError
-from trainers.config import RunConfig
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
 
 ROOT = Path(__file__).parents[3]
 
 
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
-
-
-def start(
-    *options: str, cwd: Path = ROOT, path: tuple[Path, ...] = (), page: str = "grpo"
-) -> subprocess.CompletedProcess[str]:
-    """Run `python -m trainers.PAGE` as a user does."""
-    command = [sys.executable, "-m", f"trainers.{page}", *options]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+def start(*options: str, algorithm: str = "grpo") -> int:
+    """Call what `python -m trainers.ALGORITHM` calls; returns the exit code."""
+    module = importlib.import_module(f"trainers.{algorithm}")
+    return main(module.Config, module.train, options)
 
 
 def assert_one_sentence(errors: str, *words: str) -> None:
@@ -39,42 +32,44 @@ def assert_one_sentence(errors: str, *words: str) -> None:
     assert [word for word in words if word not in sentence] == []
 
 
-# ---- mistakes, in a real process ----
-
-
-def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
-    model, output = tmp_path / "model", tmp_path / "run"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    done = start("--env", "math", "--model", str(model), "--output", str(output))
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, str(model), "tokenizer.json")
-    assert not output.exists()  # the next try may use the same folder
-
-
-def test_an_output_folder_that_holds_something(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    done = start("--env", "math", "--output", str(tmp_path))
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, str(tmp_path), "not empty")
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+# ---- mistakes that only the run itself can notice ----
 
 
 def test_a_foreign_package_of_our_name(tmp_path: Path) -> None:
+    """In a process of its own, as a user starts it: the foreign package is imported in the place of ours."""
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("")
-    done = start("--env", "math", cwd=tmp_path, path=(tmp_path, ROOT))
+    command = [sys.executable, "-m", "trainers.grpo", "--env", "math"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert_one_sentence(done.stderr, "'agents'", str(tmp_path / "agents"), str(ROOT))
 
 
-@pytest.mark.parametrize("page", ["reinforce", "sft"])
-def test_a_loss_that_is_not_there_or_not_used(tmp_path: Path, page: str) -> None:
-    output = tmp_path / "run"
-    done = start("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(output), page=page)
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, {"reinforce": "no_such_module", "sft": "--loss"}[page])
-    assert not output.exists()
+def test_a_model_folder_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    assert start("--env", "math", "--model", str(model), "--output", str(output)) == 2
+    assert_one_sentence(capsys.readouterr().err, str(model), "tokenizer.json")
+    assert not output.exists()  # the next try may use the same folder
+
+
+def test_an_output_folder_that_holds_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    assert start("--env", "math", "--output", str(tmp_path)) == 2
+    assert_one_sentence(capsys.readouterr().err, str(tmp_path), "not empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize(("algorithm", "word"), [("reinforce", "no_such_module"), ("sft", "--loss")])
+def test_a_loss_that_is_not_there_or_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, word: str
+) -> None:
+    options = ("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(tmp_path / "run"))
+    assert start(*options, algorithm=algorithm) == 2
+    assert_one_sentence(capsys.readouterr().err, word)
+    assert not (tmp_path / "run").exists()
 
 
 # ---- mistakes, through main() ----
@@ -127,8 +122,8 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
     text = " ".join(capsys.readouterr().out.split())
     words = (
         "--trainer.NAME services.trainer.NAME",
-        "--training.batch_size 8 Prompts, and so groups, of one micro-step, over all ranks.",
-        "What is computed again in the backward pass instead of being kept: memory for time. One of: none, selective",
+        "--training.batch_size 8 Global prompts (= groups) per micro-step, over all ranks.",
+        "instead of keeping them: saves memory, costs time. One of: none, selective",
         "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
         "services.ref_model: The frozen reference model of the KL penalty;",
     )
@@ -146,14 +141,14 @@ def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFix
 # ---- how a run ends ----
 
 
-def test_a_run_is_given_its_config() -> None:
-    seen: list[Config] = []
+def test_a_run_is_given_its_plan() -> None:
+    seen: list[RunPlan] = []
 
-    async def run(config: Config) -> None:
-        seen.append(config)
+    async def run(plan: RunPlan) -> None:
+        seen.append(plan)
 
     assert main(Config, run, ["--env", "math", "--steps", "7"]) == 0
-    assert (seen[0].env.name, seen[0].training.steps) == ("math", 7)
+    assert (seen[0].config.env.name, seen[0].steps) == ("math", 7)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +163,7 @@ def test_a_run_is_given_its_config() -> None:
 def test_what_we_raise_on_purpose_is_one_sentence(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise error
 
     assert main(Config, run, []) == code
@@ -176,7 +171,7 @@ def test_what_we_raise_on_purpose_is_one_sentence(
 
 
 def test_a_bug_of_ours_keeps_its_trace() -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -184,7 +179,7 @@ def test_a_bug_of_ours_keeps_its_trace() -> None:
 
 
 def test_a_broken_invariant_keeps_its_trace() -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise InvariantError("one logprob per sampled token")
 
     with pytest.raises(InvariantError):
@@ -195,7 +190,7 @@ def test_a_broken_invariant_keeps_its_trace() -> None:
 def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> None:
     ended: list[str] = []
 
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         try:
             os.kill(os.getpid(), number)
             await asyncio.wait_for(asyncio.Event().wait(), 10.0)

@@ -726,12 +726,12 @@ def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, mat
 # -- several ranks -----------------------------------------------------------------------------------------------
 
 
-CASES = {
+CASES = {"tp-tied": ("tied", {"tp": 2})}  # of the slices of FSDP the quick tests are those of the trainer's actor
+MORE_CASES = {
+    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
     "fsdp-untied": ("untied", {"dp_shard": 2}),
     "fsdp-tied": ("tied", {"dp_shard": 2}),
-    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
     "tp-untied": ("untied", {"tp": 2}),
-    "tp-tied": ("tied", {"tp": 2}),
 }
 FAMILY_CASES = {
     "llama-fsdp": ("llama-3.2", {"dp_shard": 2}),
@@ -795,10 +795,18 @@ def be_a_rank(root: Path) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> Path:
     """What two processes left behind, one folder per case."""
-    root = tmp_path_factory.mktemp("ranks")
+    return run_ranks(make_models(tmp_path_factory.mktemp("ranks")), CASES)
+
+
+@pytest.fixture(scope="module")
+def two_ranks_of_more_cases(tmp_path_factory) -> Path:
+    return run_ranks(make_models(tmp_path_factory.mktemp("more-ranks")), MORE_CASES, TEN_STEPS)
+
+
+def make_models(root: Path) -> Path:
     make_model(root / "untied", tied=False)
     make_model(root / "tied", tied=True)
-    return run_ranks(root, CASES, TEN_STEPS)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -836,6 +844,12 @@ def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_two_ranks_of_more_cases_take_the_steps_of_one(two_ranks_of_more_cases, make_trainer, case):
+    compare_with_one(two_ranks_of_more_cases / MORE_CASES[case][0], two_ranks_of_more_cases / case, make_trainer)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", FAMILY_CASES)
 def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, make_trainer, case):
@@ -860,13 +874,14 @@ def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
     assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
 
 
+@pytest.mark.slow  # the quick test of ten steps on two ranks is that of the trainer's actor
 @pytest.mark.parametrize("loss", LOSSES)
-def test_two_ranks_have_the_loss_curve_of_one(two_ranks, make_trainer, loss):
+def test_two_ranks_have_the_loss_curve_of_one(two_ranks_of_more_cases, make_trainer, loss):
     """The one process takes its steps whole, the ranks in several micro-batches: a local mean must not show it."""
-    alone = losses_of_ten_steps(make_trainer(two_ranks / "untied"), LOSSES[loss])
+    alone = losses_of_ten_steps(make_trainer(two_ranks_of_more_cases / "untied"), LOSSES[loss])
     assert max(alone) - min(alone) > 1e-2
     for rank in (0, 1):
-        curves = json.loads((two_ranks / f"curves-{rank}.json").read_text())
+        curves = json.loads((two_ranks_of_more_cases / f"curves-{rank}.json").read_text())
         for case in TEN_STEPS:
             assert curves[f"{case}, {loss}"] == pytest.approx(alone, abs=1e-5), case
 

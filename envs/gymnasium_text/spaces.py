@@ -1,0 +1,160 @@
+"""Text of Gymnasium spaces: describes and parses actions, and writes observations."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from forge_env.core.errors import UserError
+
+ParseAction = Callable[[str, Space[Any]], Any]
+"""Parses an action from the model's text. Raises ValueError, with the reason, for text without one."""
+
+MAX_TEXT = 20_000
+"""Characters at the end of an answer that are searched for an action."""
+
+_INTEGER = re.compile(r"(?<![\w.])-?\d{1,18}(?![\w]|\.\d)")
+_ARRAYS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
+
+
+def check_action_space(space: Space[Any], env: str) -> None:
+    """Check that actions of a space can be read from text.
+
+    Raises:
+        UserError: when they cannot.
+    """
+    if not isinstance(space, (spaces.Discrete, spaces.Text, *_ARRAYS)):
+        raise UserError(
+            f"the actions of {env} are of the space {type(space).__name__}, and only Discrete, MultiDiscrete, "
+            "MultiBinary, Box and Text are read: pass parse_action to from_gymnasium"
+        )
+
+
+def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
+    """Return a sentence about the allowed actions.
+
+    >>> describe_actions(spaces.Discrete(2), ["stick", "hit"])
+    'Your action is one integer: 0 (stick), 1 (hit).'
+    """
+    if isinstance(space, spaces.Discrete):
+        first, last = int(space.start), int(space.start + space.n - 1)
+        if names:
+            return f"Your action is one integer: {', '.join(f'{first + i} ({name})' for i, name in enumerate(names))}."
+        return f"Your action is one integer from {first} to {last}."
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"Your action is a JSON list of integers from {_listed(space.start)} to {_listed(_last(space))}."
+    if isinstance(space, spaces.MultiBinary):
+        return f"Your action is a JSON list of zeros and ones, of shape {list(space.shape)}."
+    if isinstance(space, spaces.Box):
+        bounds = f"from {_bound(space.low)} to {_bound(space.high)}"
+        return f"Your action is a JSON list of numbers of shape {list(space.shape)}, {bounds}."
+    if isinstance(space, spaces.Text):
+        return f"Your action is your whole answer, {space.min_length} to {space.max_length} characters."
+    return f"Your action is of the space {space}."
+
+
+def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any:
+    """Parse an action: the last integer or name for Discrete, the last JSON list for arrays, the whole text for Text.
+
+    Raises:
+        ValueError: when there is none, or it is not in the space.
+    """
+    if isinstance(space, spaces.Text):
+        return _member(text.strip(), space)
+    end = text[-MAX_TEXT:]
+    if isinstance(space, spaces.Discrete):
+        return _member(_last_choice(end, int(space.start), names), space)
+    return _member(_array(_last_list(end, is_scalar=math.prod(space.shape or ()) == 1), space), space)
+
+
+def write_observation(observation: Any, space: Space[Any] | None = None, names: Sequence[str] = ()) -> str:
+    """Write an observation as text: text as it is, arrays as compact lists, mappings as JSON."""
+    if isinstance(observation, str):
+        return observation
+    if names and isinstance(space, spaces.Discrete) and int(observation - space.start) < len(names):
+        return names[int(observation - space.start)]
+    return json.dumps(_plain(observation), ensure_ascii=False)
+
+
+def _member(action: Any, space: Space[Any]) -> Any:
+    if not space.contains(action):
+        shown = write_observation(action)
+        raise ValueError(f"{shown[:100]} is not allowed")
+    return action
+
+
+def _last_choice(text: str, first: int, names: Sequence[str]) -> np.int64:
+    matches = [(match.start(), int(match.group())) for match in _INTEGER.finditer(text)]
+    for value, name in enumerate(names, start=first):
+        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
+        matches += [(match.start(), value) for match in re.finditer(pattern, text, re.IGNORECASE)]
+    if not matches:
+        raise ValueError("there is no action in your answer")
+    return np.int64(max(matches)[1])
+
+
+def _last_list(text: str, *, is_scalar: bool) -> Any:
+    """Return the last JSON list of a text, or its last number where one number is enough."""
+    decoder = json.JSONDecoder()
+    end = text.rfind("]")
+    for start in [match.start() for match in re.finditer(r"\[", text[: end + 1])][-64:]:
+        try:
+            value, length = decoder.raw_decode(text[start : end + 1])
+        except (ValueError, RecursionError):
+            continue
+        if start + length == end + 1:
+            return value
+    numbers = re.findall(r"[-+]?\d{1,18}(?:\.\d{1,18})?(?:[eE][-+]?\d{1,3})?", text) if is_scalar and end < 0 else []
+    if numbers:
+        return float(numbers[-1])
+    raise ValueError("there is no JSON list in your answer")
+
+
+def _array(value: Any, space: Space[Any]) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+        if array.size != math.prod(space.shape or ()):
+            raise ValueError(f"the list has the shape {list(array.shape)} and not {list(space.shape or ())}")
+        if not np.isfinite(array).all() or (np.issubdtype(space.dtype, np.integer) and (array % 1).any()):
+            raise ValueError("the list holds a value of the wrong kind")
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(space.dtype).reshape(space.shape)
+    except (TypeError, OverflowError):
+        raise ValueError("the list holds something that is no number") from None
+    if isinstance(space, spaces.Box) and (array.reshape(space.shape) > space.high).any():
+        raise ValueError("a value is above what is allowed")  # before the cast could wrap it around
+    return cast
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON data; floats have four significant digits."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    return value if isinstance(value, (str, int, bool)) or value is None else str(value)
+
+
+def _last(space: spaces.MultiDiscrete) -> Any:
+    return space.start + space.nvec - 1
+
+
+def _listed(values: Any) -> str:
+    return json.dumps(_plain(values))
+
+
+def _bound(values: np.ndarray[Any, Any]) -> str:
+    """One number where all bounds are equal."""
+    return _listed(values.flat[0]) if values.size and (values == values.flat[0]).all() else _listed(values)

@@ -1,0 +1,65 @@
+"""Splits tasks by content, so that held-out tasks are new in substance; for generated tasks and for rows of files."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+
+C = TypeVar("C", bound=Hashable)
+
+SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
+
+
+def bucket(content: object, buckets: int) -> int:
+    """Return a number below `buckets` for a content, the same in every process and run."""
+    value = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
+    return int.from_bytes(value, "little") % buckets
+
+
+def is_held_out_pair(operation: str, constant: int) -> bool:
+    """Whether a pair of operation and constant is held out from training: one in ten."""
+    return bucket((operation, constant), 10) == 0
+
+
+def draw_tasks(
+    split: str,
+    *,
+    count: int,
+    seed: int,
+    draw: Callable[[random.Random], C],
+    pair: Callable[[C], tuple[str, int]],
+    make: Callable[[C], Task],
+) -> list[Task]:
+    """Draw `count` distinct tasks of a split.
+
+    A content is held out when its pair of operation and constant is, or by its own hash. Half of the "test" tasks have
+    pairs that are not in training, the other half new combinations of known parts.
+
+    Raises:
+        UserError: for an unknown split, or more tasks than there are.
+    """
+    if split not in ("train", "test"):
+        raise UserError(f"there is no split {split!r}; the splits are train and test")
+    rng = random.Random(f"{split}/{seed}")
+    contents: dict[C, None] = {}
+    unseen_pairs = 0
+    for _ in range(200 * count + 1000):
+        if len(contents) == count:
+            break
+        content = draw(rng)
+        new_pair = is_held_out_pair(*pair(content))
+        held_out = new_pair or bucket(content, 10) == 0
+        if content in contents or held_out != (split == "test"):
+            continue
+        if split == "test" and new_pair and unseen_pairs >= (count + 1) // 2:
+            continue
+        unseen_pairs += new_pair
+        contents[content] = None
+    if len(contents) < count:
+        raise UserError(f"{count} distinct {split} tasks were asked for, {len(contents)} were found: ask for fewer")
+    return [make(content) for content in contents]

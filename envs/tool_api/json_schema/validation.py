@@ -1,0 +1,255 @@
+"""Checks the arguments of a call against a foreign JSON schema, and converts values of the wrong type.
+
+Converted are text to numbers, numbers to text, and JSON text to lists and objects, where the schema asks for them.
+Pydantic converts the arguments of functions in the same way.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import pydantic_core
+
+from forge_env.core.errors import UserError
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
+_MAX_PROBLEMS, _MAX_TEXT = 3, 200
+
+
+class SchemaArguments:
+    """Callable as `forge_env.core.tools.Tool.arguments`; made from a schema of type object.
+
+    Raises:
+        UserError: when the schema is invalid, or refers to another document; `where` names it.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], *, where: str) -> None:
+        self._validator = _validator(schema, where)
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments, with converted values.
+
+        Raises:
+            ValueError: with what is wrong with them.
+        """
+        value = copy.deepcopy(arguments)
+        for _ in range(_ROUNDS):
+            errors = self._errors(value)
+            if not errors:
+                return value
+            converted = [_convert(value, error) for error in errors]
+            if not any(converted):
+                break
+        raise ValueError("; ".join(_problem(error) for error in self._errors(value)[:_MAX_PROBLEMS]) + ".")
+
+    def _errors(self, value: dict[str, Any]) -> list[Any]:
+        return list(islice(self._validator.iter_errors(value), 50))
+
+
+def without_titles(schema: Any) -> Any:
+    """Return a schema without titles, which cost tokens and do not help the model."""
+    if isinstance(schema, dict):
+        kept = {
+            key: value for key, value in schema.items() if not (key in ("title", "$schema") and isinstance(value, str))
+        }
+        return {key: without_titles(value) for key, value in kept.items()}
+    return [without_titles(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _validator(schema: Mapping[str, Any], where: str) -> Any:
+    try:
+        from jsonschema import exceptions, validators
+        from referencing import Registry
+    except ImportError:
+        raise UserError("tools with JSON schemas need jsonschema: pip install 'forge-env[tools]'") from None
+    dialect = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        for part in _parts(schema):
+            _check_part(dialect, json.dumps(part))
+        for node in _objects(schema):
+            _check_node(schema, node, where)
+    except exceptions.SchemaError as error:
+        raise UserError(f"{where} has a JSON schema that is none: {_cut(error.message)}") from None
+    except RecursionError:
+        raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
+    # An empty registry: by default jsonschema would fetch the targets of references from the network.
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    return validators.extend(dialect, keywords)(schema, registry=Registry())
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Split a schema into parts. The tools of one service share most parts, and each is checked once."""
+    frame = dict(schema)
+    for key in ("properties", "$defs"):
+        if isinstance(frame.get(key), dict):
+            yield from frame.pop(key).values()
+    yield frame
+
+
+@functools.lru_cache(1024)
+def _check_part(dialect: Any, text: str) -> None:
+    # Without formats: a valid pattern of ECMAScript may be invalid in Python.
+    dialect.check_schema(json.loads(text), format_checker=None)
+
+
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _objects(item)
+
+
+def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        if isinstance(node.get(keyword), str):
+            _check_reference(schema, node[keyword], where)
+    patterns = node.get("patternProperties")
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise UserError(
+                f"{where} has properties by the pattern {pattern[:100]!r}, which Python cannot read"
+            ) from None
+
+
+def _check_reference(schema: Any, reference: str, where: str) -> None:
+    """Check that the target of a reference exists; jsonschema would follow it at each call.
+
+    Raises:
+        UserError: when it does not exist, or is outside of the schema.
+    """
+    if reference == "#":
+        return
+    if not reference.startswith("#/"):
+        raise UserError(f"{where} has a JSON schema that refers to {reference!r}, outside of itself")
+    node = schema
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, (dict, bool)):
+        raise UserError(f"{where} has a JSON schema that refers to {reference!r}, which is not there")
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `pattern`; a pattern that cannot be matched in linear time accepts all text.
+
+    Those are patterns with lookaround or back-references; the service checks them. A model may write any text, and
+    Python's `re` takes exponential time for some pairs of pattern and text.
+    """
+    from jsonschema import ValidationError
+
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `patternProperties`; a pattern that cannot be matched in linear time matches no property."""
+    if validator.is_type(instance, "object"):
+        for pattern, part in patterns.items():
+            for name in filter(lambda name: _matches(pattern, name, otherwise=False), instance):
+                yield from validator.descend(instance[name], part, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, part: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The keyword `additionalProperties`; a pattern that cannot be matched in linear time accepts every name."""
+    from jsonschema import ValidationError
+
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in instance if name not in named and not any(_matches(p, name) for p in patterns)]
+    if validator.is_type(part, "object"):
+        for name in extra:
+            yield from validator.descend(instance[name], part, path=name)
+    elif part is False and extra:
+        names = ", ".join(map(repr, extra))
+        verb = "was" if len(extra) == 1 else "were"
+        yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
+
+
+def _matches(pattern: str, text: str, *, otherwise: bool = True) -> bool:
+    """Whether a pattern matches anywhere in a text; `otherwise` where it cannot be matched in linear time."""
+    matcher = _matcher(pattern)
+    if matcher is None:
+        return otherwise
+    try:
+        matcher.validate_python(text)
+    except pydantic_core.ValidationError:
+        return False
+    return True
+
+
+@functools.lru_cache(1024)
+def _matcher(pattern: str) -> pydantic_core.SchemaValidator | None:
+    """Return pydantic's matcher, which is linear; None for a pattern that it does not support."""
+    try:
+        return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
+    except pydantic_core.SchemaError:
+        return None
+
+
+def _convert(value: dict[str, Any], error: Any) -> bool:
+    """Convert the value that an error is about, in place; return whether that was possible."""
+    if error.validator in ("anyOf", "oneOf"):
+        return any(_convert(value, cause) for cause in error.context)
+    path = list(error.absolute_path)
+    if error.validator != "type" or not path:
+        return False
+    wanted = error.validator_value
+    parent: Any = value
+    for step in path[:-1]:
+        parent = parent[step]
+    for kind in [wanted] if isinstance(wanted, str) else wanted:
+        is_converted, converted = _converted(kind, parent[path[-1]])
+        if is_converted:
+            parent[path[-1]] = converted
+            return True
+    return False
+
+
+def _converted(kind: str, value: Any) -> tuple[bool, Any]:
+    """Return whether a value can be converted to another JSON type, and the converted value."""
+    if kind == "string":
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number, json.dumps(value) if is_number else value
+    if not isinstance(value, str):
+        return False, value
+    try:
+        read = json.loads(value.strip().lower() if kind == "boolean" else value)
+    except (ValueError, RecursionError):
+        return False, value
+    is_integer = isinstance(read, int) and not isinstance(read, bool)
+    fits = {
+        "integer": is_integer,
+        "number": is_integer or isinstance(read, float),
+        "boolean": isinstance(read, bool),
+        "array": isinstance(read, list),
+        "object": isinstance(read, dict),
+        "null": read is None,
+    }
+    return fits.get(kind, False), read
+
+
+def _problem(error: Any) -> str:
+    """Return the path and message of an error; of alternatives, those of the best match."""
+    from jsonschema.exceptions import best_match
+
+    deepest = best_match([error]) or error
+    path = ".".join(str(step) for step in deepest.absolute_path)
+    return f"{path}: {_cut(deepest.message)}" if path else _cut(deepest.message)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."

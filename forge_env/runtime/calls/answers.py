@@ -1,0 +1,81 @@
+"""Waiting for the answer of an actor: deadlines, deaths, and the kind of an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
+
+T = TypeVar("T")
+GRACE_S = 1.0  # a death is noticed by a broken call or by a dead process, whichever comes first
+
+
+async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
+    """Await a call to an actor, with a deadline; every error is raised as a ForgeError.
+
+    Args:
+        seconds: None for a call that ends in another way where the actor hangs: replicas are pinged.
+        call: to the actor.
+        what: the name of the actor or the call, for people.
+
+    Raises:
+        ServiceError: when the deadline passed, or the actor or its process died.
+        ForgeError: which the actor itself raised, unchanged.
+    """
+    from monarch.actor import ActorError
+
+    async def awaited() -> T:
+        return await call
+
+    try:
+        return await asyncio.wait_for(awaited(), seconds)
+    except TimeoutError:
+        raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
+    except ActorError as error:
+        if isinstance(error.exception, ForgeError):
+            raise error.exception from None
+        reason = str(error.exception).strip().splitlines() or [""]
+        raise ServiceError(f"{what} failed: {type(error.exception).__name__}: {reason[0]}") from error
+    except ForgeError:
+        raise
+    except Exception as error:  # Monarch's own errors, a SupervisionError among them
+        raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
+
+
+async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type[ServiceError] = ServiceError) -> T:
+    """Await a call to an actor; when the actor dies meanwhile, raise at once.
+
+    Args:
+        call: to the actor, with a deadline of its own.
+        gone: done when the actor is gone, with the reason.
+        error: the class of the error that is raised then.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        either: set[asyncio.Future[Any]] = {task, gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if is_service_error(task):  # the death of the process explains more than the broken call
+            await asyncio.wait({gone}, timeout=GRACE_S)
+        if gone.done() and (not task.done() or is_service_error(task)):
+            raise error(gone.result())
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def is_service_error(task: asyncio.Future[Any]) -> bool:
+    """Whether a task ended by a ServiceError."""
+    error = task.exception() if task.done() and not task.cancelled() else None
+    return error is not None and isinstance(first_error(error), ServiceError)
+
+
+async def quietly(seconds: float, call: Awaitable[Any]) -> None:
+    """Await a call and ignore its errors: the processes are ended in any case."""
+    try:
+        await within(seconds, call, "")
+    except ForgeError:
+        pass

@@ -1,0 +1,124 @@
+"""Snapshots on the trainer's GPU, sent to the engines' GPUs by NCCL: for GPUs that cannot read each other's memory.
+
+The trainer's first rank keeps the newest versions and answers requests (publisher.py). A puller connects once, and the
+two make a communicator of their own (communicator.py), over which all its fetches go into memory that it keeps
+(puller.py). When one of them dies, the other learns it by their connection (connection.py), and closes the
+communicator. The replacement of a dead puller makes a new one, and no other process notices.
+
+How they find each other: the store, as it travels, knows the address of a TCPStore in the controller, where the
+publisher leaves its own address, and a token that both prove to know. The weights themselves are not encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from forge_env.core.errors import InvariantError
+from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
+from forge_env.runtime.weights.nccl.communicator import Rendezvous
+from forge_env.runtime.weights.nccl.publisher import Publisher, Snapshot
+from forge_env.runtime.weights.nccl.puller import PublisherLink, Puller
+from forge_env.runtime.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SECONDS = 60.0
+
+
+class NcclStore(WeightStore):
+    """Weights from GPU to GPU by NCCL: two snapshots on the trainer's as a rule, and one on that of every puller.
+
+    Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
+
+    Args:
+        rendezvous: of a store that has travelled; None for one that is still to be prepared.
+        seconds: that either side waits for a message of the other, or for a chunk of the weights.
+    """
+
+    def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
+        self._rendezvous = rendezvous
+        self._seconds = seconds
+        self._served: Any = None  # the TCPStore, in the controller
+        self._making = threading.Lock()
+        self._publisher: Publisher | None = None
+        self._puller: Puller | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._prepared, self._seconds)
+
+    @property
+    def _prepared(self) -> Rendezvous:
+        if self._rendezvous is None:
+            raise InvariantError("a weight store is used, or travels, before the controller has prepared it")
+        return self._rendezvous
+
+    def prepare(self, address: str) -> None:
+        if self._rendezvous is not None:
+            return
+        self._served, port = serve_tcp_store(address)
+        self._rendezvous = Rendezvous(address, port, secrets.token_hex(16))
+
+    async def open(self, processes: Any = None) -> None:
+        self.prepare(LOOPBACK)
+
+    async def close(self) -> None:
+        with self._making:
+            parts = [part for part in (self._puller, self._publisher) if part is not None]
+        for part in parts:
+            await asyncio.to_thread(part.close)
+        self._served = None
+
+    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Snapshot:
+        with self._making:
+            if self._publisher is None:
+                self._publisher = Publisher(self._prepared, device=_device(state_dict), seconds=self._seconds)
+        return self._publisher.take(version, state_dict)
+
+    async def commit(self, taken: Snapshot) -> None:
+        if self._publisher is None:
+            raise InvariantError(
+                f"version {taken.version} of the weights is committed by a process that did not take it"
+            )
+        await asyncio.to_thread(self._publisher.commit, taken)
+
+    @asynccontextmanager
+    async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
+        with self._making:
+            if self._puller is None:
+                self._puller = Puller(self._prepared, self._seconds)
+        puller = self._puller
+        fetching = asyncio.ensure_future(asyncio.to_thread(puller.fetch, version, _current_gpu()))
+        try:
+            link, state_dict = await asyncio.shield(fetching)
+        except asyncio.CancelledError:
+            fetching.add_done_callback(lambda done: _release_unused(puller, done))
+            raise
+        try:
+            yield state_dict
+        finally:
+            puller.release(link)
+
+
+def _release_unused(puller: Puller, done: asyncio.Future[tuple[PublisherLink, dict[str, Tensor]]]) -> None:
+    """A thread cannot be cancelled: the link of a fetch that nobody waits for is kept for the next one."""
+    if not done.cancelled() and done.exception() is None:
+        puller.release(done.result()[0])
+
+
+def _device(state_dict: Mapping[str, Tensor]) -> Any:
+    import torch
+
+    return next((tensor.device for tensor in state_dict.values()), torch.device("cpu"))
+
+
+def _current_gpu() -> int:
+    """The number of this thread's current GPU; in another thread it is a different one."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0

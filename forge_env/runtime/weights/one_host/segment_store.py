@@ -1,0 +1,238 @@
+"""SegmentStore: snapshots in memory segments of this host, and a folder of small files that describe them.
+
+A version has one segment, a file that names a piece of memory and carries its locks, and one manifest, vNNNNNNNN.json.
+The manifest is linked to its name last: it is the commit marker. A reader holds a shared lock on the segment. A segment
+that no manifest names any more is used again as soon as it can be locked exclusively. So memory is allocated, and its
+pages are touched, for the first versions only, and a segment that is being written is never read. A lock ends with its
+process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import threading
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
+from forge_env.runtime.weights.store import KEEP, WeightStore, no_version, published_already
+from forge_env.runtime.weights.tensor_layout import TensorLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSegment:
+    """A copy of the weights that no manifest names yet."""
+
+    version: int
+    layout: TensorLayout
+    segment: str
+    lock: BinaryIO
+    """An exclusive lock on the segment. Ends with this object, if that is dropped before it is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A version whose segment is locked for reading."""
+
+    snapshot: str
+    """A name that no other snapshot ever has."""
+    layout: TensorLayout
+    flat: Tensor
+
+
+class SegmentStore(WeightStore):
+    """What the two stores of one host have in common.
+
+    Args:
+        folder: of the manifests and segments; None for a new one.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or new_path()
+        self._owned: StoreFolder | None = None
+        self._choosing = threading.Lock()
+        self._writable: dict[str, Tensor] = {}  # by segment, (its size,) uint8
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
+
+    async def open(self, processes: Any = None) -> None:
+        remove_left_behind()
+        self._owned = StoreFolder(self.folder)
+
+    async def close(self) -> None:
+        if self._owned is not None:
+            self._owned.close()
+            self._owned = None
+
+    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> TakenSegment:
+        if self._manifest(version).exists():
+            raise published_already(version)
+        layout = TensorLayout.of(state_dict)
+        with self._choosing:
+            self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
+            lock, flat = self._free_segment(max(layout.size, 1), state_dict)
+        layout.copy(state_dict, flat)
+        self._finish()
+        return TakenSegment(version, layout, Path(lock.name).name, lock)
+
+    async def commit(self, taken: TakenSegment) -> None:
+        content = {"snapshot": secrets.token_hex(8), "segment": taken.segment, "layout": taken.layout.to_json()}
+        unfinished = self.folder / f"{taken.segment}.manifest"
+        with self._choosing, taken.lock:
+            # Readers may come as soon as the manifest is there. Only `take` locks exclusively, and not at this moment.
+            fcntl.flock(taken.lock, fcntl.LOCK_SH)
+            try:
+                unfinished.write_text(json.dumps(content))
+                os.link(unfinished, self._manifest(taken.version))  # unlike a rename, never in the place of another
+            except FileExistsError:
+                raise published_already(taken.version) from None
+            except OSError as error:
+                reason = f"{self.folder}: {error.strerror}"
+                raise ServiceError(f"version {taken.version} of the weights was not published, {reason}") from None
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
+        with self._holding(version) as held:
+            yield held.layout.views(held.flat)
+
+    # ---- what differs between the kinds of memory ----
+
+    @abstractmethod
+    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+        """Allocate memory to write to, (size,) uint8, for a segment whose file is still empty. May raise OSError."""
+
+    @abstractmethod
+    def _find(self, segment: Path) -> Tensor | None:
+        """Memory to write to, of a segment that another object made; None where it ended with its process."""
+
+    @abstractmethod
+    def _map(self, segment: Path) -> Tensor:
+        """Memory of a segment, to read: (its size,) uint8."""
+
+    def _finish(self) -> None:
+        """Wait until the reads and writes that this process has queued are done."""
+
+    # ---- versions ----
+
+    def _manifest(self, version: int) -> Path:
+        return self.folder / f"v{version:08d}.json"
+
+    def _manifests(self) -> list[Path]:
+        """The oldest first."""
+        return sorted(self.folder.glob("v*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+    def _forget(self, keep: int) -> None:
+        """Remove all manifests but the newest; their segments are free once nobody reads them."""
+        manifests = self._manifests()
+        for manifest in manifests[: max(0, len(manifests) - keep)]:
+            content = json.loads(manifest.read_text())
+            manifest.unlink()
+            self._checksum(content["snapshot"]).unlink(missing_ok=True)
+
+    def _checksum(self, snapshot: str) -> Path:
+        return self.folder / f"{snapshot}.sum"
+
+    @contextmanager
+    def _holding(self, version: int) -> Iterator[HeldSnapshot]:
+        """Lock a version for reading.
+
+        Raises:
+            ServiceError: when there is no such version, or no longer.
+        """
+        manifest = self._manifest(version)
+        if not is_own(self.folder):  # gone, and its name perhaps taken by another user
+            raise ServiceError(self._missing(version))
+        try:
+            text = manifest.read_text()
+            content = json.loads(text)
+            segment = self.folder / content["segment"]
+            lock = segment.open("rb")
+        except FileNotFoundError:
+            raise ServiceError(self._missing(version)) from None
+        with lock:
+            # Between reading the manifest and locking, the version may have been forgotten, and its segment taken.
+            if not _try_lock(lock, fcntl.LOCK_SH) or _text(manifest) != text:
+                raise ServiceError(self._missing(version))
+            try:
+                yield HeldSnapshot(content["snapshot"], TensorLayout.from_json(content["layout"]), self._map(segment))
+            finally:
+                self._finish()
+
+    def _missing(self, version: int) -> str:
+        if not is_own(self.folder):
+            return f"the weight store has no version {version}{self._closed()}"
+        return no_version(version, (int(path.stem[1:]) for path in self.folder.glob("v*.json")))
+
+    def _closed(self) -> str:
+        return f": it is not open, or its folder {self.folder} was removed"
+
+    # ---- segments ----
+
+    def _free_segment(self, size: int, state_dict: Mapping[str, Tensor]) -> tuple[BinaryIO, Tensor]:
+        """A segment that no version names and no process reads, locked exclusively; a new one where there is none."""
+        named = {json.loads(path.read_text())["segment"] for path in self._manifests()}
+        for segment in self.folder.glob("*.segment"):
+            if segment.name in named:
+                continue
+            lock = segment.open("rb")
+            if not _try_lock(lock, fcntl.LOCK_EX):
+                lock.close()  # a slow reader has it
+                continue
+            flat = self._writable.get(segment.name)
+            flat = self._find(segment) if flat is None else flat
+            if flat is not None and flat.numel() >= size:
+                self._writable[segment.name] = flat
+                return lock, flat
+            self._drop(segment)
+            lock.close()
+        return self._new_segment(size, state_dict)
+
+    def _new_segment(self, size: int, state_dict: Mapping[str, Tensor]) -> tuple[BinaryIO, Tensor]:
+        segment = self.folder / f"{secrets.token_hex(4)}.segment"
+        try:
+            segment.touch(0o600)
+        except FileNotFoundError:
+            raise ServiceError(f"there is no weight store{self._closed()}") from None
+        lock = segment.open("rb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            self._writable[segment.name] = flat = self._make(segment, size, state_dict)
+        except BaseException:
+            self._drop(segment)
+            lock.close()
+            raise
+        return lock, flat
+
+    def _drop(self, segment: Path) -> None:
+        self._writable.pop(segment.name, None)
+        segment.unlink()
+
+
+def _try_lock(file: BinaryIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _text(path: Path) -> str:
+    """The content of a file; "" where there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
