@@ -128,10 +128,9 @@ class OverlongPunishment:
             return self.length
         return max(1, min(self.length, self.context - len(episode.turns[0].prompt_ids)))
 
-    def reward(self, episode: Episode) -> float:
-        """A valid episode's reward with the punishment for the tokens that it sampled in all its turns."""
-        assert episode.reward is not None, "a valid episode has a reward"
-        return episode.reward + self(episode.num_sampled, length=self.length_of(episode))
+    def of_episode(self, episode: Episode) -> float:
+        """What an episode gets for the tokens that it sampled in all its turns."""
+        return self(episode.num_sampled, length=self.length_of(episode))
 
 
 def is_truncated(episode: Episode) -> bool:
@@ -155,7 +154,7 @@ def objective(config: Config) -> Objective:
         loss,
         section,
         baseline="mean",
-        reward=_punishment(config).reward,
+        addition=_punishment(config).of_episode,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
         signal_warning=section.signal_warning,

@@ -64,7 +64,7 @@ class Turn:
     """`digest` of the whole prompt as the engine reported it; empty for demonstrations."""
     finish_reason: str = "stop"
     reward: float = 0.0
-    """The environment's step reward for this turn."""
+    """The environment's step reward for this turn, a part of `Episode.reward`."""
     policy_seconds: float = 0.0
     """Duration of the model's answer."""
     env_seconds: float = 0.0
@@ -134,7 +134,9 @@ class Episode:
     """
 
     reward: float | None
-    """Sum of the step rewards and the rubric's score; None if and only if the outcome is TIMEOUT or a fault."""
+    """The environment's reward: the sum of its step rewards, in a `ToolEnv` the rubric's score with the last of them,
+    and after a limit its `truncation_reward`. None if and only if the outcome is TIMEOUT or a fault. Training may use
+    another number in its place, which is never stored here: `--reward`, DAPO's overlong punishment, a KL penalty."""
     task: Task = None  # type: ignore[assignment]  # omitted only in the short form
     turns: tuple[Turn, ...] = ()
     outcome: Outcome = Outcome.SCORED
@@ -143,7 +145,7 @@ class Episode:
     env: str = ""
     seed: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Name of each part of the reward -> value."""
+    """The value of each part of the rubric, by its name and before its weight."""
     tail: tuple[Message, ...] = ()
     """Messages that the environment added after the last turn."""
     error: str = ""

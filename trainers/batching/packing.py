@@ -63,9 +63,9 @@ class _Item(NamedTuple):
 def _items(episodes: Sequence[Sequence[int]], crossover: float) -> list[_Item]:
     items = []
     for episode, rows in enumerate(episodes):
-        found = sorted(((length, (episode, row)) for row, length in enumerate(rows) if length), key=lambda x: -x[0])
-        if found:
-            lengths, places = zip(*found, strict=True)
+        read = sorted(((length, (episode, row)) for row, length in enumerate(rows) if length), key=lambda x: -x[0])
+        if read:
+            lengths, places = zip(*read, strict=True)
             items.append(_Item(lengths, places, sum(lengths), sum(row_cost(n, crossover) for n in lengths)))
     return items
 

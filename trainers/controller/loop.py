@@ -293,7 +293,7 @@ class Loop:
     def _count_idle(self, group: Group) -> None:
         """Count groups that are trained on although all episodes have one reward, and so change nothing."""
         objective = self.objective
-        if not objective.needs_siblings or objective.signal_reward is not None or len(set(group.rewards)) > 1:
+        if not objective.needs_siblings or objective.reward.user_reward is not None or len(set(group.rewards)) > 1:
             self.faults["idle groups in a row"] = 0
             return
         row = self._count("idle groups")
@@ -308,7 +308,7 @@ class Loop:
         """Count a group whose valid episodes all have one reward; it is no fault, so it ends a row of faults."""
         self.faults["dropped groups in a row"] = 0
         warned, error = self._count("groups without signal"), self.objective.signal_error
-        row, reward = self.faults["groups without signal in a row"], self.objective.signal(group.valid[0])
+        row, reward = self.faults["groups without signal in a row"], self.objective.reward.of_task(group.valid[0])
         text = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
         if error and row >= error:
             raise ServiceError(f"{text}: the tasks are too easy or too hard, or dynamic sampling must be off")

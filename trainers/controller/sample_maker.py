@@ -41,8 +41,8 @@ class SampleMaker:
             references = await self.reference([Sample(rows=episode.rows) for episode in episodes])
             metrics["seconds/reference"] = time.perf_counter() - started
         samples = self.objective.samples(groups, references, old_logprobs)
-        penalty = self.objective.kl_penalty
-        if penalty is not None and references is not None:
-            taken = [sum(penalty.by_turn(e, values)) for e, values in zip(episodes, references, strict=True)]
-            metrics["kl_penalty"] = sum(taken) / max(len(taken), 1)
+        reward = self.objective.reward
+        if reward.kl_penalty is not None and references is not None:
+            penalties = [sum(reward.kl_by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
+            metrics["kl_penalty"] = sum(penalties) / max(len(penalties), 1)
         return samples, metrics

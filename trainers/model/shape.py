@@ -187,7 +187,7 @@ def _cached_config(hub_id: str) -> Path | None:
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(hub_id, "config.json")
+        cached = try_to_load_from_cache(hub_id, "config.json")
     except HFValidationError:
         raise UserError(f"{hub_id!r} is neither a folder nor a hub id, which looks like Qwen/Qwen3-1.7B") from None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None

@@ -67,14 +67,14 @@ def turn_advantages(
     >>> turn_advantages([[1.0, 4.0], [0.0]], lambda values: [v - sum(values) / len(values) for v in values])
     [[0.5, 0.0], [-0.5]]
     """
-    found: list[list[float]] = [[] for _ in returns]
+    result: list[list[float]] = [[] for _ in returns]
     for turn in range(max(map(len, returns), default=0)):
-        took = [sibling for sibling, own in enumerate(returns) if len(own) > turn]
+        took = [sibling for sibling, of_turns in enumerate(returns) if len(of_turns) > turn]
         column = [returns[sibling][turn] for sibling in took]
         values = [0.0] if needs_siblings and len(took) < 2 else advantages(column)
         for sibling, value in zip(took, values, strict=True):
-            found[sibling].append(value)
-    return found
+            result[sibling].append(value)
+    return result
 
 
 def per_target(values: Sequence[float], episode: Episode) -> tuple[float, ...]:
@@ -93,4 +93,4 @@ def turn_values(values: float | Sequence[float], episode: Episode) -> list[float
     """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
     if isinstance(values, int | float):
         return [float(values)] * len(episode.turns)
-    return [float(own[0]) if own else 0.0 for own in by_turn(values, episode)]
+    return [float(of_turn[0]) if of_turn else 0.0 for of_turn in by_turn(values, episode)]

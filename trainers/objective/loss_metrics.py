@@ -90,7 +90,7 @@ class LossMetrics:
         sums = dict(zip((*SUMS, *COUNTS), self.sums.tolist(), strict=True))
         mean = {name: sums[name] / tokens for name in SUMS}
         highest, lowest = (abs(bound) for bound in self.largest.tolist())
-        found = {
+        values = {
             "ratio_mean": mean["ratio"],
             "ratio_min": lowest,
             "ratio_max": highest,
@@ -102,4 +102,4 @@ class LossMetrics:
             "episodes_without_gradient": sums["without_gradient"] / max(sums["with_advantage"], 1.0),
             "ess": mean["ratio"] ** 2 / mean["ratio_squared"] if mean["ratio_squared"] else 0.0,
         }
-        return found | ({"entropy": mean["entropy"]} if self._has_entropy else {})
+        return values | ({"entropy": mean["entropy"]} if self._has_entropy else {})

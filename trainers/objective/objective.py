@@ -1,20 +1,14 @@
-"""Objective: what an algorithm's page hands to the loop, and the parts of it that all pages make alike.
+"""Objective: what an algorithm's page hands to the training loop, and the parts of it that all pages make alike.
 
-The reward that advantages are taken of is made in this order: the environment's own, or that of the user's function;
-what a page adds to it (DAPO's overlong punishment). Then credit is given, per episode or per turn
-(trainers/objective/credit.py), and the advantages are divided by the scale of the group or of the step. A KL penalty
-that is in the reward is taken off
-last: less its own baseline, and divided by nothing. Divided by the deviation of rewards that hold it, a group whose
-rewards are all the same would have advantages of size 1 however small beta is; so beta weighs a nat alike in every
-group, as it does in the loss, and the advantages are linear in it. verl divides the sum of both by its deviation, and
-so has that jump at beta 0.
+From groups of episodes to samples: the reward (trainers/objective/reward.py), its baseline and scale
+(trainers/objective/advantages.py), and which token gets which part of it (trainers/objective/credit.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_env.core.episode import Episode, Group
@@ -22,7 +16,7 @@ from forge_env.core.errors import UserError
 from trainers.batching.batch import Sample
 from trainers.objective.advantages import BASELINES, Baseline, has_signal, make_advantages
 from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
-from trainers.objective.kl_reward import KLPenalty
+from trainers.objective.reward import KLPenalty, TrainingReward
 
 if TYPE_CHECKING:
     from trainers.config import AlgorithmConfig, RunConfig
@@ -42,22 +36,18 @@ class Objective:
     empty where nothing needs any."""
     scale: Callable[[Sequence[float]], float] | None = None
     """What the advantages of a step are divided by, given the rewards of all its episodes."""
-    reward: Callable[[Episode], float] | None = None
-    """The reward that advantages are taken of; None for the episode's own."""
-    kl_penalty: KLPenalty | None = None
-    """What is taken off that reward, where the KL penalty is not a term of the loss."""
+    reward: TrainingReward = field(default_factory=TrainingReward)
+    """The reward that advantages are taken of."""
     penalty_baseline: Callable[[Sequence[float]], list[float]] | None = None
-    """A group's penalties less their baseline; None takes them off the rewards before `advantages`, whose own matter
-    it then is, as that of an advantage function of the user's own."""
+    """A group's KL penalties less their baseline, which are subtracted from the advantages. None subtracts the
+    penalties from the rewards before `advantages` instead, for an advantage function of the user's."""
     credit: Credit = "episode"
     needs_siblings: bool = True
     """Whether an advantage compares siblings, so that a turn which one of them alone took has none."""
     skips: Callable[[Episode], bool] | None = None
     """Which episodes take part in the baseline and are not learned from."""
     needs_signal: bool = False
-    """Whether a group whose episodes all have one reward is sampled anew (dynamic sampling)."""
-    signal_reward: Callable[[Episode], float] | None = None
-    """The reward that this is judged by; None for the episode's own. Neither overlong punishment nor KL is in it."""
+    """Whether a group whose episodes all have one task reward is sampled anew (dynamic sampling)."""
     signal_warning: int = 32
     """Groups without a signal in a row after which the run says so, once."""
     signal_error: int = 512
@@ -85,8 +75,8 @@ class Objective:
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
         references = self._references(episodes, reference_logprobs)
-        penalties = [self._penalty(*pair) for pair in zip(episodes, references, strict=True)]
-        rewards = [self._reward(episode) for episode in episodes]
+        penalties = [self.reward.kl_by_turn(*pair) for pair in zip(episodes, references, strict=True)]
+        rewards = [self.reward(episode) for episode in episodes]
         scale = self.scale(rewards) if self.scale else 1.0
         advantages: list[float | tuple[float, ...]] = []
         for group in groups:
@@ -109,59 +99,45 @@ class Objective:
         return self.skips is None or not self.skips(episode)
 
     def has_signal(self, group: Group) -> bool:
-        """Whether the rewards of a group's valid episodes are not all the same."""
-        return has_signal([self.signal(episode) for episode in group.valid])
-
-    def signal(self, episode: Episode) -> float:
-        """The reward that `needs_signal` is judged by."""
-        assert episode.reward is not None, "a valid episode has a reward"
-        return episode.reward if self.signal_reward is None else self.signal_reward(episode)
-
-    def _reward(self, episode: Episode) -> float:
-        assert episode.reward is not None, "a valid episode has a reward"
-        return episode.reward if self.reward is None else self.reward(episode)
-
-    def _penalty(self, episode: Episode, reference: tuple[float, ...] | None) -> list[float]:
-        """What each turn's tokens take off the reward."""
-        if self.kl_penalty is None or reference is None:
-            return [0.0] * len(episode.turns)
-        return self.kl_penalty.by_turn(episode, reference)
+        """Whether the task rewards of a group's valid episodes are not all the same."""
+        return has_signal([self.reward.of_task(episode) for episode in group.valid])
 
     def _credit(
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
     ) -> list[float | tuple[float, ...]]:
-        """The advantages of one group's valid episodes."""
-        earned = [[turn.reward for turn in episode.turns] for episode in episodes]
-        lost = [sum(penalty) for penalty in penalties]
-        baseline = self.penalty_baseline
-        if baseline is None:
-            rewards = [reward - less for reward, less in zip(rewards, lost, strict=True)]
-            earned = [[a - b for a, b in zip(*both, strict=True)] for both in zip(earned, penalties, strict=True)]
-        values = [[advantage / scale for advantage in own] for own in self._by_turn(rewards, earned, self._advantages)]
-        if baseline is not None and self.kl_penalty is not None:
-            less = self._by_turn(lost, penalties, baseline)
-            values = [[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]
+        """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
+        step_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+        totals = [sum(penalty) for penalty in penalties]
+        if self.penalty_baseline is None:
+            rewards = [reward - total for reward, total in zip(rewards, totals, strict=True)]
+            step_rewards = _differences(step_rewards, penalties)
+        values = self._by_turn(rewards, step_rewards, self._advantages)
+        values = [[advantage / scale for advantage in of_episode] for of_episode in values]
+        if self.penalty_baseline is not None and self.reward.kl_penalty is not None:
+            values = _differences(values, self._by_turn(totals, penalties, self.penalty_baseline))
         if self.credit == "episode":
-            return [own[0] for own in values]
-        return [per_target(own, episode) for own, episode in zip(values, episodes, strict=True)]
+            return [of_episode[0] for of_episode in values]
+        return [per_target(of_turns, episode) for of_turns, episode in zip(values, episodes, strict=True)]
 
     def _by_turn(
         self,
         totals: Sequence[float],
-        steps: Sequence[Sequence[float]],
+        step_rewards: Sequence[Sequence[float]],
         advantages: Callable[[Sequence[float]], list[float]],
     ) -> list[list[float]]:
         """Of each sibling, the advantage of its total, or of its returns from each of its turns on."""
         if self.credit == "episode":
             return [[advantage] for advantage in advantages(totals)]
-        returns = [returns_to_go(total, own) for total, own in zip(totals, steps, strict=True)]
+        returns = [returns_to_go(*of_episode) for of_episode in zip(totals, step_rewards, strict=True)]
         return turn_advantages(returns, advantages, needs_siblings=self.needs_siblings)
 
     def _advantages(self, rewards: Sequence[float]) -> list[float]:
-        found = list(self.advantages(rewards))
-        if len(found) != len(rewards) or not all(map(math.isfinite, found)):
-            raise UserError(f"the advantages of the rewards {list(rewards)} are {found}: one finite number for each")
-        return found
+        advantages = list(self.advantages(rewards))
+        if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
+            raise UserError(
+                f"the advantages of the rewards {list(rewards)} are {advantages}: one finite number for each"
+            )
+        return advantages
 
     def _references(
         self, episodes: Sequence[Episode], given: Sequence[Sequence[float]] | None
@@ -172,6 +148,11 @@ class Objective:
             )
             return [tuple(values) for values in given]
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
+
+
+def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The first less the second, number by number."""
+    return [[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]
 
 
 def _check_sampled(episodes: Sequence[Episode]) -> None:
@@ -219,7 +200,13 @@ def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
 
 
 def make_objective(
-    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline, **parts: Any
+    algorithm: str,
+    loss: Loss,
+    section: AlgorithmConfig,
+    *,
+    baseline: Baseline,
+    addition: Callable[[Episode], float] | None = None,
+    **parts: Any,
 ) -> Objective:
     """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
 
@@ -227,6 +214,7 @@ def make_objective(
         algorithm: the section's name, for what an error says.
         loss: see `Objective`, as `parts`.
         section: the algorithm's settings.
+        addition: what the algorithm adds to an episode's reward.
         baseline: what is subtracted from the rewards of a group; `section.normalization` says what the difference is
             divided by.
 
@@ -244,7 +232,7 @@ def make_objective(
         scale=scale,
         group_size=section.n_samples,
         kl_reference="generator" if section.beta > 0 else "",
-        kl_penalty=_kl_penalty(algorithm, section),
+        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(algorithm, section)),
         penalty_baseline=BASELINES[baseline],
         credit=section.credit,
         needs_siblings=baseline != "none",

@@ -145,7 +145,7 @@ def resolve(objective: Objective, config: RunConfig) -> Objective:
         )
     if objective.kl_reference and config.services.ref_model.procs:
         return replace(objective, kl_reference="model")
-    if objective.kl_penalty is not None:
+    if objective.reward.kl_penalty is not None:
         raise UserError(
             "a KL penalty in the reward needs a reference model, for against the generator's own logprobs it is always "
             "0: --services.ref_model.procs 1"
@@ -163,18 +163,12 @@ def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
         objective = replace(objective, advantages=load_advantages(training.advantages), scale=None)
         objective = replace(objective, needs_siblings=True, penalty_baseline=None)
     if training.reward:
-        own = load_reward(training.reward)
-        objective = replace(objective, reward=_shaped(objective.reward, own), signal_reward=own)
+        objective = replace(objective, reward=replace(objective.reward, user_reward=load_reward(training.reward)))
     if training.loss:
         loss = load_loss(training.loss)
-        named = "reference_logprobs" in LossCall(loss).names or objective.kl_penalty is not None
+        named = "reference_logprobs" in LossCall(loss).names or objective.reward.kl_penalty is not None
         objective = replace(objective, loss=loss, kl_reference="generator" if named else "")
     return objective
-
-
-def _shaped(page: Callable[[Episode], float] | None, own: Callable[[Episode], float]) -> Callable[[Episode], float]:
-    """The user's reward with what the algorithm's page adds to a reward."""
-    return own if page is None else lambda episode: page(replace(episode, reward=own(episode)))
 
 
 def _absolute(target: str) -> str:

@@ -47,11 +47,11 @@ def to_samples(inputs: Sequence[Dict], targets: Sequence[Dict], *, ranks: int, v
             f"inputs has {len(inputs)} dicts and targets has {len(targets)}; the trainer has {ranks} data-parallel "
             "ranks: give one dict for each"
         )
-    if len({_given(each) for each in targets}) > 1:
+    if len({_given(target) for target in targets}) > 1:
         raise UserError(f"some dicts of targets have {GENERATOR!r} and others have not: give it in all of them or none")
     samples: list[Sample] = []
-    for number, (own, target) in enumerate(zip(inputs, targets, strict=True)):
-        samples += _Part(number, own, target, vocabulary).samples()
+    for number, pair in enumerate(zip(inputs, targets, strict=True)):
+        samples += _RankBatch(number, *pair, vocabulary).samples()
     return samples
 
 
@@ -61,7 +61,7 @@ def loss_for(loss: Loss, targets: Sequence[Dict]) -> Loss:
     Raises:
         UserError: the loss cannot do without them.
     """
-    if all(_given(each) for each in targets):
+    if all(_given(target) for target in targets):
         return loss
     signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
     parameter = signature.parameters.get(GENERATOR)
@@ -83,7 +83,7 @@ class _WithoutGenerator:
         return self._loss(**tensors)
 
 
-class _Part:
+class _RankBatch:
     """The dicts of one data-parallel rank, checked."""
 
     def __init__(self, number: int, inputs: Dict, targets: Dict, vocabulary: int) -> None:
@@ -152,9 +152,9 @@ class _Part:
 
 def _key(part: Dict, where: str, key: str) -> Any:
     if not isinstance(part, Mapping) or key not in part:
-        found = ", ".join(map(str, part)) if isinstance(part, Mapping) else type(part).__name__
+        held = ", ".join(map(str, part)) if isinstance(part, Mapping) else type(part).__name__
         needed = "tokens" if where.startswith("inputs") else ", ".join(TARGETS)
-        raise UserError(f"{where} has no {key!r}: it holds {found or 'nothing'}, and needs {needed}")
+        raise UserError(f"{where} has no {key!r}: it holds {held or 'nothing'}, and needs {needed}")
     return part[key]
 
 

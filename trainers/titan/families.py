@@ -150,7 +150,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type stands for it.
     if family is None or architecture not in (family.architecture, config["model_type"]):
-        known = ", ".join(each.architecture for each in FAMILIES.values())
+        known = ", ".join(family.architecture for family in FAMILIES.values())
         raise UserError(f"{folder} is a {architecture}: only {known} can be trained.")
     for name in _SIZES:
         if not isinstance(config.get(name), int) or config[name] < 1:
@@ -249,7 +249,7 @@ def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
     """What a config asks for that would not be computed."""
     rope = rope_parameters(config)
     missing = [name for name in _LLAMA3_ROPE if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
-    found = {
+    unsupported = {
         f"rope scaling {rope['rope_type']!r}": rope["rope_type"] not in family.rope_types,
         f"rope scaling 'llama3' without {', '.join(missing)}": missing,
         f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
@@ -260,7 +260,7 @@ def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
         f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
         "quantized weights": config.get("quantization_config"),
     }
-    return [what for what, is_so in found.items() if is_so]
+    return [what for what, is_so in unsupported.items() if is_so]
 
 
 def _slides(config: Mapping[str, Any]) -> bool:

@@ -203,9 +203,9 @@ def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
 def _over_ranks(
     chosen: Tensor, lse: Tensor, entropy: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mine = torch.stack([chosen, lse, entropy])
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
+    of_rank = torch.stack([chosen, lse, entropy])
+    gathered = [torch.empty_like(of_rank) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, of_rank, group=group)
     chosen, lse, entropy = torch.stack(gathered, dim=1)
     return chosen.amax(0), *_combined(lse, entropy)  # a target is -inf on all ranks but one
 

@@ -133,18 +133,18 @@ class TitanModel:
 
     def load_hf(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights; raises UserError when names or shapes do not fit the model."""
-        own = self.module.state_dict()
+        present = self.module.state_dict()
         # Some folders keep a copy of the tied weight, and old ones the frequencies of the position embedding.
         weights = {
             name: value
             for name, value in weights.items()
             if not self._is_copy(name) and not name.endswith("rotary_emb.inv_freq")
         }
-        shapes = {name: torch.empty(value.shape, device="meta") for name, value in own.items()}
+        shapes = {name: torch.empty(value.shape, device="meta") for name, value in present.items()}
         _check_weights(self.folder, self.adapter.to_hf(shapes), weights)
         given = self.adapter.from_hf(weights)
         with torch.no_grad():
-            self.module.load_state_dict({name: _like(own[name], value) for name, value in given.items()})
+            self.module.load_state_dict({name: _like(present[name], value) for name, value in given.items()})
 
     def _is_copy(self, name: str) -> bool:
         """Whether a weight, under either name, is the embedding once more: the embedding counts."""
@@ -224,22 +224,22 @@ def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
             raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
 
 
-def _check_weights(folder: Path, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    for name in sorted(own.keys() | given.keys()):
-        if name not in given or name not in own:
+def _check_weights(folder: Path, present: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    for name in sorted(present.keys() | given.keys()):
+        if name not in given or name not in present:
             state = "lacks" if name not in given else "has a superfluous"
             raise UserError(f"{folder} does not fit its config.json: it {state} weight {name}.")
-        if own[name].shape != given[name].shape:
+        if present[name].shape != given[name].shape:
             raise UserError(
                 f"{folder} does not fit its config.json: weight {name} has shape {tuple(given[name].shape)} "
-                f"where {tuple(own[name].shape)} is expected."
+                f"where {tuple(present[name].shape)} is expected."
             )
 
 
-def _like(own: Tensor, value: Tensor) -> Tensor:
+def _like(present: Tensor, value: Tensor) -> Tensor:
     """Cast and shard a full tensor like the model's own."""
-    value = value.to(device=own.device, dtype=own.dtype)
-    return distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value
+    value = value.to(device=present.device, dtype=present.dtype)
+    return distribute_tensor(value, present.device_mesh, present.placements) if isinstance(present, DTensor) else value
 
 
 def _share_rope(module: Decoder) -> None:

@@ -64,13 +64,13 @@ class TitanReference:
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """This model's logprobs of the sampled targets: one list per sample, in row order."""
         check_temperature(temperature)
-        found: dict[int, list[float]] = {}
+        by_sample: dict[int, list[float]] = {}
         for batch in pack(samples, max_tokens=self._max_tokens, pack_length=0, pad_id=0, multiple=self._multiple):
             batch = batch.to(self.model.device)
-            places = batch.tokens, batch.positions, batch.selected, batch.targets
-            values, _ = self.model.logprobs(*places, temperature)
-            found.update(zip(batch.samples, batch.split(values), strict=True))
-        return [found.get(index, []) for index in range(len(samples))]
+            inputs = batch.tokens, batch.positions, batch.selected, batch.targets
+            values, _ = self.model.logprobs(*inputs, temperature)
+            by_sample.update(zip(batch.samples, batch.split(values), strict=True))
+        return [by_sample.get(index, []) for index in range(len(samples))]
 
     def close(self) -> None:
         """Destroy the process group, if it was made here. May be called again."""

@@ -9,16 +9,16 @@ GPU over nccl: the same code. Every rank is given all samples and takes its shar
 all ranks and micro-batches before the first backward, and gradients are summed, never averaged. So the number of
 ranks, the micro-batch size and the packing change the speed and not the result.
 
-There are no actors in here: whoever drives the trainer decides where it lives. Its parts have files of their own:
+No actor is defined here: the caller decides in which process the trainer runs. Its parts are in these files:
 
 - model.py: the model, of one of the families in families.py.
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints and exports.
-- batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
-- ../head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
-- loss_call.py: which tensors a loss gets, and what it is divided by.
-- loss_metrics.py: what is measured beside it.
+- head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
+- ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
+- ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
+- ../objective/loss_metrics.py: what is measured beside it.
 """
 
 from __future__ import annotations
@@ -200,17 +200,17 @@ class TitanTrainer:
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
         check_temperature(temperature)
-        found: dict[int, list[float]] = {}
+        by_sample: dict[int, list[float]] = {}
         self._check_rows(samples)
         batches = self._micro_batches(samples)
         for batch in self._rounds(batches, self._count(batches)[2]):
             values, _ = self._logprobs(batch, temperature)
-            found.update(zip(batch.samples, batch.split(values), strict=False))
+            by_sample.update(zip(batch.samples, batch.split(values), strict=False))
         if self._data_group is not None:
             parts: list[dict[int, list[float]]] = [{} for _ in range(dist.get_world_size(self._data_group))]
-            dist.all_gather_object(parts, found, group=self._data_group)
-            found = {index: values for part in parts for index, values in part.items()}
-        return [found.get(index, []) for index in range(len(samples))]
+            dist.all_gather_object(parts, by_sample, group=self._data_group)
+            by_sample = {index: values for part in parts for index, values in part.items()}
+        return [by_sample.get(index, []) for index in range(len(samples))]
 
     @property
     def learning_rate(self) -> float:
@@ -246,8 +246,8 @@ class TitanTrainer:
     def _logprobs(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        places = batch.tokens, batch.positions, batch.selected, batch.targets
-        return self.model.logprobs(*places, temperature, with_entropy=with_entropy)
+        inputs = batch.tokens, batch.positions, batch.selected, batch.targets
+        return self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""

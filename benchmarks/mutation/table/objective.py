@@ -7,7 +7,7 @@ from benchmarks.mutation.source import Mutant
 ADVANTAGES = ("test_advantages.py",)
 CREDIT = ("test_credit.py",)
 OBJECTIVE = ("test_objective.py",)
-KL_REWARD = ("test_kl_reward.py",)
+KL_REWARD = ("test_reward.py",)
 OVERLONG = ("test_overlong.py", "test_objective.py")
 HEAD = ("test_head.py",)
 OLD = ("test_old_logprobs.py",)
@@ -78,9 +78,9 @@ MUTANTS = (
     ),
     Mutant(
         name="dynamic sampling takes a difference in length for a signal",
-        function="Objective.signal",
-        old="else self.signal_reward(episode)",
-        new="else self._reward(episode)",
+        function="Objective.has_signal",
+        old="self.reward.of_task(episode)",
+        new="self.reward(episode)",
         tests=(*OBJECTIVE, "test_own_parts.py", "test_loop.py"),
     ),
     Mutant(
@@ -176,9 +176,9 @@ MUTANTS = (
     ),
     Mutant(
         name="the punishment of length is a reward",
-        function="OverlongPunishment.reward",
-        old="episode.reward + self(",
-        new="episode.reward - self(",
+        function="OverlongPunishment.of_episode",
+        old="return self(",
+        new="return -self(",
         tests=OVERLONG,
     ),
     Mutant(

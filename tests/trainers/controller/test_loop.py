@@ -24,6 +24,7 @@ from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
+from trainers.objective.reward import TrainingReward
 
 TASKS = [Task(prompt=(), target=i) for i in range(5)]
 
@@ -595,8 +596,8 @@ async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None
         return flat_group(index)
 
     record = Record(run_group)
-    lengths = {"needs_signal": True, "signal_reward": lambda e: float(e.id[-1])}  # differs where the rewards do not
-    loop = record.loop(steps=2, objective=lengths)
+    number = TrainingReward(user_reward=lambda e: float(e.id[-1]))  # differs where the rewards do not
+    loop = record.loop(steps=2, objective={"needs_signal": True, "reward": number})
     await loop.run()
     assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
 

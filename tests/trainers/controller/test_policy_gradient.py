@@ -10,6 +10,7 @@ import pytest
 from forge_env.core.errors import UserError
 from trainers.config import SHORT_OPTIONS
 from trainers.objective.objective import Objective
+from trainers.objective.reward import KLPenalty
 from trainers.setup.meaning import about_services
 from trainers.setup.parser import parse
 from trainers.setup.plan import make_plan
@@ -52,12 +53,12 @@ def test_a_loss_of_the_users_own_has_one_where_it_names_it(tmp_path: Path) -> No
 
 def test_the_penalty_is_in_one_place() -> None:
     made, _ = resolved(*BETA, *REFERENCE)
-    assert made.kl_penalty is None and (made.loss.beta, made.loss.kl) == (0.1, "k3")  # type: ignore[attr-defined]
+    assert made.reward.kl_penalty is None and (made.loss.beta, made.loss.kl) == (0.1, "k3")  # type: ignore[attr-defined]
     made, _ = resolved(*BETA, *REFERENCE, "--grpo.kl_in", "reward")
-    assert made.kl_penalty is not None and (made.kl_penalty.beta, made.kl_penalty.kind) == (0.1, "k1")
+    assert made.reward.kl_penalty == KLPenalty(beta=0.1, kind="k1")
     assert made.loss.beta == 0  # type: ignore[attr-defined]
     made, _ = resolved(*BETA, *REFERENCE, "--grpo.kl_in", "reward", "--grpo.kl", "k3")
-    assert made.kl_penalty is not None and made.kl_penalty.kind == "k3"
+    assert made.reward.kl_penalty is not None and made.reward.kl_penalty.kind == "k3"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from trainers.controller.sample_maker import SampleMaker
 from trainers.dapo import is_truncated
 from trainers.losses import GRPOLoss
 from trainers.objective.advantages import centred
-from trainers.objective.kl_reward import KLPenalty
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
+from trainers.objective.reward import KLPenalty, TrainingReward
 
 GROUPS = [
     group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0, outcome=Outcome.TRUNCATED)),
@@ -51,7 +51,7 @@ async def test_each_sample_gets_its_own_logprobs() -> None:
 
 async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
     penalty = KLPenalty(beta=0.5)  # generator -1, so differences of 0, 1, 2 and 3, 4
-    objective = made(kl_reference="model", skips=is_truncated, kl_penalty=penalty)
+    objective = made(kl_reference="model", skips=is_truncated, reward=TrainingReward(kl_penalty=penalty))
     old = OldLogprobs(objective=objective, logprobs=halves)
     await old.begin_window([[], GROUPS])
     assert old.take() is None

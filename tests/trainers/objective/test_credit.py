@@ -14,6 +14,7 @@ from trainers.batching.batch import Sample, pack
 from trainers.objective.advantages import Advantages, centred, group_relative, no_baseline
 from trainers.objective.credit import by_turn, per_target, returns_to_go, target_logprobs, turn_advantages, turn_targets
 from trainers.objective.objective import Objective
+from trainers.objective.reward import TrainingReward
 
 
 @settings(deadline=None)
@@ -88,7 +89,8 @@ def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
 
 def test_a_shaped_reward_is_what_step_rewards_are_taken_from() -> None:
     two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
-    found = credited(no_baseline, *two, reward=lambda e: 10 * e.reward, needs_siblings=False)
+    reward = TrainingReward(user_reward=lambda e: 10 * e.reward)
+    found = credited(no_baseline, *two, reward=reward, needs_siblings=False)
     assert found == [(10.0, 9.0), (30.0, 29.0)]
 
 

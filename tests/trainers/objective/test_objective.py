@@ -19,6 +19,7 @@ from trainers.dapo import OverlongPunishment, is_truncated
 from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
+from trainers.objective.reward import TrainingReward
 from trainers.setup.parser import parse
 
 TASK = Task(prompt=())
@@ -88,7 +89,7 @@ def test_what_is_left_out_of_the_loss_stays_in_the_baseline() -> None:
 def test_a_shaped_reward_is_what_advantages_are_taken_of() -> None:
     punishment = OverlongPunishment(length=100, buffer=0.2)
     members = group(episode(1.0, tokens=10), episode(1.0, tokens=90))
-    assert advantages(make_objective(reward=punishment.reward), members) == [0.25, -0.25]
+    assert advantages(make_objective(reward=TrainingReward(addition=punishment.of_episode)), members) == [0.25, -0.25]
 
 
 def test_a_first_token_of_a_row_is_no_target_of_a_reference() -> None:
@@ -176,7 +177,8 @@ def test_the_grpo_page_keeps_its_defaults() -> None:
     loss = objective.loss
     assert (loss.clip_low, loss.clip_high, loss.beta, loss.aggregation, loss.dual_clip) == (0.2, 0.28, 0, "token", None)
     assert objective.advantages([1.0, 0.0]) == [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)]
-    assert not objective.needs_signal and objective.reward is objective.skips is objective.scale is None
+    assert not objective.needs_signal and objective.skips is objective.scale is None
+    assert objective.reward == TrainingReward()
 
 
 def test_dr_grpo_is_a_setting_of_grpo() -> None:
@@ -193,7 +195,7 @@ def test_rloo_is_a_setting_of_reinforce() -> None:
 
 def test_dapos_parts_are_settings_of_its_page() -> None:
     objective = made("dapo")
-    assert objective.needs_signal and objective.skips is None and objective.reward is not None
+    assert objective.needs_signal and objective.skips is None and objective.reward.addition is not None
     other = made("dapo", "--dapo.dynamic_sampling", "false", "--dapo.overlong_filtering", "true")
     assert not other.needs_signal and other.skips is is_truncated
     with pytest.raises(UserError, match="overlong_buffer 2"):
@@ -208,7 +210,6 @@ def test_dapos_parts_are_settings_of_its_page() -> None:
 def shaped(objective: Objective, tokens: int, *, prompt: int = 1) -> float:
     """What DAPO makes of the reward 1 of an episode with so many sampled tokens."""
     one = episode(1.0, tokens=tokens)
-    assert objective.reward is not None
     return objective.reward(replace(one, turns=(replace(one.turns[0], prompt_ids=(0,) * prompt),)))
 
 

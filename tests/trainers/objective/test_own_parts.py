@@ -95,8 +95,8 @@ def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str
     training = TrainingConfig(reward=f"{file}:longest")
     mine = with_own_parts(objective(Config()), training)
     right, wrong = episode(turn(1, 1, 1), reward=1.0), episode(turn(1, 1), reward=0.0)
-    assert mine.reward is not None and [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
-    assert [mine.signal(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
+    assert [mine.reward.of_task(e) for e in (right, wrong)] == [6.0, 2.0]
     assert not mine.has_signal(group(wrong, wrong)) and mine.has_signal(group(wrong, episode(turn(1), reward=0.0)))
     samples = replace(mine, advantages=centred).samples([group(right, wrong)])
     assert [sample.advantage for sample in samples] == [2.0, -2.0]
@@ -106,7 +106,7 @@ def test_what_a_page_adds_to_a_reward_is_added_to_the_users_own(file: str) -> No
     config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
     mine = with_own_parts(dapo.objective(config), TrainingConfig(reward=f"{file}:longest"))
     long = episode(turn(1, 1, 1, 1), reward=1.0)
-    assert mine.reward is not None and (mine.reward(long), mine.signal(long)) == (7.0, 8.0)
+    assert (mine.reward(long), mine.reward.of_task(long)) == (7.0, 8.0)
 
 
 @pytest.mark.parametrize(

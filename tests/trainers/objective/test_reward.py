@@ -1,9 +1,9 @@
-"""The KL penalty in the reward: its sum, its turns, and what it is taken off."""
+"""The reward of training: the KL penalty in it, its sum, its turns, and what it is taken off."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,9 +18,9 @@ from trainers.dapo import OverlongPunishment
 from trainers.grpo import GRPOConfig
 from trainers.objective.advantages import Baseline, no_baseline
 from trainers.objective.credit import target_logprobs, turn_targets
-from trainers.objective.kl_reward import KLPenalty
 from trainers.objective.loss_terms import kl_estimate
 from trainers.objective.objective import Objective, make_objective
+from trainers.objective.reward import KLPenalty, TrainingReward
 
 ONE = episode(turn(1, 1, logprobs=(-1.0, -2.0)), turn(2, logprobs=(-3.0,)), reward=1.0)
 REFERENCE = (-2.0, -1.5, -3.5)  # differences 1, -0.5, 0.5
@@ -58,13 +58,13 @@ def test_extreme_differences_stay_finite() -> None:
 # ---- through the objective ----
 
 
-def made(**parts: object) -> Objective:
+def made(addition: Callable[[Episode], float] | None = None, **parts: object) -> Objective:
     return Objective(
         loss=lambda logprobs: logprobs,
         advantages=no_baseline,
         group_size=2,
         kl_reference="model",
-        kl_penalty=KLPenalty(beta=0.1),
+        reward=TrainingReward(addition=addition, kl_penalty=KLPenalty(beta=0.1)),
         penalty_baseline=no_baseline,
         needs_siblings=False,
         **parts,  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_a_scale_is_that_of_the_shaped_rewards_and_not_the_penaltys() -> None:
         seen.extend(rewards)
         return 2.0
 
-    assert advantages(made(reward=punishment.reward, scale=scale), (ONE, REFERENCE)) == pytest.approx([0.15])
+    assert advantages(made(punishment.of_episode, scale=scale), (ONE, REFERENCE)) == pytest.approx([0.15])
     assert seen == pytest.approx([0.5])
 
 

@@ -1,0 +1,89 @@
+"""The reward that a training step uses, from the environment's to the one that advantages are taken of.
+
+1. The task's reward: `episode.reward`, which the environment gave, or the number of the user's function (`--reward`) in
+   its place. Dynamic sampling judges a group by it.
+2. Plus what the algorithm's page adds: DAPO's overlong punishment. Advantages are taken of this sum.
+3. Less the KL penalty, with `kl_in reward`: beta times the KL estimate of each sampled token.
+
+The KL penalty is not in the sum of 2 while that is standardised: `Objective` subtracts it from the advantages, less its
+own baseline and divided by nothing. Divided by the deviation of rewards that hold it, a group whose rewards are all the
+same would have advantages of size 1 however small beta is; so beta weighs a nat alike in every group, as it does in the
+loss, and the advantages are linear in it. verl divides the sum of both by its deviation, and so has that jump at
+beta 0. An advantage function of the user's own is given the rewards less the penalties.
+
+What a run reports as reward and success is always the environment's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from forge_env.core.episode import Episode
+from trainers.objective.credit import by_turn, target_logprobs
+from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLPenalty:
+    """What a reward loses for leaving the reference model: beta times the sum over the sampled tokens of an estimate.
+
+    The estimators are those of `trainers.objective.loss_terms.kl_estimate`, of d = generator logprob - reference
+    logprob; with k1 it is the episode's log-ratio, as in the RLOO of TRL (arXiv 2402.14740, equation 1). The tokens
+    were sampled from the generator, so it is the generator's own divergence, and no gradient goes through it.
+    """
+
+    beta: float
+    kind: Literal["k1", "k2", "k3"] = "k1"
+
+    def by_turn(self, episode: Episode, reference_logprobs: Sequence[float]) -> list[float]:
+        """The penalty of each turn's tokens.
+
+        Args:
+            episode: a valid one.
+            reference_logprobs: the reference model's, of the episode's sampled targets, in row order.
+
+        Returns:
+            One number for each turn. A token without a finite logprob on either side counts nothing.
+        """
+        generator_logprobs = np.asarray(target_logprobs(episode), dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            d = generator_logprobs - np.asarray(reference_logprobs, dtype=np.float64)
+        d = np.where(np.isfinite(d), d, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        values = d if self.kind == "k1" else d * d / 2 if self.kind == "k2" else np.minimum(np.expm1(-d) + d, MAX_K3)
+        return [self.beta * math.fsum(of_turn) for of_turn in by_turn(values.tolist(), episode)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReward:
+    """The reward of a valid episode in training; its steps are those of this file's docstring.
+
+    Example: ``TrainingReward(addition=OverlongPunishment(length=100).of_episode)(episode)``
+    """
+
+    user_reward: Callable[[Episode], float] | None = None
+    """The user's function in the place of the environment's reward (`--reward`)."""
+    addition: Callable[[Episode], float] | None = None
+    """What the algorithm's page adds to it."""
+    kl_penalty: KLPenalty | None = None
+    """What is subtracted, where the KL penalty is not a term of the loss."""
+
+    def of_task(self, episode: Episode) -> float:
+        """Step 1: the environment's reward, or the user's in its place."""
+        assert episode.reward is not None, "a valid episode has a reward"
+        return episode.reward if self.user_reward is None else self.user_reward(episode)
+
+    def __call__(self, episode: Episode) -> float:
+        """Steps 1 and 2: what advantages are taken of."""
+        reward = self.of_task(episode)
+        return reward if self.addition is None else reward + self.addition(episode)
+
+    def kl_by_turn(self, episode: Episode, reference_logprobs: Sequence[float] | None) -> list[float]:
+        """Step 3: what the tokens of each turn lose; zeros where there is no penalty, or no reference model."""
+        if self.kl_penalty is None or reference_logprobs is None:
+            return [0.0] * len(episode.turns)
+        return self.kl_penalty.by_turn(episode, reference_logprobs)
