@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local one, or one from the hub."""
+"""The folder of a model: a local one, or a download from the hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
     Args:
         name: a Hugging Face folder or a hub id.
-        option: where the user wrote it, for the sentence of an error.
+        option: the option that named it, for error messages.
 
     Raises:
         UserError: when a folder lacks what a model needs, or the hub does not have it.
@@ -31,7 +31,7 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
 
 def context_length(folder: Path) -> int | None:
-    """Tokens that a model can read and write together, as its config says; None where it does not say."""
+    """The context length in tokens (prompt and completion) from config.json; None if the config has none."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     length = config.get("max_position_embeddings")
     return length if isinstance(length, int) and length > 0 else None

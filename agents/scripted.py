@@ -1,4 +1,4 @@
-"""Scripted agents and policies: real ones that need no model. They serve as experts, baselines and test doubles."""
+"""Scripted agents and policies: they need no model. They serve as experts, baselines and test doubles."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def scripted_agent(
 
     Args:
         env: the environment whose expert it may be.
-        script: "expert" plays the environment's own solution, "null" answers with nothing, "module:function" is a
-            function of the conversation.
-        model: folder of a model; the turns then hold its tokens.
+        script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function"
+            calls a function of the conversation.
+        model: folder of a model; with one, the turns hold its tokens.
         answer_seconds: see `ScriptedAgent`.
 
     Raises:
@@ -53,24 +53,24 @@ def scripted_agent(
 
 
 async def say_nothing(messages: list[Message]) -> Message:
-    """Answer with an empty text: the least that an agent can do, and no environment should reward it."""
+    """Answer with an empty text. No environment should reward it."""
     return {"role": "assistant", "content": ""}
 
 
 class ScriptedAgent:
-    """Answers with what a function says. With a model folder its turns hold tokens, and may enter SFT.
+    """Answers with what a function returns. With a model folder its turns hold tokens, so SFT can train on them.
 
-    A plain function runs in a thread, so that one that waits keeps no other episode waiting; those of several episodes
-    then run at once, and what they share needs a lock. A coroutine runs on the event loop and costs no thread.
+    A plain function runs in a thread, so it may block. Functions of several episodes then run at once: guard what they
+    share with a lock. A coroutine runs on the event loop and needs no thread.
 
-    The calls of a scripted message are OpenAI-shaped, `arguments` an object; ids are given where there are none.
-    Arguments that are text stay as they are written, JSON or not, as those of a model do.
+    The calls of a scripted message are in OpenAI's form, with `arguments` as an object; missing ids are filled in.
+    Arguments that are text stay unchanged, valid JSON or not, like those of a model.
 
     Args:
         script: the function.
         model: folder of a model.
         name: of the script, for messages; that of the function by default.
-        answer_seconds: how long an answer is waited for.
+        answer_seconds: time limit for an answer, in seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ScriptedAgent:
         """Ask the script for one turn.
 
         Raises:
-            PolicyError: when it returns no assistant message.
+            PolicyError: when the script returns no assistant message.
             BaseException: whatever the script raises.
         """
         message = _checked(self._name, await invoke(self._script, conversation.messages))
@@ -107,10 +107,10 @@ class ScriptedAgent:
 
 
 def _checked(script: str, value: Any) -> Message:
-    """The message that a script returned.
+    """Return the script's message.
 
     Raises:
-        PolicyError: when it is none.
+        PolicyError: when it is no assistant message.
     """
     if wrong := _wrong_with(value):
         raise PolicyError(
@@ -121,7 +121,7 @@ def _checked(script: str, value: Any) -> Message:
 
 
 def _wrong_with(value: Any) -> str:
-    """What keeps a value from being an assistant message; "" where it is one."""
+    """Why a value is no assistant message; "" if it is one."""
     if not isinstance(value, dict):
         return f"that is a {type(value).__name__} and no dict"
     if value.get("role") != "assistant":
@@ -153,7 +153,7 @@ def _wrong_with_call(call: Any) -> str:
 
 
 def _renderer(model: str) -> Renderer:
-    from agents.renderer.rendering import Renderer  # needs the tokenizer packages, which text agents do without
+    from agents.renderer.rendering import Renderer  # needs the tokenizer packages; text agents do not
 
     return Renderer(model)
 

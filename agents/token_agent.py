@@ -1,4 +1,4 @@
-"""TokenAgent: a renderer plus a policy. What it leaves behind is token-exact."""
+"""TokenAgent: a renderer and a policy. Its turns hold the exact tokens that the engine saw and sampled."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.renderer.rendering import Renderer
-from agents.stopping import cut_at
+from agents.stop_strings import truncate_at_stop
 from forge_env.core.episode import Turn, digest
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
 from forge_env.core.types import Action, Message, Sampling, ToolSpec
 
-_NOTHING_ASKED = NextTurn()
+_DEFAULT_TURN = NextTurn()
 
 
 class TokenAgent:
@@ -34,7 +34,7 @@ class TokenAgent:
 
     @property
     def answer_seconds(self) -> float | None:
-        """How long an answer is waited for; None where the policy sees to it."""
+        """Time limit for an answer, in seconds; None if the policy enforces its own."""
         return getattr(self._policy, "answer_seconds", ANSWER_SECONDS)
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -44,7 +44,7 @@ class TokenAgent:
             ContextFull: when the prompt leaves no room to answer.
             PolicyError: when the policy did not answer.
         """
-        asked, observation = conversation.asked or _NOTHING_ASKED, conversation.observation
+        asked, observation = conversation.asked or _DEFAULT_TURN, conversation.observation
         if asked.prompt is None:
             prompt, old, starts_row = self.renderer.next_prompt(conversation, tools)
         else:
@@ -69,7 +69,7 @@ class TokenAgent:
             session=conversation.request_id,
         )
         if asked.stop:
-            completion = cut_at(completion, asked.stop, self.renderer.decode)
+            completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
         turn = Turn(
             kind="sampled",
@@ -78,7 +78,7 @@ class TokenAgent:
             tool_calls=action.tool_calls,
             prompt_ids=tuple(prompt[old:]),
             token_ids=self.renderer.share(completion.token_ids),
-            logprobs=completion.logprobs,
+            logprobs=completion.generator_logprobs,
             versions=completion.versions,
             starts_row=starts_row,
             context_digest=digest(completion.prompt_ids),  # of the prompt that the engine reports
@@ -98,5 +98,5 @@ def _as_message(prompt: str) -> Message:
 
 
 def _turn_seed(seed: int, turn: int) -> int:
-    """A seed per request: the same episode seed gives the same turns, and no two turns share one."""
+    """A seed per turn: equal episode seeds give equal turns, and different turns have different seeds."""
     return (seed * 1_000_003 + turn * 7_919) % 2**31

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agents.generator.policy import PolicyActor
 from agents.generator.start import EngineSettings
-from envs.reward_actor import RewardActor
-from envs.task_actor import TaskSource
+from envs.actors.reward import RewardActor
+from envs.actors.task_source import TaskSource
 from forge_env import make
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Sampling

@@ -1,7 +1,7 @@
-"""Sandboxes: places where untrusted code runs. The contract is `forge_env.core.sandbox`; each backend is one module.
+"""Sandboxes run untrusted code. The contract is `forge_env.core.sandbox`; a backend is a folder or a module.
 
     async with open_sandbox() as sandbox:
-        result = await sandbox.run("print(1 + 1)")  # in a fresh state
+        result = await sandbox.run("print(1 + 1)")  # every run starts in a fresh state
         session = await sandbox.open_session()  # keeps its variables and files until it is closed
 
 Importing this package loads no backend.
@@ -20,18 +20,18 @@ from sandboxes.settings import AUTO, chosen, load_backend, with_environment
 
 @asynccontextmanager
 async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[Sandbox]:
-    """Open the sandbox `name`, prove that it isolates, and close it at the end of the block.
+    """Open the sandbox `name`, check that it isolates, and close it at the end of the block.
 
     Args:
-        name: "namespace", "docker", "subprocess" (which isolates nothing and has to be allowed), or "auto": what the
-            environment variable FORGE_ENV_SANDBOX names, else namespace where it can isolate, else docker where an
-            engine answers.
-        settings: keyword arguments of the backend, for example `slots=8`. What is not given here is taken from the
+        name: "namespace", "docker", "subprocess" (it isolates nothing and must be allowed), or "auto": the backend
+            in the environment variable FORGE_ENV_SANDBOX, else namespace if it can isolate, else docker if an engine
+            answers.
+        settings: keyword arguments of the backend, for example `slots=8`. A setting that is not given is read from the
             environment: FORGE_ENV_SANDBOX_SLOTS=8.
 
     Raises:
         UserError: no backend or no setting of that name.
-        SandboxUnavailable: the backend cannot isolate on this machine; for "auto", what each of them lacks.
+        SandboxUnavailable: the backend cannot isolate on this machine; for "auto", with the reason of every backend.
     """
     sandbox = await _open(chosen(name), settings)
     try:
@@ -43,13 +43,13 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
 async def _open(name: str, settings: dict[str, Any]) -> Sandbox:
     if name != "auto":
         return await _open_backend(name, settings)
-    lacks = []
+    reasons = []
     for backend in AUTO:
         try:
             return await _open_backend(backend, settings)
         except SandboxUnavailable as error:
-            lacks.append(str(error))
-    raise SandboxUnavailable("No sandbox can be had on this machine. " + " ".join(lacks))
+            reasons.append(str(error))
+    raise SandboxUnavailable("No sandbox is available on this machine. " + " ".join(reasons))
 
 
 async def _open_backend(name: str, settings: dict[str, Any]) -> Sandbox:

@@ -1,4 +1,4 @@
-"""Which sandbox is opened, and with which settings: by argument, else by environment variable, else by default."""
+"""The choice of a sandbox and its settings: by argument, else by environment variable, else by default."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BACKENDS = {
     "subprocess": "sandboxes.host.insecure:open_insecure",
 }
 AUTO = ("namespace", "docker")
-"""What "auto" tries, in this order. Never the one that isolates nothing."""
+"""Backends that "auto" tries, in order; never the one without isolation."""
 _VARIABLE = "FORGE_ENV_SANDBOX"
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def chosen(name: str) -> str:
-    """Return `name`, or for "auto" what FORGE_ENV_SANDBOX says. Raises UserError for an unknown name."""
+    """Return `name`, or for "auto" the value of FORGE_ENV_SANDBOX. Raises UserError for an unknown name."""
     if name == "auto":
         name = os.environ.get(_VARIABLE) or "auto"
     if name != "auto" and name not in BACKENDS:
@@ -35,7 +35,7 @@ def chosen(name: str) -> str:
 
 
 def load_backend(name: str) -> Opener:
-    """Return what opens the backend. Raises SandboxUnavailable if a package that it needs is not installed."""
+    """Return the function that opens a backend. Raises SandboxUnavailable if a package is not installed."""
     module, function = BACKENDS[name].split(":")
     try:
         opener: Opener = getattr(importlib.import_module(module), function)
@@ -48,7 +48,7 @@ def load_backend(name: str) -> Opener:
 
 
 def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that `opener` is called with. Raises UserError for one that it does not have."""
+    """Return the settings to call `opener` with. Raises UserError for an unknown setting."""
     parameters = inspect.signature(opener).parameters
     for setting in settings:
         if setting not in parameters and setting == "packages":
@@ -59,12 +59,12 @@ def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dic
         if setting not in parameters:
             raise UserError(f"Sandbox {name!r} has no setting {setting!r}. {nearest(setting, parameters)}")
     kinds = typing.get_type_hints(opener)
-    found = {}
+    from_environment = {}
     for setting in parameters:
         variable = f"{_VARIABLE}_{setting.upper()}"
         if setting not in settings and (text := os.environ.get(variable)):
-            found[setting] = _convert(variable, text, kinds[setting])
-    return settings | found
+            from_environment[setting] = _convert(variable, text, kinds[setting])
+    return settings | from_environment
 
 
 def _convert(variable: str, text: str, kind: Any) -> Any:

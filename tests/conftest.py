@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -33,6 +34,16 @@ os.environ["HOME"] = str(HOME)
 if (ROOT / "Makefile").is_file():
     for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
         os.environ.setdefault(variable, str(ROOT / place))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off the modules and the items: it goes through them all in every full collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter frees them at its end, and no library complains of a leak
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import subprocess
@@ -31,10 +32,10 @@ OURS = {
 ROOMS = {
     "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
         former_paths cli __main__""",
-    "agents": "model_folder stopping renderer token_agent chat scripted openers generator",
+    "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
-        grpo dapo gspo sapo cispo reinforce sft""",
+        grpo dapo gspo sapo cispo reinforce losses sft""",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 
@@ -47,18 +48,23 @@ OWNERS = {
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/*actor.py", "agents/generator/*", "trainers/*"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
 
 
-def imports(source: str, *, for_types: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(source: str, *, for_types: bool = True) -> tuple[str, ...]:
     """Every module that a source names in an import, wherever in it; `from a import b` gives both a and a.b.
 
     Args:
         for_types: also those under `if TYPE_CHECKING:`, which no process executes.
     """
+    return tuple(_imports(source, for_types))
+
+
+def _imports(source: str, for_types: bool) -> Iterator[str]:
     tree = ast.parse(source)
     for node in [] if for_types else ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

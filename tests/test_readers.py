@@ -19,18 +19,20 @@ from gymnasium import spaces
 from agents.chat import judge
 from agents.renderer import dialects, model_json
 from agents.renderer.rendering import Renderer
-from envs import gymnasium_actions, gymnasium_text
-from envs.apis.arguments import SchemaArguments
 from envs.code_exec import env as code_exec
 from envs.code_exec import grading, values
-from envs.external import contexts, scoring
-from envs.external.questions import Question
-from envs.external.replies import Reply
-from envs.math import answers, forms, numerals, rewards
+from envs.external import conversations, scoring
+from envs.external.requests import ProgramRequest
+from envs.external.responses import ProgramReply
+from envs.gymnasium_text import plain_text
+from envs.gymnasium_text import spaces as text_spaces
+from envs.math import answer_forms as forms
+from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.reasoning import env as reasoning
 from envs.reasoning import worker
 from envs.tool_api import answers as tool_answers
+from envs.tool_api.json_schema.validation import SchemaArguments
 from forge_env.core.types import Action
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
@@ -50,15 +52,15 @@ def call_of(text: str) -> dict[str, Any]:
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
-def reply_to(text: str) -> Reply:
+def reply_to(text: str) -> ProgramReply:
     """What a program is given of an answer whose calls cannot be read."""
     content, calls = dialects.parse(text, "hermes")
     action = Action(message={"role": "assistant", "content": content}, tool_calls=calls)
-    return Reply.of(action, Question(model="m", stop=("\n\n\n\n", "END")), turn=0)
+    return ProgramReply.of(action, ProgramRequest(model="m", stop=("\n\n\n\n", "END")), turn=0)
 
 
 def chosen(space: spaces.Space[Any], *names: str) -> Read:
-    return lambda text: gymnasium_actions.parse_action(text, space, names)
+    return lambda text: text_spaces.parse_action(text, space, names)
 
 
 def form_of(text: str) -> object:
@@ -101,7 +103,7 @@ READERS: dict[str, Read] = {
     "action, MultiDiscrete": chosen(spaces.MultiDiscrete([3, 3])),
     "action, Box": chosen(spaces.Box(-1, 1, (1,))),
     "action, Text": chosen(spaces.Text(10)),
-    "a coloured text": gymnasium_text.plain_text,
+    "a coloured text": plain_text,
     "reasoning-gym, answer": reasoning.extract_answer,
     "reasoning-gym, one number": lambda text: worker._is_one_number(text, {"answer": "42"}),
     "reasoning-gym, moves": lambda text: [form.fullmatch(text) for form in worker._FORMS.values()],
@@ -109,7 +111,9 @@ READERS: dict[str, Read] = {
     "output of a program": lambda text: grading.same_output(text, "0.5 1"),
     "value of a program": values.decode,
     "result of a program": lambda text: scoring.read_result(Path("/nowhere/result"), text, ""),
-    "message of a program": lambda text: contexts.said({"role": "a", "content": text, "tool_calls": [call_of(text)]}),
+    "message of a program": lambda text: conversations.content_of(
+        {"role": "a", "content": text, "tool_calls": [call_of(text)]}
+    ),
     "reply to a program": reply_to,
 }
 

@@ -10,12 +10,16 @@ distances from 1, as for the other algorithms: clip_high 4 is a weight of at mos
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
+
+from torch import Tensor
 
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import CISPOLoss
+from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
+from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
 
 if TYPE_CHECKING:
@@ -34,15 +38,57 @@ class Config(RunConfig):
     cispo: CISPOConfig = field(default_factory=CISPOConfig)
 
 
+class CISPOLoss(RatioLoss):
+    """REINFORCE, weighted by the clipped ratio: per token -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p.
+
+    arXiv 2506.13585, equations 4 and 5, with r = p_new / p_engine; sg(.) stops the gradient. No token loses its
+    gradient, only its weight is bounded.
+
+    Conventions differ: here, in verl and in slime the bounds are distances from 1; TRL's `epsilon_high` is the largest
+    ratio itself, without a lower bound. The default, no lower bound and a ratio of at most 5, is slime's and TRL's
+    recommendation of arXiv 2510.13786; TRL's epsilon_high=e is clip_high=e - 1, clip_low=1.
+
+    Args:
+        clip_low: how far below 1 the weight may go, within [0, 1]; 1 is no lower bound.
+        clip_high: how far above 1.
+        beta: see `PolicyLoss`, as `aggregation` and `options`.
+    """
+
+    policy_term_vanishes = True
+
+    def __init__(
+        self,
+        clip_low: float = 1.0,
+        clip_high: float = 4.0,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        check_range("clip_low", clip_low, low=0.0, high=1.0)
+        check_range("clip_high", clip_high, low=0.0)
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        weight = log_ratio.detach().exp().clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -weight * advantages * logprobs
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the weight is bounded."""
+        ratio = log_ratio.exp()
+        return (ratio < 1 - self.clip_low) & mask, (ratio > 1 + self.clip_high) & mask
+
+
 def objective(config: Config) -> Objective:
     """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p_new(token) ]
 
     with r = p_new(token) / p_engine(token), no gradient through sg(.), and A = (R - mean(R)) / (std(R) + eps) over the
-    group.
+    group, which is `trainers.objective.advantages.group_relative`.
     """
     section = config.cispo
     loss = CISPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
-    return make_objective("cispo", loss, section)
+    return make_objective("cispo", loss, section, baseline="mean")
 
 
 async def train(plan: RunPlan) -> None:
@@ -59,4 +105,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports CISPOLoss from trainers.cispo, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.cispo").main())

@@ -11,15 +11,21 @@ which the paper's ablation starts from; verl's recipe leaves it off, and so does
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+import torch
+from torch import Tensor
+
+from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import DAPOLoss
+from trainers.objective.loss_base import ClippedLoss, LossOptions
+from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
-from trainers.objective.overlong import OverlongPunishment, is_truncated
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -52,11 +58,92 @@ class Config(RunConfig):
     dapo: DAPOConfig = field(default_factory=DAPOConfig)
 
 
+class DAPOLoss(ClippedLoss):
+    """Decoupled clip: per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), the mean over all valid tokens.
+
+    Equations 8, 10 and 12 of arXiv 2503.14476, with r = p_new / p_engine. It has no KL. TRL's "dapo" and verl's
+    "token-mean" divide by the tokens of the whole step over all ranks, which is what `normalizer` does here.
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongPunishment:
+    """The soft overlong punishment, equation 13: nothing, then a straight line down, then the whole of it.
+
+    verl's line goes on beyond `length`; the paper's, and this one, ends there.
+
+    >>> punishment = OverlongPunishment(length=100, buffer=0.2)
+    >>> [punishment(tokens) for tokens in (80, 90, 100, 200)]
+    [0.0, -0.5, -1.0, -1.0]
+
+    Raises:
+        UserError: for a setting out of range.
+    """
+
+    length: int
+    """Sampled tokens of an episode from which on the whole penalty is due."""
+    buffer: float = 0.2
+    """The share of `length`, at its end, over which the penalty rises from 0."""
+    penalty: float = 1.0
+    context: int = 0
+    """Prompt and sampled tokens of an episode at most. Where it is above 0, the length of an episode is at most what
+    its first prompt leaves of it: no episode can sample more."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or not 0 <= self.buffer <= 1 or not self.penalty >= 0:
+            raise UserError(
+                f"overlong_length is {self.length}, overlong_buffer {self.buffer} and overlong_penalty {self.penalty}: "
+                "the length is at least 1, the buffer a share of it from 0 to 1, and the penalty not negative"
+            )
+
+    def __call__(self, tokens: int, *, length: int = 0) -> float:
+        """What an episode of so many sampled tokens gets, from 0 down to -penalty; `length` 0 is the setting."""
+        length = length or self.length
+        width = self.buffer * length
+        beyond = tokens - (length - width)
+        if beyond <= 0:
+            return 0.0
+        return -self.penalty * (beyond / width if tokens < length else 1.0)
+
+    def length_of(self, episode: Episode) -> int:
+        """The sampled tokens from which on the whole penalty is due for this episode, at least 1."""
+        if not self.context or not episode.turns:
+            return self.length
+        return max(1, min(self.length, self.context - len(episode.turns[0].prompt_ids)))
+
+    def reward(self, episode: Episode) -> float:
+        """A valid episode's reward with the punishment for the tokens that it sampled in all its turns."""
+        assert episode.reward is not None, "a valid episode has a reward"
+        return episode.reward + self(episode.num_sampled, length=self.length_of(episode))
+
+
+def is_truncated(episode: Episode) -> bool:
+    """Whether a limit ended the episode: of tokens, turns or time."""
+    return episode.outcome is Outcome.TRUNCATED
+
+
 def objective(config: Config) -> Objective:
     """J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
 
-    with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), and R
-    the episode's reward less the penalty of its length.
+    with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
+    is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
     """
     section = config.dapo
     for name in ("signal_warning", "signal_error"):
@@ -67,6 +154,7 @@ def objective(config: Config) -> Objective:
         "dapo",
         loss,
         section,
+        baseline="mean",
         reward=_punishment(config).reward,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
@@ -100,4 +188,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports DAPOLoss from trainers.dapo, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.dapo").main())

@@ -1,23 +1,33 @@
-"""GRPO: group relative policy optimisation (arXiv 2402.03300), with the asymmetric clip of DAPO (arXiv 2503.14476).
+"""GRPO: group relative policy optimisation (arXiv 2402.03300).
 
     python -m trainers.grpo --env code_exec
     python -m trainers.grpo --env math --steps 60 --seed 1 --output outputs/mine
-    python -m trainers.grpo --grpo.aggregation constant --grpo.normalization none        # Dr.GRPO
+    python -m trainers.grpo --grpo.clip_high 0.2 --grpo.aggregation sequence --grpo.beta 0.04    # as in the paper
+    python -m trainers.grpo --grpo.aggregation constant --grpo.normalization none                # Dr.GRPO
 
 For each task a group of episodes is sampled. An episode's advantage is its reward, standardised within its group; no
 value model is needed. The importance ratio is a real one: the denominator is the logprob that the engine sampled with.
+
+Two defaults of this page are DAPO's (arXiv 2503.14476) and not the paper's: the upper clip is wider than the lower one
+(Clip-Higher, 0.28 against 0.2), and every sampled token of the step weighs the same (aggregation "token"). The paper
+has 0.2 on both sides, the mean over episodes of each one's token mean, and a KL penalty with beta 0.04.
 
 Dr.GRPO (arXiv 2503.20783) removes what GRPO weighs by: the length of an episode and the spread of a group's rewards.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+from torch import Tensor
 
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import GRPOLoss
+from trainers.objective.loss_base import ClippedLoss, LossOptions
+from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
 
 if TYPE_CHECKING:
@@ -37,10 +47,42 @@ class Config(RunConfig):
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
 
 
+class GRPOLoss(ClippedLoss):
+    """The clipped surrogate: per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and beta times the KL.
+
+    Equation 3 of arXiv 2402.03300, with r = p_new / p_engine and k3 as the estimate of the KL.
+
+    Conventions: the paper has clip_low = clip_high = 0.2 and beta = 0.04, TRL 0.2, 0.2 and 0, verl 0.2, 0.2, no KL and
+    dual_clip=3, torchforge beta = 0.1. Dr.GRPO is aggregation="constant" with advantages that are not divided by the
+    standard deviation; the paper's own formula has no length in it, which is constant=1. TRL's "bnpo" is
+    aggregation="token" over one micro-batch: without a `normalizer`.
+
+    The class's default is the paper's aggregation, "sequence"; the page's is "token".
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        beta: float = 0.0,
+        aggregation: Aggregation = "sequence",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
+
+
 def objective(config: Config) -> Objective:
     """J = E[ mean over sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) ] - beta KL
 
-    with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group.
+    with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group, which is
+    `trainers.objective.advantages.group_relative`.
     """
     section = config.grpo
     loss = GRPOLoss(
@@ -49,7 +91,7 @@ def objective(config: Config) -> Objective:
         dual_clip=section.dual_clip or None,
         **loss_options(config, section),
     )
-    return make_objective("grpo", loss, section)
+    return make_objective("grpo", loss, section, baseline="mean")
 
 
 async def train(plan: RunPlan) -> None:
@@ -66,4 +108,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports GRPOLoss from trainers.grpo, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.grpo").main())

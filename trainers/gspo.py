@@ -16,12 +16,17 @@ The paper takes 4 optimizer steps on each batch of rollouts, which is `training.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
+
+import torch
+from torch import Tensor
 
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import GSPOLoss
+from trainers.objective.loss_base import ClippedLoss, LossOptions
+from trainers.objective.loss_terms import Aggregation, sequence_mean
 from trainers.objective.objective import Objective, loss_options, make_objective
 
 if TYPE_CHECKING:
@@ -42,15 +47,53 @@ class Config(RunConfig):
     gspo: GSPOConfig = field(default_factory=GSPOConfig)
 
 
+class GSPOLoss(ClippedLoss):
+    """The clipped surrogate of one ratio per episode: -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A).
+
+    s = exp(mean over the episode's tokens of log r) is the geometric mean of the tokens' ratios r; arXiv 2507.18071,
+    equations 5 and 7. The clip range is the paper's, hundreds of times narrower than GRPO's, since a mean of log-ratios
+    varies much less.
+
+    It is computed per token as s_t = sg(s) exp(logprob - sg(logprob)), where sg(.) stops the gradient: the paper's
+    GSPO-token form, as in verl. For one advantage per episode its value and gradient are those of the episode's ratio
+    (TRL's importance_sampling_level="sequence"), and advantages per token work too. A token that a correction leaves
+    out has no gradient here, as in verl; in TRL it keeps its share of the episode's ratio. The "sequence_" corrections
+    are the same in all.
+    """
+
+    def __init__(
+        self,
+        clip_low: float = 3e-4,
+        clip_high: float = 4e-4,
+        beta: float = 0.0,
+        aggregation: Aggregation = "sequence",
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        ratio = self.ratio(log_ratio, logprobs, mask)
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
+
+    def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+        """s_t, (E, T): the episode's ratio at each token, with the gradient of the token's own logprob."""
+        log_s = sequence_mean(log_ratio, mask)  # (E, 1)
+        return (log_s.detach() + logprobs - logprobs.detach()).exp()
+
+
 def objective(config: Config) -> Objective:
     """J = E[ mean over episodes of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) ]
 
     with s = exp(mean over the episode's tokens of log(p_new / p_old)) and A = (R - mean(R)) / (std(R) + eps) over the
-    group. p_old is the trainer's own at the last update of the engine's weights, or the engine's.
+    group, which is `trainers.objective.advantages.group_relative`. p_old is the trainer's own at the last update of the
+    engine's weights, or the engine's.
     """
     section = config.gspo
     loss = GSPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
-    return make_objective("gspo", loss, section)
+    return make_objective("gspo", loss, section, baseline="mean")
 
 
 async def train(plan: RunPlan) -> None:
@@ -67,4 +110,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports GSPOLoss from trainers.gspo, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.gspo").main())

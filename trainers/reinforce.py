@@ -10,12 +10,18 @@ n / (n - 1) times the difference from the mean of all.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
+import torch
+from torch import Tensor
+
+from forge_env.core.errors import UserError
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import ReinforceLoss
+from trainers.objective.loss_base import LossOptions, PolicyLoss
+from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.objective import Objective, loss_options, make_objective
 
 if TYPE_CHECKING:
@@ -36,10 +42,77 @@ class Config(RunConfig):
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
 
 
+class ReinforceLoss(PolicyLoss):
+    """The policy gradient with a bounded weight: per token -sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) A log p.
+
+    r is the ratio of the model to `old_logprobs` if given, else to `generator_logprobs`, else to `reference_logprobs`;
+    sg(.) stops the gradient. clip_ratio=None is no weight at all, the textbook's REINFORCE, which is right on-policy
+    only. torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this with
+    leave-one-out advantages; TRL's RLOO clips the ratio of whole sequences instead.
+
+    Args:
+        clip_ratio: how far from 1 the weight may be, within (0, 1]; None for no weight.
+        beta: see `PolicyLoss`, as `aggregation` and `options`.
+
+    Raises:
+        UserError: in `forward`, when the weight needs logprobs that are not given.
+    """
+
+    policy_term_vanishes = True
+
+    def __init__(
+        self,
+        clip_ratio: float | None = None,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        if clip_ratio is not None and not clip_ratio > 0:
+            raise UserError(f"clip_ratio={clip_ratio} must be above 0, or None for no importance weight.")
+        self.clip_ratio = clip_ratio
+
+    def forward(
+        self,
+        logprobs: Tensor,
+        advantages: Tensor,
+        loss_mask: Tensor,
+        generator_logprobs: Tensor | None = None,
+        reference_logprobs: Tensor | None = None,
+        normalizer: Tensor | None = None,
+        entropy: Tensor | None = None,
+        old_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
+        mask = valid_tokens(loss_mask, generator_logprobs)
+        old = generator_logprobs if old_logprobs is None else old_logprobs
+        weight = self._bounded_ratio(logprobs, reference_logprobs if old is None else old, mask)
+        if generator_logprobs is not None:
+            weight = weight * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
+        policy = -weight * per_token(advantages, mask) * keep(logprobs, mask)
+        return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
+
+    def _bounded_ratio(self, logprobs: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
+        if self.clip_ratio is None:
+            return torch.ones_like(logprobs)
+        if old is None:
+            raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or reference_logprobs.")
+        ratio = log_ratio(logprobs, old, mask).detach().exp()
+        return ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the weight is bounded."""
+        clip_ratio = float("inf") if self.clip_ratio is None else self.clip_ratio
+        ratio = log_ratio.exp()
+        return (ratio < 1 - clip_ratio) & mask, (ratio > 1 + clip_ratio) & mask
+
+
 def objective(config: Config) -> Objective:
     """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) (R - b) log p_new(token) ]
 
-    with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline.
+    with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline: the mean of the group's
+    rewards, that of the other episodes, or 0 (`centred`, `leave_one_out`, `no_baseline` of
+    `trainers.objective.advantages`).
     """
     section = config.reinforce
     loss = ReinforceLoss(clip_ratio=section.clip_ratio or None, **loss_options(config, section))
@@ -60,4 +133,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports ReinforceLoss from trainers.reinforce, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.reinforce").main())

@@ -9,12 +9,18 @@ with its distance from the policy that sampled it, faster where the advantage is
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
+import torch
+from torch import Tensor
+
+from forge_env.core.errors import UserError
 from trainers.config import AlgorithmConfig, RunConfig
-from trainers.objective.losses import SAPOLoss
+from trainers.objective.loss_base import LossOptions, RatioLoss
+from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
 
 if TYPE_CHECKING:
@@ -35,15 +41,49 @@ class Config(RunConfig):
     sapo: SAPOConfig = field(default_factory=SAPOConfig)
 
 
+class SAPOLoss(RatioLoss):
+    """A smooth gate in place of the clip: per token -(4 / tau) sigmoid(tau (r - 1)) A.
+
+    tau is tau_pos where A > 0 and tau_neg elsewhere, r = p_new / p_engine; arXiv 2511.20347. At r = 1 the gate's slope
+    is 1, so on-policy the gradient is GRPO's; it decays smoothly away from there. TRL, verl and AReaL agree on this
+    form and on 1.0 and 1.05.
+
+    Args:
+        tau_pos: temperature of the gate for positive advantages, above 0: the larger, the faster the decay.
+        tau_neg: the same for the others.
+        beta: see `PolicyLoss`, as `aggregation` and `options`.
+    """
+
+    policy_term_vanishes = True
+
+    def __init__(
+        self,
+        tau_pos: float = 1.0,
+        tau_neg: float = 1.05,
+        beta: float = 0.0,
+        aggregation: Aggregation = "sequence",
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        if not (tau_pos > 0 and tau_neg > 0):
+            raise UserError(f"tau_pos={tau_pos}, tau_neg={tau_neg}: both must be above 0.")
+        self.tau_pos = tau_pos
+        self.tau_neg = tau_neg
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        tau = torch.full_like(advantages, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
+        return -(4 / tau) * torch.sigmoid(tau * (log_ratio.exp() - 1)) * advantages
+
+
 def objective(config: Config) -> Objective:
     """J = E[ mean over episodes of the mean over their tokens of (4 / tau) sigmoid(tau (r - 1)) A ]
 
     with r = p_new(token) / p_engine(token), tau = tau_pos where A > 0 and tau_neg elsewhere, and
-    A = (R - mean(R)) / (std(R) + eps) over the group.
+    A = (R - mean(R)) / (std(R) + eps) over the group, which is `trainers.objective.advantages.group_relative`.
     """
     section = config.sapo
     loss = SAPOLoss(tau_pos=section.tau_pos, tau_neg=section.tau_neg, **loss_options(config, section))
-    return make_objective("sapo", loss, section)
+    return make_objective("sapo", loss, section, baseline="mean")
 
 
 async def train(plan: RunPlan) -> None:
@@ -60,4 +100,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The trainer's process imports SAPOLoss from trainers.sapo, so here it must not belong to __main__.
+    sys.exit(importlib.import_module("trainers.sapo").main())

@@ -1,4 +1,4 @@
-"""ChatAgent: any OpenAI-compatible endpoint as an agent. Its turns hold no tokens: for evaluation, not for training."""
+"""ChatAgent: an OpenAI-compatible endpoint as an agent. Its turns hold no tokens, so it serves evaluation only."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from forge_env.core.types import Action, Message, ToolSpec
 
 OPENAI = "https://api.openai.com/v1"
 TIMEOUT = 120.0
-"""Seconds for one answer that is not streamed."""
+"""Time limit in seconds for an answer that is not streamed."""
 
 
 class ChatAgent:
-    """Answers with what a model behind an endpoint says. Close it, or use it as `async with`.
+    """Answers with a model behind an endpoint. Close it, or use it with `async with`.
 
-    What is sent is what the environment showed, without the model's reasoning of earlier turns; no seed is sent, since
-    many endpoints refuse it.
+    It sends the conversation without the reasoning of earlier turns. It sends no seed, since many endpoints refuse one.
 
     Args:
         model: the model's name, as the endpoint knows it.
-        base_url: where "/chat/completions" is.
+        base_url: the address before "/chat/completions".
         api_key_env: the environment variable that holds the API key; "" for an endpoint that takes none.
-        temperature: sampling temperature; None leaves it to the endpoint, as some models want.
-        max_concurrency: requests at once, per event loop.
-        requests_per_minute: at most; None for no limit.
-        timeout: seconds for one answer, retries included, waiting for a place not.
-        idle_timeout: streams the answers: each may take as long as it takes, and has failed when no byte came for so
-            many seconds. None asks for whole answers.
-        answer_seconds: for one answer, streamed or not, retries included, waiting for a place not; None sets no limit
-            beside `timeout` or `idle_timeout`.
-        retries: further attempts after a refusal that may pass (HTTP 408, 409, 429, 5xx), a failed connection, or an
-            answer that cannot be read.
+        temperature: sampling temperature; None leaves it to the endpoint, as some models require.
+        max_concurrency: concurrent requests per event loop.
+        requests_per_minute: rate limit; None sets none.
+        timeout: seconds for one answer with its retries, without the wait for a free connection.
+        idle_timeout: stream the answers, without a total limit; an answer fails when no byte came for so many seconds.
+            None asks for whole answers.
+        answer_seconds: seconds for one answer, streamed or not, with its retries, without the wait for a free
+            connection; None sets no limit beside `timeout` or `idle_timeout`.
+        retries: further attempts after a temporary refusal (HTTP 408, 409, 429, 5xx), a failed connection, or an
+            unreadable answer.
         extra_body: further fields of every request; None takes a field out.
 
     Raises:
-        UserError: for a setting out of range, and when there is no API key for an endpoint elsewhere.
+        UserError: for a setting out of range, and when a remote endpoint has no API key.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ def _action(reply: Reply) -> Action:
 
 
 def _sent(message: Message) -> dict[str, Any]:
-    """Return a message as endpoints take it: arguments as JSON text, no reasoning, no fields of ours."""
+    """Return a message in the form of the endpoint: arguments as JSON text, no reasoning, no fields of forge_env."""
     sent: dict[str, Any] = {"role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
         return sent | {"tool_call_id": message.get("tool_call_id", "")}
@@ -166,6 +165,6 @@ def _sent(message: Message) -> dict[str, Any]:
 
 
 def _as_object(arguments: str) -> str:
-    """Some servers read the arguments of earlier calls and fail on bad ones: what was unreadable is wrapped as text."""
+    """Wrap unreadable arguments as text: some servers parse the arguments of earlier calls and fail on bad ones."""
     value, _ = decode_all(arguments)
     return arguments if isinstance(value, dict) else json.dumps({"unreadable": arguments})

@@ -1,7 +1,7 @@
-"""One endpoint that speaks OpenAI's chat completions: pooled, retried, rate-limited, bounded in time.
+"""Client of an OpenAI-compatible chat endpoint: pooled connections, retries, a rate limit and time limits.
 
-The API key is read from the environment for every request, and goes into that request's header and nowhere else: it is
-taken out of whatever the server sends back, errors included, before anything reads it.
+The API key is read from the environment for every request and goes only into that request's header. It is removed from
+everything that the server sends back, errors included, before anything else reads it.
 """
 
 from __future__ import annotations
@@ -41,59 +41,59 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 @dataclass(slots=True)
 class Usage:
-    """What an endpoint was asked for and said it used, added up over all requests."""
+    """Tokens and requests, summed over all requests; the token counts are the endpoint's."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     requests: int = 0
-    """Attempts that were sent, retries included."""
+    """Requests sent, retries included."""
     retries: int = 0
 
     def cost(self, *, prompt: float, completion: float) -> float:
-        """Return the price of the tokens, from prices per million tokens."""
+        """Return the cost of the tokens, from prices per million tokens."""
         return (self.prompt_tokens * prompt + self.completion_tokens * completion) / 1e6
 
 
 @dataclass(slots=True)
 class _Failure:
-    """Why one attempt failed, and whether another one may help."""
+    """Why one attempt failed, and whether a retry may help."""
 
     reason: str
     retry: bool = True
     wait: float = 0.0
-    """Seconds that the server asks to wait."""
+    """Seconds that the server asks the client to wait."""
 
 
 @dataclass(slots=True)
 class _Pool:
-    """What belongs to one event loop."""
+    """The connections of one event loop."""
 
     client: httpx.AsyncClient
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
 
 
 @dataclass(kw_only=True, eq=False)
 class ChatClient:
-    """Asks one model behind an OpenAI-compatible endpoint. Travels between processes; connections stay behind.
+    """Calls one model behind an OpenAI-compatible endpoint. It can be pickled; connections are not.
 
     Raises:
-        UserError: for a setting out of range, and when there is no API key for an endpoint elsewhere.
+        UserError: for a setting out of range, and when a remote endpoint has no API key.
     """
 
     model: str
     base_url: str
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; "" for an endpoint that takes none, as those on localhost may."""
+    """Environment variable with the API key; "" for an endpoint that needs none, as on localhost."""
     max_concurrency: int = 16
     requests_per_minute: float | None = None
     timeout: float = 120.0
-    """Seconds for one answer, with its retries and the pauses between them; waiting for a place does not count. Of a
-    streamed answer only the pauses and the attempts that failed."""
+    """Seconds for one answer, with retries and the pauses between them, without the wait for a free connection. For a
+    streamed answer only the pauses and the failed attempts count."""
     idle_timeout: float | None = None
-    """Streams the answer: it may take as long as it takes, and has failed when no byte came for so many seconds."""
+    """Stream the answer, without a total limit; it fails when no byte came for so many seconds."""
     retries: int = 4
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every request; None takes one of ours out."""
+    """Further fields of every request; a None removes a field that this client sends."""
     usage: Usage = field(default_factory=Usage)
     _next_start: float = field(default=0.0, init=False, repr=False)
     _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = field(
@@ -130,7 +130,7 @@ class ChatClient:
         self.__dict__.update(state, _pools=WeakKeyDictionary())
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop. A later request opens new ones."""
+        """Close the connections of the running event loop. A later request opens new connections."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             await pool.client.aclose()
@@ -144,29 +144,29 @@ class ChatClient:
         temperature: float | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Answer a conversation; `timeout` is that of the client by default.
+        """Return the answer to a conversation; `timeout` is the client's by default.
 
         Raises:
             UserError: when the endpoint refuses the key, or does not know the model.
             ContextFull: when the endpoint says that the conversation is too long.
-            PolicyError: when there was no answer that can be read, within the retries and the time.
+            PolicyError: when no readable answer came within the retries and the time limit.
         """
-        # OpenAI's own models want the new name; most other servers know only the old one.
+        # OpenAI's models require the new name; most other servers know only the old one.
         limit = "max_completion_tokens" if urlsplit(self.base_url).hostname == "api.openai.com" else "max_tokens"
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), limit: max_tokens}
         if self.idle_timeout is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= {"temperature": temperature, "tools": list(tools) or None, **self.extra_body}
         text = json.dumps({k: v for k, v in body.items() if v is not None}, ensure_ascii=False)
-        # What a model wrote need not be text that UTF-8 can carry.
+        # A model may write lone surrogates, which UTF-8 cannot encode.
         content = text.encode("utf-8", "replace")
-        async with self._place() as client:
+        async with self._slot() as client:
             return await self._retried(client, content, self.timeout if timeout is None else timeout)
 
     async def _retried(self, client: httpx.AsyncClient, content: bytes, seconds: float) -> Reply:
         left, attempt = seconds, 0
         while True:
-            await self._turn()
+            await self._wait_for_rate_limit()
             started = time.monotonic()
             result = await self._attempt(client, content, left, seconds)
             if isinstance(result, Reply):
@@ -178,7 +178,7 @@ class ChatClient:
             pause = max(result.wait, random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))))
             if pause >= left:
                 raise self._error(
-                    f"{result.reason}; of {seconds:g} s no time is left to wait {pause:.1f} s and ask again"
+                    f"{result.reason}; too little of the {seconds:g} s is left to wait {pause:.1f} s and try again"
                 )
             self.usage.retries += 1
             await asyncio.sleep(pause)
@@ -194,7 +194,7 @@ class ChatClient:
         limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
         url = f"{self.base_url}/chat/completions"
         try:
-            # Nothing is asked again after a time-out of ours: the server may still be at the first answer.
+            # No retry after a time-out of this client: the server may still be working on the first request.
             async with (
                 asyncio.timeout(left if idle is None else None),
                 client.stream("POST", url, content=content, headers=headers, timeout=limits) as response,
@@ -204,7 +204,7 @@ class ChatClient:
             raise self._error(f"did not answer within {seconds:g} s") from None
         except httpx.ReadTimeout:
             raise self._error(f"sent nothing for {idle:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:  # from None below: the request in it holds the key
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # never chained: the request in it holds the key
             return _Failure(redacted(f"the connection failed: {type(error).__name__}: {error}".rstrip(": "), key))
         if body is None:
             return _Failure("its stream ended before the answer did")
@@ -220,36 +220,36 @@ class ChatClient:
 
     def _refusal(self, response: httpx.Response, data: Any) -> _Failure:
         status, message = response.status_code, message_of(data)
-        said = f"HTTP {status}: {message}"
+        reason = f"HTTP {status}: {message}"
         if status in (401, 403):
             where = f"in the environment variable {self.api_key_env}" if self.api_key_env else "(none was sent)"
             raise UserError(
-                f"{self.base_url} refused the API key {where} ({said}): set a key that may use {self.model!r}"
+                f"{self.base_url} refused the API key {where} ({reason}): set a key that may use {self.model!r}"
             )
         if status == 404:
             raise UserError(
-                f"{self.base_url} has no model {self.model!r} ({said}): check the model's name and base_url"
+                f"{self.base_url} has no model {self.model!r} ({reason}): check the model's name and base_url"
             )
         if status in (400, 413, 422) and says_context_full(data):
-            raise ContextFull(f"{self.base_url}: {said}")
-        return _Failure(said, retry=status in _RETRIED and not says_no_quota(data), wait=retry_after(response))
+            raise ContextFull(f"{self.base_url}: {reason}")
+        return _Failure(reason, retry=status in _RETRIED and not says_no_quota(data), wait=retry_after(response))
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[httpx.AsyncClient]:
-        """One of the places of this event loop; waiting for it stops the episode's clocks.
+    async def _slot(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A connection slot of this event loop; the wait for it stops the episode's clocks.
 
-        The wait ends because every place is given back after `timeout` seconds and a turn of the rate limit.
+        The wait is bounded: every slot is released after `timeout` seconds and one wait for the rate limit.
         """
         pool = self._pool()
         async with queued():
-            await pool.places.acquire()
+            await pool.slots.acquire()
         try:
             yield pool.client
         finally:
-            pool.places.release()
+            pool.slots.release()
 
-    async def _turn(self) -> None:
-        """Wait until the rate limit allows one more request: starts are spread evenly over the minute."""
+    async def _wait_for_rate_limit(self) -> None:
+        """Wait until the rate limit allows one more request: requests are spread evenly over the minute."""
         if self.requests_per_minute is None:
             return
         now = time.monotonic()
@@ -265,7 +265,7 @@ class ChatClient:
             for closed in [other for other in self._pools if other.is_closed()]:
                 del self._pools[closed]
             limits = httpx.Limits(max_connections=self.max_concurrency, max_keepalive_connections=self.max_concurrency)
-            # No redirects: the key would go where the user did not send it. Our own deadline is around every request.
+            # No redirects: the key would go to another server. `_attempt` sets the time limits.
             client = httpx.AsyncClient(
                 limits=limits, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS), follow_redirects=False
             )
@@ -281,7 +281,7 @@ class ChatClient:
             )
         if not (key.isascii() and key.isprintable()):
             raise UserError(
-                f"the environment variable {self.api_key_env} holds characters that no API key has: set it anew"
+                f"the environment variable {self.api_key_env} holds characters that no API key has: set it again"
             )
         return key
 

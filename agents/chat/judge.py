@@ -9,10 +9,10 @@ Example::
         async def good(self, answer: str) -> float:
             return await judge(self.task.prompt[-1]["content"], answer, self.task.target)
 
-What is judged stands between marks with a random word in them, which its author cannot know, and the judge is told that
-whatever stands there is no instruction. So a text cannot end its own block, nor write the verdict, since only the last
-line of the judge's own answer is read. It can still flatter, mislead or threaten the judge: a model that is trained on
-a judge's verdicts learns what the judge falls for, and verdicts want to be checked against people's.
+The text to be judged stands between marks with a random word, which its author cannot know. The judge is told that text
+between marks is no instruction. So a text cannot end its block, and cannot write the verdict, since only the last line
+of the judge's answer is read. It can still flatter, mislead or threaten the judge: a model trained on a judge's
+verdicts learns to exploit the judge. Check the verdicts against people's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _AGAIN = """\
 No verdict could be read. End your answer with one line "VERDICT: N", where N is a whole number from 0 to {scale}, \
 and write nothing after it."""
 MAX_VERDICT = 200
-"""Characters of a line with a verdict: the end of a longer one could be quoted from the text that is judged."""
+"""Longest line with a verdict, in characters: the end of a longer line could be quoted from the judged text."""
 _VERDICT = re.compile(
     r"[\W_]*verdict[\W_]*?(?P<points>-?\d{1,9}(\.\d{1,9})?)(\s*(/|out of)\s*(?P<of>\d{1,9}))?([^\w%]|_)*", re.IGNORECASE
 )
@@ -64,31 +64,31 @@ _VERDICT = re.compile(
 
 @dataclass(slots=True)
 class _Question:
-    """A question that is being asked; others with the same one wait for its end."""
+    """A question in flight; calls with the same question wait for its end."""
 
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: str = ""
 
 
 class LLMJudge:
-    """Called as `await judge(prompt, response, target)`, it returns a score in [0, 1]. Close it, or use `async with`.
+    """`await judge(prompt, response, target)` returns a score in [0, 1]. Close the judge, or use `async with`.
 
-    The same question is asked once: verdicts are remembered, and in the file `cache` also beyond this process.
+    The same question is asked once: verdicts are cached in memory and, with `cache`, in a file.
 
     Args:
         agent_or_model: an agent whose endpoint judges at the agent's temperature (it stays the caller's to close), or
-            the name of a model, which judges at temperature 0. Some models refuse that: lend an agent then.
-        base_url: where a model of that name is; unused with an agent.
+            the name of a model, which judges at temperature 0. For a model that refuses temperature 0 pass an agent.
+        base_url: endpoint of the named model; unused with an agent.
         api_key_env: the environment variable with its API key; unused with an agent.
-        prompt: what the judge reads, with {response} and, if wanted, {prompt} and {target} in it; other braces doubled.
-        scale: the most points that the judge can give; the score is its points divided by this.
-        cache: a JSON-lines file of verdicts with the judge's words; made when it is not there.
-        timeout: seconds for one answer of the judge, its retries included.
-        attempts: how often a verdict is asked for when it cannot be read.
+        prompt: template with {response} and, optionally, {prompt} and {target}; other braces are doubled.
+        scale: the highest number of points; the score is the points divided by it.
+        cache: a JSON-lines file of verdicts with the judge's text; created if it is missing.
+        timeout: seconds for one answer of the judge, with retries.
+        attempts: how often an unreadable verdict is asked for, in all.
         max_tokens: tokens of the judge's answer.
 
     Raises:
-        UserError: for a prompt or a setting that makes no sense, or a cache that cannot be read.
+        UserError: for an invalid prompt or setting, or a cache that cannot be read.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LLMJudge:
             raise UserError(
                 f"scale={scale}, attempts={attempts}, timeout={timeout}, max_tokens={max_tokens}: all are above 0"
             )
-        self._owned = isinstance(agent_or_model, str)
+        self._owns_agent = isinstance(agent_or_model, str)
         self._agent = (
             ChatAgent(agent_or_model, base_url, api_key_env=api_key_env, temperature=0.0, timeout=timeout)
             if isinstance(agent_or_model, str)
@@ -124,15 +124,15 @@ class LLMJudge:
         """Return the judge's score of a response.
 
         Raises:
-            PolicyError: when the judge did not answer, or gave no verdict that can be read; never a zero in its place.
+            PolicyError: when the judge did not answer, or gave no readable verdict; it is never scored zero.
             UserError: when the endpoint refuses the key, or does not know the model.
         """
         key = self._key(prompt, response, target)
         while (score := self._verdicts.get(key)) is None:
-            place = (id(asyncio.get_running_loop()), key)
-            if place not in self._asking:
-                return await self._first(place, prompt, response, target)
-            question = self._asking[place]
+            question_key = (id(asyncio.get_running_loop()), key)
+            if question_key not in self._asking:
+                return await self._ask_once(question_key, prompt, response, target)
+            question = self._asking[question_key]
             async with queued():
                 await question.done.wait()
             if question.error:
@@ -140,8 +140,8 @@ class LLMJudge:
         return score
 
     async def aclose(self) -> None:
-        """Close the connections of a judge that was given by its name."""
-        if self._owned:
+        """Close the connections, unless the judge was given an agent."""
+        if self._owns_agent:
             await self._agent.aclose()
 
     async def __aenter__(self) -> Self:
@@ -153,18 +153,18 @@ class LLMJudge:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_asking": {}}
 
-    async def _first(self, place: tuple[int, str], prompt: str, response: str, target: str) -> float:
-        """Ask, while others wait for the verdict. Where this one is cancelled, one of them asks."""
-        question = self._asking[place] = _Question()
+    async def _ask_once(self, question_key: tuple[int, str], prompt: str, response: str, target: str) -> float:
+        """Ask, while others wait for the verdict. If this call is cancelled, one of them asks."""
+        question = self._asking[question_key] = _Question()
         try:
             score, words = await self._ask(prompt, response, target)
-            self._verdicts.put(place[1], score, words)
+            self._verdicts.put(question_key[1], score, words)
             return score
         except PolicyError as error:
             question.error = str(error)
             raise
         finally:
-            del self._asking[place]
+            del self._asking[question_key]
             question.done.set()
 
     async def _ask(self, prompt: str, response: str, target: str) -> tuple[float, str]:
@@ -207,17 +207,17 @@ class LLMJudge:
 
 
 def read_verdict(text: str, scale: int) -> float | None:
-    """Read the verdict on the last line, as a score in [0, 1]; None when there is none, or it is off the scale.
+    """Return the verdict on the last line as a score in [0, 1]; None without one, or if it is outside the scale.
 
     >>> read_verdict("Right, but long.\\nVERDICT: 8", 10)
     0.8
     """
     lines = text.split("\n")
     last = next((line for line in reversed(lines) if line.strip(" \t\r`*")), "")
-    found = _VERDICT.fullmatch(last.strip()) if len(last) <= MAX_VERDICT else None
-    if found is None or (found["of"] and int(found["of"]) != scale):
+    match = _VERDICT.fullmatch(last.strip()) if len(last) <= MAX_VERDICT else None
+    if match is None or (match["of"] and int(match["of"]) != scale):
         return None
-    points = float(found["points"])
+    points = float(match["points"])
     return points / scale if 0 <= points <= scale else None
 
 

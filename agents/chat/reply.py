@@ -1,4 +1,4 @@
-"""What a chat endpoint sends back: answers, refusals, and the key taken out of both."""
+"""Answers and refusals of a chat endpoint, with the API key removed from both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-_SECRET_LENGTH = 8  # "EMPTY", "none" and the like, as local servers want them, are words and no secrets
+_SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are no secrets
 _CONTEXT_FULL = re.compile(
     r"context[_ ]?(length|window|size)|maximum (context|model|input|prompt)|max_model_len|"
     r"(prompt|input|message\w*) (is|are) too long|too many (input |prompt )?tokens",
@@ -23,7 +23,7 @@ class Reply:
     """One answer of the endpoint."""
 
     message: Mapping[str, Any]
-    """As the endpoint wrote it."""
+    """The message, unchanged."""
     finish_reason: str
     """"stop" or "length"."""
     usage: Mapping[str, int]
@@ -38,7 +38,7 @@ def body_of(response: httpx.Response) -> Any:
 
 
 def redacted(value: Any, key: str) -> Any:
-    """Take the key out of what a server sent, after JSON is read: an escape in it hides nothing."""
+    """Remove the key from a parsed body: in parsed JSON no escape can hide it."""
     if len(key) < _SECRET_LENGTH:
         return value
     try:
@@ -79,12 +79,12 @@ def _error_of(data: Any) -> Any:
 
 
 def says_context_full(data: Any) -> bool:
-    """Whether a refusal is about the length of the conversation; servers say it in many words."""
+    """Whether a refusal is about the length of the conversation; servers word it differently."""
     return _code_of(data) == "context_length_exceeded" or bool(_CONTEXT_FULL.search(message_of(data)))
 
 
 def says_no_quota(data: Any) -> bool:
-    """Whether a refusal is for want of credit, which no waiting mends."""
+    """Whether a refusal is for lack of credit; a retry would not help."""
     return _code_of(data) == "insufficient_quota"
 
 
@@ -94,7 +94,7 @@ def _code_of(data: Any) -> Any:
 
 
 def message_of(data: Any) -> str:
-    """What the server says, on one line and not too long; servers put it in several places."""
+    """Return the server's message, on one line and shortened; servers put it in different fields."""
     error = _error_of(data)
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
@@ -103,7 +103,7 @@ def message_of(data: Any) -> str:
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Seconds of Retry-After; its form as a date is rare here, and counts as none."""
+    """Seconds of Retry-After; a date counts as 0."""
     try:
         return max(0.0, float(response.headers.get("retry-after", "0")))
     except ValueError:

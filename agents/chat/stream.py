@@ -1,4 +1,4 @@
-"""An answer that comes in pieces: server-sent events, put together to the body that a whole answer would have."""
+"""Streamed answers: server-sent events, assembled to the body of an answer that was not streamed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agents.chat.reply import body_of
 
 
 async def read_body(response: httpx.Response) -> Any:
-    """The body of an answer, streamed or not; None for a stream that ended before the answer did.
+    """Return the body of an answer, streamed or not; None for a stream that ended too early.
 
     Raises:
-        httpx.HTTPError: the connection failed, or nothing came for the client's read time-out.
+        httpx.HTTPError: when the connection failed, or no byte came within the read time-out.
     """
     if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
         await response.aread()
@@ -25,24 +25,24 @@ async def read_body(response: httpx.Response) -> Any:
         if data == "[DONE]":
             break
         try:
-            piece = json.loads(data)
+            chunk = json.loads(data)
         except (ValueError, RecursionError):
             return data
-        if not isinstance(piece, dict) or "error" in piece:
-            return piece
-        answer.add(piece)
+        if not isinstance(chunk, dict) or "error" in chunk:
+            return chunk
+        answer.add(chunk)
     return answer.body()
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of each event; what else an event has (comments that keep a connection open, names) says nothing."""
+    """Yield the data of the events; comments and event names carry no data."""
     async for line in response.aiter_lines():
         if line.startswith("data:"):
             yield line.removeprefix("data:").strip()
 
 
 class _Answer:
-    """The pieces of the first choice."""
+    """Collects the chunks of the first choice."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
@@ -50,9 +50,9 @@ class _Answer:
         self._finish: Any = None
         self._usage: Any = None
 
-    def add(self, piece: dict[str, Any]) -> None:
-        self._usage = piece.get("usage") or self._usage
-        choices = piece.get("choices")
+    def add(self, chunk: dict[str, Any]) -> None:
+        self._usage = chunk.get("usage") or self._usage
+        choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
             return
@@ -80,7 +80,7 @@ class _Answer:
             known["function"][name] += part if isinstance(part, str) else ""
 
     def body(self) -> Any:
-        """What a server that does not stream would have sent; None where no piece said how the answer ended."""
+        """Return the body of an unstreamed answer; None if no chunk had a finish reason."""
         if self._finish is None:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": None}

@@ -1,4 +1,4 @@
-"""Verdicts of a judge, remembered in memory and, if wanted, in a JSON-lines file that people can read."""
+"""Cached verdicts of a judge, in memory and, optionally, in a readable JSON-lines file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forge_env.core.errors import InfraError, UserError
 
 
 class VerdictCache:
-    """Scores by key. Several processes may append to one file; each reads it once, when it starts.
+    """Scores by key. Several processes may append to one file; every process reads it once, at its start.
 
     Raises:
-        UserError: when the file cannot be read or made.
+        UserError: when the file cannot be read or created.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,10 +33,10 @@ class VerdictCache:
         return self._scores.get(key)
 
     def put(self, key: str, score: float, words: str) -> None:
-        """Remember a verdict, with the judge's words for people.
+        """Store a verdict, with the judge's text for people who read the file.
 
         Raises:
-            InfraError: when the file cannot be written; the verdict is remembered in memory even then.
+            InfraError: when the file cannot be written; the verdict is then in memory only.
         """
         self._scores[key] = score
         if self._path is None:
@@ -50,7 +50,7 @@ class VerdictCache:
     def _read(self, path: Path) -> None:
         _append(path, b"")
         content = path.read_bytes()
-        if content and not content.endswith(b"\n"):  # a process died while it wrote: its line is lost, and no other
+        if content and not content.endswith(b"\n"):  # a process died while writing: only its line is lost
             _append(path, b"\n")
         for line in content.splitlines():
             entry = _entry(line)
@@ -59,7 +59,7 @@ class VerdictCache:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Append in one write, so that lines of several processes do not mix."""
+    """Append with one write, so that lines of several processes do not mix."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, content)
@@ -68,7 +68,7 @@ def _append(path: Path, content: bytes) -> None:
 
 
 def _entry(line: bytes) -> tuple[str, float] | None:
-    """Read one line; None for what is no verdict."""
+    """Return key and score of one line; None if it is no verdict."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,8 +1,7 @@
-"""A live vLLM engine: token ids in, token ids with logprobs and weight versions out, weights swapped between steps.
+"""A vLLM engine: token ids in; token ids, logprobs and weight versions out. Weights are swapped between steps.
 
-One thread owns the engine and drives it; requests join and leave while it runs. `LLMEngine` in the actor's own process
-rather than AsyncLLM: no second process to watch, no serialisation between the two, and the swap happens exactly between
-two steps.
+One thread owns the engine and runs its steps; requests join and leave between them. It is `LLMEngine` in this process,
+not AsyncLLM: there is no second process to supervise, no serialisation, and weights change exactly between two steps.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.gathering import Gathering
+from agents.generator.batch_delay import BatchDelay
 from agents.generator.start import EngineSettings, import_vllm, load_engine
 from agents.generator.worker import load_weights, pull_weights
 from forge_env.core.errors import PolicyError
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from forge_env.runtime.weights import WeightStore
 
 logger = logging.getLogger(__name__)
-PULL_S = 300.0  # that the processes of an engine have for taking new weights over, where nobody says otherwise
+PULL_S = 300.0  # time limit for loading new weights in the worker processes
 _STOP = object()
-_LOOKS = 8  # at whether an engine gets on, within the seconds that it may stand still
+_CHECKS = 8  # of the engine's progress within `stall_seconds`
 
 
 @dataclass(slots=True)
-class EngineUse:
-    """What an engine has done since it was started."""
+class EngineStats:
+    """What an engine has done since its start."""
 
     steps: int = 0
     step_seconds: float = 0.0
-    """In its steps; the rest of the time it took requests in, or had none."""
+    """Seconds in steps; otherwise the engine admitted requests or was idle."""
     request_steps: int = 0
-    """Requests in each step, added up: over `steps`, how many it had at once."""
+    """Requests per step, summed over the steps; divided by `steps` it is the mean batch size."""
     running: int = 0
-    """Requests that it has at this moment."""
+    """Requests in the engine now."""
 
 
 @dataclass(slots=True)
@@ -70,13 +69,13 @@ class _Request:
 
 @dataclass(slots=True)
 class _Batch:
-    """Requests that begin together, on an idle engine."""
+    """Requests that start together, on an idle engine."""
 
     requests: list[_Request]
 
 
 class VLLMEngine:
-    """Drives one `LLMEngine`. Made, used and closed on one event loop.
+    """Runs one `LLMEngine`. Create, use and close it on one event loop.
 
     Raises:
         PolicyError: from `generate`, when the engine refuses a request or breaks.
@@ -87,41 +86,42 @@ class VLLMEngine:
         self._settings = settings
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: dict[str, _Pending] = {}
-        self._gathering = Gathering(settings.gather_s, settings.gather_most_s)
-        self._batch: _Batch | None = None  # waits until the engine is idle
+        self._batch_delay = BatchDelay(settings.gather_s, settings.gather_most_s)
+        self._batch: _Batch | None = None  # the next one; it starts when the engine is idle
         self._engine: Any = None
-        self._waiting: set[asyncio.Future[Any]] = set()  # for an answer; touched on the loop only
-        self._watching: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Future[Any]] = set()  # unanswered futures; changed only on the event loop
+        self._watchdog: asyncio.Task[None] | None = None
         self._answered = 0
-        self._is_commanded = False  # whether the engine's thread is at something other than its steps
+        self._is_commanded = False  # whether the engine's thread runs a command rather than steps
         self._broken = ""
         self._closed = False
         self.version = 0
-        self.use = EngineUse()
+        self._stats = EngineStats()
         self.phases: dict[str, tuple[float | None, float]] = {}
-        """Of its start, as `ForgeActor.phases`: "import", "load", and of that "load: compile", where vLLM compiles."""
+        """Phases of the start, as in `ForgeActor.phases`: "import", "load", and "load: compile" within it if vLLM
+        compiles."""
 
     @property
-    def used(self) -> EngineUse:
-        """What it has done so far."""
-        return replace(self.use, running=len(self._pending))
+    def stats(self) -> EngineStats:
+        """Statistics so far."""
+        return replace(self._stats, running=len(self._pending))
 
     @property
     def broken(self) -> str:
-        """What broke the engine for good, in a sentence; empty while it runs."""
+        """Why the engine is broken for good, as a sentence; empty while it runs."""
         return self._broken
 
     async def start(self) -> None:
-        """Load the model; takes seconds to minutes."""
+        """Load the model. It takes seconds to minutes."""
         self._loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, args=(ready,), name="vllm-engine", daemon=True)
         self._thread.start()
         await ready
-        self._watching = asyncio.create_task(self._watch(), name="watch the engine")
+        self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
-        """Sample one completion, however long it takes; an engine that stands still is broken, see `EngineSettings`.
+        """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
 
         Cancelling the call aborts the request.
         """
@@ -131,17 +131,17 @@ class VLLMEngine:
         try:
             return await request.future
         except asyncio.CancelledError:
-            self._abandon([request])
+            self._abort_all([request])
             raise
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
-        """Sample for all of them as one batch: it begins between two steps of an idle engine, on an empty prefix cache.
+        """Sample all of them as one batch, which starts on an idle engine with an empty prefix cache.
 
-        On CPU the same batch on the same weights then gives the same bits, logprobs included, as long as nothing else
-        is asked for meanwhile. Cancelling the call aborts all of its requests.
+        On CPU the same batch with the same weights gives the same bits, logprobs included, if no other request comes
+        meanwhile. Cancelling the call aborts all of its requests.
 
         Returns:
-            In the order of the requests; for one that was refused, its PolicyError.
+            Completions in the order of the requests; a PolicyError for a request that was refused.
         """
         self._check_running()
         batch = [self._request(*request) for request in requests]
@@ -149,55 +149,55 @@ class VLLMEngine:
         try:
             answers = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
         except asyncio.CancelledError:
-            self._abandon(batch)
+            self._abort_all(batch)
             raise
         return [_answer(answer) for answer in answers]
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
-        """Put new weights, under their Hugging Face names, into the live engine between two of its steps."""
+        """Load new weights, by their Hugging Face names, into the live engine between two steps."""
 
         def swap() -> None:
-            self._settle()
+            self._finish_scheduled_steps()
             self._engine.collective_rpc(load_weights, args=(state_dict,))
-            self._become(version)
+            self._set_version(version)
 
         await self._command(swap)
 
     async def pull_weights(
         self, version: int, store: WeightStore, *, stored_as: int | None = None, seconds: float = PULL_S
     ) -> dict[str, float]:
-        """Let each process of the engine fetch new weights by itself, between two of its steps.
+        """Load new weights between two steps; every worker process fetches them from the store.
 
         Args:
-            version: that they have.
-            store: one that needs no actor, see `WeightStore.actors_only`.
-            stored_as: the version that the store knows them by, if it is another one.
-            seconds: that the processes have for it.
+            version: of the weights.
+            store: a store that needs no actor, see `WeightStore.actors_only`.
+            stored_as: their version in the store, if it differs.
+            seconds: time limit.
 
         Returns:
-            Seconds that fetching and swapping took the slowest of them.
+            Seconds of fetching and of swapping, of the slowest process.
         """
 
         arguments = pickle.dumps(store), version if stored_as is None else stored_as
 
         def pull() -> dict[str, float]:
-            self._settle()
+            self._finish_scheduled_steps()
             pulls = self._engine.collective_rpc(pull_weights, timeout=seconds, args=arguments)
-            self._become(version)
+            self._set_version(version)
             return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
 
-        found: dict[str, float] = await self._command(pull)
-        return found
+        seconds_by_phase: dict[str, float] = await self._command(pull)
+        return seconds_by_phase
 
     async def close(self) -> None:
-        """Stop the engine; its memory is free once nobody holds this object any more."""
+        """Stop the engine. Its memory is freed with the last reference to this object."""
         if not self._closed:
             self._closed = True
-            # vLLM freezes what there is when it starts, so a cycle with this object would keep the model's memory for
-            # good: no task and no future that hold frames may stay.
-            watching, self._watching = self._watching, None
-            if watching is not None:
-                watching.cancel()
+            # vLLM calls gc.freeze() when it starts, so a reference cycle with this object would keep the model's memory
+            # for ever: no task and no future that holds a frame may stay.
+            watchdog, self._watchdog = self._watchdog, None
+            if watchdog is not None:
+                watchdog.cancel()
             self._inbox.put(_STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
             self._fail_all("the engine was closed")
@@ -218,14 +218,14 @@ class VLLMEngine:
         return await future
 
     def _future(self) -> asyncio.Future[Any]:
-        """What is done at the latest when the engine ends, whichever of the two threads was sooner."""
+        """A future that is done when the engine ends, at the latest."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)
         return future
 
-    def _abandon(self, requests: Sequence[_Request]) -> None:
-        """Free the places of requests that nobody waits for any more."""
+    def _abort_all(self, requests: Sequence[_Request]) -> None:
+        """Abort requests whose callers are gone."""
 
         def abort() -> None:
             for request in requests:
@@ -234,7 +234,7 @@ class VLLMEngine:
         self._inbox.put(_Command(abort, self._loop.create_future()))
 
     def _fail_all(self, reason: str) -> None:
-        """The engine answers nothing any more. On the loop, so that nobody can begin to wait meanwhile."""
+        """Fail every waiting call. It runs on the event loop, so no call can begin to wait meanwhile."""
         for future in list(self._waiting):
             if not future.done():
                 future.set_exception(PolicyError(reason))
@@ -244,21 +244,21 @@ class VLLMEngine:
         self._fail_all(reason)
 
     async def _watch(self) -> None:
-        """Notice an engine that has requests and does not get on, whether a step never ends or steps do nothing.
+        """Detect an engine that has requests and makes no progress: a step never ends, or steps compute nothing.
 
-        Looks are counted, and not the clock alone: a time in which the whole process stood still is one of them.
+        Checks are counted rather than seconds: a time in which the whole process was stopped counts as one check.
         """
-        seconds, place, still = self._settings.stall_seconds, self._place(), 0
-        while still < _LOOKS:
-            await asyncio.sleep(seconds / _LOOKS)
-            before, place = place, self._place()
-            # The first request may compile for minutes: whoever starts an engine has a deadline for that.
+        seconds, progress, stalled = self._settings.stall_seconds, self._progress(), 0
+        while stalled < _CHECKS:
+            await asyncio.sleep(seconds / _CHECKS)
+            before, progress = progress, self._progress()
+            # The first request may compile for minutes: the start of an engine has its own time limit.
             is_working = self._waiting and self._answered and not self._is_commanded
-            still = still + 1 if is_working and place == before else 0
+            stalled = stalled + 1 if is_working and progress == before else 0
         self._break(f"the engine hangs: it has {len(self._waiting)} requests, and made no step for {seconds:g} s")
 
-    def _place(self) -> tuple[int, int]:
-        """How far the engine has come; it differs whenever a token was computed."""
+    def _progress(self) -> tuple[int, int]:
+        """A value that changes whenever a token is computed."""
         running = list(self._engine.engine_core.engine_core.scheduler.running)
         return self._answered, sum(request.num_computed_tokens for request in running)
 
@@ -277,37 +277,37 @@ class VLLMEngine:
             self._vocabulary: int = self._engine.model_config.get_vocab_size()
         except BaseException as error:
             self._broken = f"the engine did not start: {type(error).__name__}: {error}"
-            self._tell(ready, error=error)
+            self._resolve(ready, error=error)
             return
-        self._tell(ready, None)
+        self._resolve(ready, None)
         try:
             self._drive()
         except BaseException as error:
             logger.exception("the engine broke")
             self._loop.call_soon_threadsafe(self._break, f"the engine broke: {type(error).__name__}: {error}")
         finally:
-            if self._settings.apart:
+            if self._settings.has_worker_processes:
                 self._engine.engine_core.shutdown()  # ends its processes
 
     def _drive(self) -> None:
         while True:
-            if not self._take_in():
+            if not self._admit_requests():
                 return
             if self._engine.has_unfinished_requests():
                 started = time.perf_counter()
-                self.use.request_steps += len(self._pending)
+                self._stats.request_steps += len(self._pending)
                 self._step()
-                self.use.steps += 1
-                self.use.step_seconds += time.perf_counter() - started
+                self._stats.steps += 1
+                self._stats.step_seconds += time.perf_counter() - started
 
     def _step(self) -> None:
         for output in self._engine.step():
             if output.finished:
                 self._finish(output)
 
-    def _settle(self) -> None:
-        """Let the passes end that a GPU computes while the next ones are planned: vLLM names the version of a token
-        when it reads the token, which would be after the swap."""
+    def _finish_scheduled_steps(self) -> None:
+        """Finish the steps that a GPU computes while the next ones are scheduled. vLLM records the weight version of a
+        token when it reads the token, which would be after the swap."""
         from vllm.v1.core.sched.interface import PauseState
 
         core = self._engine.engine_core.engine_core
@@ -320,18 +320,18 @@ class VLLMEngine:
         finally:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
-    def _take_in(self) -> bool:
-        """Handle everything in the inbox, and wait for more where that pays; returns False when told to stop."""
+    def _admit_requests(self) -> bool:
+        """Handle the inbox, and wait for more requests where a delay pays; returns False after close."""
         while True:
             if self._batch is not None:
                 if self._engine.has_unfinished_requests():
                     return True
                 self._begin(self._batch)
-            patience = self._gathering.patience(len(self._pending))
+            wait = self._batch_delay.seconds_to_wait(len(self._pending))
             try:
-                item = self._inbox.get(block=patience != 0, timeout=patience or None)
+                item = self._inbox.get(block=wait != 0, timeout=wait or None)
             except queue.Empty:
-                if patience == 0:
+                if wait == 0:
                     return True
                 continue
             if item is _STOP:
@@ -342,20 +342,20 @@ class VLLMEngine:
                 self._batch = item
             elif not item.future.done():
                 self._admit(item)
-                self._gathering.arrived(len(self._pending))
+                self._batch_delay.arrived(len(self._pending))
 
     def _begin(self, batch: _Batch) -> None:
         self._engine.reset_prefix_cache()
         for request in batch.requests:
             if not request.future.done():
                 self._admit(request)
-        self._gathering.arrived(len(self._pending))
+        self._batch_delay.arrived(len(self._pending))
         self._batch = None
 
-    def _become(self, version: int) -> None:
-        """From here on tokens are sampled from this version of the weights."""
+    def _set_version(self, version: int) -> None:
+        """Record the version of the weights that tokens are sampled with from now on."""
         self._engine.set_weight_version(str(version))
-        # Old entries can never be hit again, for prompts carry the version as salt; this frees their memory.
+        # Old cache entries can never be hit again, since the version is in the salt; this frees their memory.
         recompute = self._settings.cache_on_update == "recompute"
         if recompute or not self._engine.has_unfinished_requests():
             self._engine.reset_prefix_cache(reset_running_requests=recompute)
@@ -364,9 +364,9 @@ class VLLMEngine:
     def _run(self, command: _Command) -> None:
         self._is_commanded = True
         try:
-            self._tell(command.future, command.run())
+            self._resolve(command.future, command.run())
         except Exception as error:
-            self._tell(command.future, error=error)
+            self._resolve(command.future, error=error)
         finally:
             self._is_commanded = False
 
@@ -382,49 +382,50 @@ class VLLMEngine:
             max_tokens=sampling.max_tokens,
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # the renderer's stop tokens are the only ones
+            ignore_eos=True,  # only the renderer's stop tokens end a turn
             logprobs=0,
             stop=list(sampling.stop),
-            detokenize=bool(sampling.stop),  # text costs time, and only stop texts are looked for in it
+            detokenize=bool(sampling.stop),  # text costs time, and only stop strings need it
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        # The salt keeps the prefix cache of one weight version from being hit under another.
+        # The salt keeps prefixes of one weight version from being reused under another.
         prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
         self._abort_older(request.request_id)
         try:
             if sampling.stop:
-                self._read_tokenizer()
+                self._load_tokenizer()
             self._check_tokens(request.prompt_ids)
             self._engine.add_request(request.request_id, prompt, params)
         except Exception as error:
-            self._tell(request.future, error=PolicyError(f"the engine refused a request: {error}"))
+            self._resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
         self._pending[request.request_id] = _Pending(request.prompt_ids, request.future)
 
-    def _read_tokenizer(self) -> None:
-        """Give vLLM what it looks for stop texts with: it was started without, since hardly anybody asks for one."""
+    def _load_tokenizer(self) -> None:
+        """Load the tokenizer that vLLM needs for stop strings. The engine starts without one, since few requests have
+        any."""
         from vllm.tokenizers import get_tokenizer
 
         if self._engine.output_processor.tokenizer is None:
             self._engine.output_processor.tokenizer = get_tokenizer(self._model)
 
     def _abort_older(self, request_id: str) -> None:
-        """End a request of the same id: when its caller has died, the same group is run again with the same ids."""
+        """Abort a request with the same id: after its caller died, the same group runs again with the same ids."""
         older = self._pending.pop(request_id, None)
         if older is not None:
             self._engine.abort_request([request_id])
-            self._tell(older.future, error=PolicyError(f"another request came with the id {request_id!r} of this one"))
+            self._resolve(older.future, error=PolicyError(f"another request came with the same id {request_id!r}"))
 
     def _abort(self, request: _Request) -> None:
-        """End a request that nobody waits for any more, unless another one has taken its place already."""
+        """Abort a request whose caller is gone, unless a newer request has its id."""
         pending = self._pending.get(request.request_id)
         if pending is not None and pending.future is request.future:
             del self._pending[request.request_id]
             self._engine.abort_request([request.request_id])
 
     def _check_tokens(self, prompt_ids: Sequence[int]) -> None:
-        """Refuse what is no token of the model: inside a step, it would break the engine for everybody."""
+        """Refuse ids outside the vocabulary: inside a step they would break the engine for all requests."""
         size = self._vocabulary
         if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < size:
             wrong = next(token for token in prompt_ids if not 0 <= token < size)
@@ -436,7 +437,7 @@ class VLLMEngine:
         answer = output.outputs[0]
         token_ids = tuple(answer.token_ids)
         spans = answer.weight_versions or ()
-        self._tell(
+        self._resolve(
             pending.future,
             Completion(
                 prompt_ids=tuple(output.prompt_token_ids),
@@ -447,7 +448,7 @@ class VLLMEngine:
             ),
         )
 
-    def _tell(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
+    def _resolve(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
         def deliver() -> None:
             if not future.done():
                 future.set_result(value) if error is None else future.set_exception(error)
@@ -455,7 +456,7 @@ class VLLMEngine:
         self._loop.call_soon_threadsafe(deliver)
 
 
-def _answer(found: Completion | BaseException) -> Completion | Exception:
-    if isinstance(found, Completion | Exception):
-        return found
-    raise found
+def _answer(result: Completion | BaseException) -> Completion | Exception:
+    if isinstance(result, Completion | Exception):
+        return result
+    raise result

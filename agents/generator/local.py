@@ -1,4 +1,4 @@
-"""LocalPolicy: a vLLM engine in this very process, for evaluation without any service around it."""
+"""LocalPolicy: a vLLM engine in this process, for evaluation without services."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from forge_env.registry.agent_spec import AgentSettings
 
 START_SECONDS = 1800.0
-GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
+GATHER_S = 0.015  # seconds, for an engine on CPU; see EngineSettings.gather_s
 
 
 class _Engine(VLLMEngine):
-    """An engine that can forget the prompts that it has read."""
+    """An engine whose prefix cache can be emptied."""
 
-    async def forget(self) -> None:
-        """Empty the prefix cache; only between two requests."""
+    async def clear_prefix_cache(self) -> None:
+        """Empty the prefix cache. Call it while no request is running."""
         await self._command(lambda: self._engine.reset_prefix_cache())
 
 
 class LocalPolicy:
-    """The Policy over an engine of its own. Use it as `async with`, on one event loop.
+    """A policy with its own engine. Use it with `async with`, on one event loop.
 
     Args:
         model: Hugging Face folder.
         settings: of the engine.
-        deterministic: one request at a time, none of it from the cache of prefixes: what else is in a batch, and how
-            much of a prompt was read before, changes the last bits of a sum and now and then a token.
-        answer_seconds: for one answer; None for as long as it takes, since the engine ends every request, or says that
+        deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached
+            prefixes, change the last bits of sums and sometimes a token.
+        answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
             it is broken.
 
     Raises:
@@ -66,7 +66,7 @@ class LocalPolicy:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._engine.start()
-                # The first requests are slow; let them be nobody's.
+                # Warm up: the first request triggers compilation.
                 await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
         except BaseException as error:
             await self.aclose()
@@ -82,7 +82,7 @@ class LocalPolicy:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop the engine; what still runs ends with a PolicyError."""
+        """Stop the engine; running requests end with a PolicyError."""
         await self._engine.close()
 
     async def generate(
@@ -91,19 +91,19 @@ class LocalPolicy:
         if self._alone is None:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         async with queued():
-            await self._alone.acquire()  # ends, for the engine answers who has it, or breaks
+            await self._alone.acquire()  # bounded: the engine answers the request that holds the lock, or breaks
         try:
-            await self._engine.forget()
+            await self._engine.clear_prefix_cache()
             return await self._engine.generate(prompt_ids, sampling, request_id)
         finally:
             self._alone.release()
 
 
 class LocalAgent(TokenAgent):
-    """A TokenAgent that knows how much its model can read.
+    """A TokenAgent that keeps to its model's context length.
 
     Args:
-        context: tokens of a prompt and its answer at most.
+        context: the context length, in tokens of prompt and completion.
     """
 
     def __init__(self, model: str, policy: LocalPolicy, *, temperature: float, top_p: float, context: int) -> None:
@@ -120,13 +120,15 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     """Open vllm:MODEL, a Hugging Face folder or hub id.
 
     Raises:
-        UserError: when there is no such model or no vLLM, or the temperature contradicts a deterministic run.
+        UserError: when there is no such model or no vLLM, or --temperature is given with --deterministic.
         PolicyError: when the engine does not start.
     """
     temperature = 1.0 if settings.temperature is None else settings.temperature
     if settings.deterministic:
         if settings.temperature:
-            raise UserError(f"--deterministic is greedy, and --temperature is {temperature:g}: leave one of them out")
+            raise UserError(
+                f"--deterministic samples greedily, and --temperature is {temperature:g}: leave one of them out"
+            )
         temperature = 0.0
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vllm: needs the package vllm: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU")
@@ -149,7 +151,7 @@ async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Ag
     """Open checkpoint:RUN, the model of a finished training run.
 
     Raises:
-        UserError: when the run has left no model; else as `open_vllm`.
+        UserError: when the run has no model folder; else as `open_vllm`.
     """
     folder = Path(run).expanduser() / "model"
     if not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""How vLLM's engine is started: its settings, and the start."""
+"""The settings of vLLM's engine, and its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.generator.cache import same_name
+from agents.generator.compile_cache import stable_path
 from agents.generator.worker import end_with
 
 SHARED_GPU_FRACTION = 0.05
@@ -17,70 +17,70 @@ SHARED_GPU_FRACTION = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the engine is started."""
+    """Settings of the engine."""
 
     max_model_len: int = 1024
-    """Tokens of prompt and answer together."""
+    """Context length: tokens of prompt and completion."""
     max_requests: int = 128
     """Requests in flight in the engine; further ones wait in its queue."""
     dtype: str = "float32"
     kv_cache_gib: float = 1.0
-    """For keys and values, on each of its processes. On GPU, 0 is what gpu_memory_fraction leaves."""
+    """Size of the KV cache in every worker. On a GPU, 0 takes what gpu_memory_fraction leaves."""
     gpu_memory_fraction: float = 0.9
-    """Of a GPU that the engine has for itself; where kv_cache_gib says it, this says nothing."""
+    """Share of the GPU's memory, for an engine that has the GPU alone; ignored if kv_cache_gib is set."""
     cache_on_update: str = "keep"
-    """What becomes of the keys and values of requests that run when new weights come: "keep" goes on with them, and
-    "recompute" computes them again with the new weights."""
+    """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
     enforce_eager: bool = True
     gather_s: float = 0.0
-    """Hold a small batch as long as requests keep coming, each within this time of the last; 0 never holds."""
+    """Delay a small batch while requests keep arriving within this many seconds of the last; 0 never delays."""
     gather_most_s: float = 0.3
-    """But never for longer than this."""
+    """The longest delay of a batch, in seconds."""
     tensor_parallel: int = 1
-    """GPUs that each matrix is cut over; above 1, vLLM has a process of its own for each."""
+    """GPUs that every matrix is sharded over; above 1, vLLM starts one worker process per GPU."""
     worker_process: bool = False
-    """Whether it has one for a single GPU too: what prepares and launches a step then has an interpreter of its own,
-    and does not wait for the one that takes calls."""
+    """Start a worker process for a single GPU, too. Preparing a step then has its own interpreter and does not wait for
+    the one that handles requests."""
     threads: int = 0
-    """CPU threads of the engine; 0 leaves it to torch."""
+    """CPU threads of the engine; 0 leaves the number to torch."""
     stall_seconds: float = 300.0
-    """An engine that has requests and computes no token for so long is broken; the first request may take longer."""
+    """An engine that has requests and computes no token for so many seconds is broken; the first request may take
+    longer."""
     seed: int = 0
 
     @property
-    def apart(self) -> bool:
-        """Whether the workers are in processes of their own, where each fetches new weights by itself."""
+    def has_worker_processes(self) -> bool:
+        """Whether the workers are separate processes; these fetch new weights themselves."""
         return self.worker_process or self.tensor_parallel > 1
 
 
 def import_vllm(settings: EngineSettings) -> None:
-    """Import vLLM, with what it reads from the environment."""
+    """Import vLLM after setting the environment variables that it reads."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Binding threads to cores would pin the engine to cores that its neighbours use as well.
+    # Binding threads to cores would pin the engine to cores that other processes of the run use, too.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     importlib.import_module("vllm.v1.engine.llm_engine")
 
 
 def load_engine(model: str, settings: EngineSettings) -> Any:
-    """A vLLM `LLMEngine` of the model in this folder or of this name."""
+    """Load a vLLM `LLMEngine` for a model folder or hub id."""
     import_vllm(settings)
     import torch
     from vllm import EngineArgs, LLMEngine
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.apart:  # a fork of a process with threads and an open GPU does not run
+    if settings.has_worker_processes:  # a forked child of a process with threads and an open GPU does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    _know(model)
+    _register_architecture(model)
     fraction, cache = settings.gpu_memory_fraction, None
     if settings.kv_cache_gib and torch.cuda.is_available():
-        # With the bytes given, the fraction only says how much must be free at the start, beside whoever else is there.
+        # With the bytes given, the fraction is only how much must be free at the start: other processes share the GPU.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
-    # Only what is compiled asks for a name that stays, and vLLM's own processes would not know it.
-    name = model if settings.enforce_eager or settings.apart else same_name(model)
+    # The stable path matters only for compiled graphs, and it is not valid in vLLM's worker processes.
+    name = model if settings.enforce_eager or settings.has_worker_processes else stable_path(model)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=name,
@@ -91,26 +91,26 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
             kv_cache_memory_bytes=cache,
             enforce_eager=settings.enforce_eager,
             tensor_parallel_size=settings.tensor_parallel,
-            distributed_executor_backend="mp" if settings.apart else None,
+            distributed_executor_backend="mp" if settings.has_worker_processes else None,
             seed=settings.seed,
             enable_prefix_caching=True,
-            # A prompt in pieces breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
+            # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
             enable_chunked_prefill=torch.cuda.is_available(),
             skip_tokenizer_init=True,
             disable_log_stats=True,
-            # Logprobs at the sampling temperature: the trainer computes its own at the same one.
+            # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.
             logprobs_mode="processed_logprobs",
         )
     )
-    if settings.apart:
+    if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     return engine
 
 
-def _know(model: str) -> None:
-    """Let vLLM look at the model's class here: it would in a process of its own, which imports everything once more.
+def _register_architecture(model: str) -> None:
+    """Register the model's class with vLLM. Otherwise vLLM inspects it in a subprocess that imports everything again.
 
-    It keeps what it finds there for the next start; on a machine's first one this saves 17 s.
+    vLLM caches the result of the inspection; on a machine's first start this saves 17 s.
     """
     from huggingface_hub import try_to_load_from_cache
     from vllm import ModelRegistry
@@ -119,7 +119,7 @@ def _know(model: str) -> None:
     try:
         path = folder / "config.json" if folder.is_dir() else try_to_load_from_cache(model, "config.json")
         (architecture,) = json.loads(Path(str(path)).read_text())["architectures"]
-        found = ModelRegistry.models[architecture].load_model_cls()
+        model_class = ModelRegistry.models[architecture].load_model_cls()
     except (OSError, KeyError, ValueError, TypeError, ImportError):
-        return  # vLLM finds it by its own means, or says what is wrong
-    ModelRegistry.register_model(architecture, found)
+        return  # vLLM resolves the class itself, or reports the error
+    ModelRegistry.register_model(architecture, model_class)

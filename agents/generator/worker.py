@@ -1,7 +1,7 @@
-"""What vLLM's workers do for us, between two steps of their engine: they take new weights over.
+"""New weights in vLLM's workers, loaded between two steps of their engine.
 
-With one GPU the worker lives in the engine's own process, and is handed the tensors. With several, each worker is a
-process of vLLM's own, which fetches the weights from the store by itself and keeps its part of every matrix.
+With one GPU the worker is in the engine's process, and receives the tensors. With several, every worker is a process
+that vLLM starts; it fetches the weights from the store and keeps its shard of every matrix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forge_env.runtime.lifetime import die_with
+from forge_env.runtime.process.lifetime import die_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,36 +25,37 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     """Put weights into the model of a worker.
 
     Args:
-        worker: vLLM's.
-        weights: whole, under their Hugging Face names, in any dtype and on any device.
+        worker: vLLM's worker.
+        weights: full tensors by their Hugging Face names, in any dtype and on any device.
     """
     import torch
 
     config = worker.vllm_config.model_config
     if torch.version.cuda and worker.device.type == "cuda" and config.quantization is None:
-        # The parameters lie as in the checkpoint: each is copied over where it is, and cast on the way.
+        # The parameters have the layout of the checkpoint: copy_ writes in place, and casts.
         with torch.no_grad():
             worker.model_runner.get_model().load_weights(weights.items())
         return
-    # Elsewhere layers have repacked their weights, and vLLM repacks the new ones; it would cast them as well, warning
-    # of each.
+    # Elsewhere layers have repacked their weights, and vLLM repacks the new ones. Cast here: vLLM would log a warning
+    # for
+    # every tensor.
     cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
     worker.reload_weights(weights_iterator=cast)
 
 
 def pull_weights(worker: Any, store: bytes, version: int) -> dict[str, float]:
-    """Fetch a published version in a worker's process, and load it; returns the seconds of both.
+    """Fetch a published version in the worker's process, and load it; returns the seconds of both.
 
     Args:
-        worker: vLLM's.
-        store: a WeightStore, pickled, that needs no actor around it.
+        worker: vLLM's worker.
+        store: a pickled WeightStore that needs no actor.
         version: of the weights.
     """
     return asyncio.run(_pull(worker, _attached(store), version))
 
 
 def end_with(worker: Any, pid: int) -> None:
-    """Let a worker's process end when another one does, however that ends."""
+    """End a worker's process when the process `pid` ends, in whatever way."""
     die_with(pid)
 
 
@@ -68,7 +69,7 @@ async def _pull(worker: Any, store: WeightStore, version: int) -> dict[str, floa
 
 @functools.cache
 def _attached(store: bytes) -> WeightStore:
-    """One object for each store in this process: it knows which memory is open already."""
-    found: WeightStore = pickle.loads(store)
-    found.attach()
-    return found
+    """One attached object per store in this process: it keeps the shared memory open."""
+    attached: WeightStore = pickle.loads(store)
+    attached.attach()
+    return attached

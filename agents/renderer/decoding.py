@@ -1,4 +1,4 @@
-"""Reads recorded turns again: what their tokens say under a model's tokenizer and family."""
+"""Decodes recorded turns with a model's tokenizer and renderer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forge_env.core.types import Message
 
 
 def open_decoder(model: str | Path) -> Callable[[Turn], Message]:
-    """Return the function that decodes a turn with tokens into its message, as it was when it was sampled.
+    """Return a function that decodes the tokens of a turn into its message.
 
     Raises:
         UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.

@@ -1,6 +1,6 @@
-"""Text to tool calls and back, in the ways that model families write them. No tokenizer is needed.
+"""Text to tool calls and back, for every format that model families write. No tokenizer is needed.
 
-A dialect is how calls look in plain text:
+A dialect is the format of calls in plain text:
 
 - ``hermes``, of Qwen and Hermes: ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
 - ``llama``, of Llama 3.1 and later: ``{"name": "add", "parameters": {"a": 1}}``, several separated by ";" or newlines,
@@ -8,8 +8,8 @@ A dialect is how calls look in plain text:
 - ``openai``: a JSON object or list of calls in the shape of OpenAI's ``tool_calls``
 - ``none``: no calls, everything is content
 
-What a model writes never raises: a call that cannot be read becomes a ToolCall without arguments, whose `error` says in
-one sentence what is wrong and what the right form is. `from_openai` and `to_openai` do it for message dictionaries.
+Text of a model never raises: an unreadable call becomes a ToolCall without arguments, whose `error` is one sentence
+with the problem and the right form. `from_openai` and `to_openai` convert message dictionaries.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _END_OF_TURN = re.compile(r"(<\|eom_id\|>|<\|eot_id\|>)\s*$")
 
 
 def parse(text: str, dialect: str) -> tuple[str, Calls]:
-    """Return the content that is left over and the calls, in order; their ids are "call_0", "call_1", ...
+    """Return the content without the calls, and the calls in order; their ids are "call_0", "call_1", ...
 
     Raises:
-        UserError: for an unknown dialect, with the nearest one.
+        UserError: for an unknown dialect; it names the nearest one.
     """
     return _dialect(dialect)[0](text)
 
 
 def write(message: Message | Sequence[ToolCall], dialect: str) -> str:
-    """Return the text with which a model would have written a message, or just these calls: what `parse` reads back.
+    """Return a message, or only calls, as a model writes them: the text that `parse` reads.
 
     Reasoning is left out. The dialect "none" writes the content alone.
 
     Raises:
-        UserError: for an unknown dialect, with the nearest one.
+        UserError: for an unknown dialect; it names the nearest one.
     """
     writer = _dialect(dialect)[1]
     if isinstance(message, Mapping):
@@ -71,7 +71,7 @@ def from_openai(message: Mapping[str, Any]) -> Calls:
 
 
 def to_openai(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Return calls as the `tool_calls` of a message; `arguments` is JSON text, or `raw` where a call was unreadable."""
+    """Return calls as the `tool_calls` of a message; `arguments` is JSON text, or `raw` for an unreadable call."""
     return [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": _arguments_text(c)}} for c in calls
     ]
@@ -81,7 +81,7 @@ def to_openai(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _call(value: Any, raw: str, problem: str, form: str, *keys: str) -> ToolCall:
-    """Make a call of {"name": ..., KEY: {...}} for the first of `keys` that is there; its id comes later."""
+    """Make a call from {"name": ..., KEY: {...}} with the first of `keys` that is present; the id is set later."""
     name, arguments = "", None
     if not problem:
         name, arguments, problem = _parts(value, keys)
@@ -109,7 +109,7 @@ def _parts(value: Any, keys: Sequence[str]) -> tuple[str, dict[str, Any] | None,
 
 
 def _openai_call(item: Any, form: str, id_: str = "") -> ToolCall:
-    """One entry of `tool_calls`. `raw` is what the model wrote as arguments, so that it can be shown to it again."""
+    """Read one entry of `tool_calls`. `raw` keeps the model's arguments, to show them to the model again."""
     if not isinstance(item, Mapping):
         return _unreadable(id_, _text_of(item), f"it is {kind(item)} and not a JSON object", form)
     function = item.get("function", item)
@@ -137,7 +137,7 @@ def _unreadable(id_: str, raw: str, problem: str, form: str, name: str = "") -> 
 
 
 def _text_of(value: Any) -> str:
-    """What a model wrote, as text; something that JSON cannot say is described."""
+    """Return a value as JSON text; a value that JSON cannot express is named by its type."""
     if value is None or isinstance(value, str):
         return value or ""
     try:
@@ -147,10 +147,10 @@ def _text_of(value: Any) -> str:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> Calls:
-    """Give every call an id of its own; ids that are there and differ are kept."""
+    """Give every call a unique id; unique ids are kept."""
     taken: set[str] = set()
     numbered: list[ToolCall] = []
-    number = 0  # the least that may be free
+    number = 0  # the lowest id that may be free
     for index, call in enumerate(calls):
         id_ = call.id
         if not id_ or id_ in taken:
@@ -184,12 +184,12 @@ def _parse_hermes(text: str) -> tuple[str, Calls]:
 
 
 def _hermes_block(text: str, start: int) -> tuple[ToolCall, int]:
-    """Read one call; returns it and where the text goes on."""
+    """Read one call; returns the call and the end of its block."""
     while start < len(text) and text[start] in SPACE:
         start += 1
     value, end, problem = _decode_block(text, start)
     after = _CLOSING.match(text, end)
-    if after and not problem:  # the end marker may stand inside a string of the arguments: JSON goes first
+    if after and not problem:  # the end marker may be inside a JSON string, so the JSON is read first
         return _call(value, text[start:end], "", _HERMES_FORM, "arguments"), after.end()
     mark = _MARK.search(text, start if problem else end)
     if mark is None or mark[0] == _OPEN:
@@ -202,9 +202,9 @@ def _hermes_block(text: str, start: int) -> tuple[ToolCall, int]:
 
 
 def _decode_block(text: str, start: int) -> tuple[Any, int, str]:
-    """`decode`, of no more text than it takes: an error of JSON costs the whole text that it is given.
+    """`decode` on as little text as possible: a JSON error costs time in proportion to the text that is passed.
 
-    Outside of a string no JSON goes on after a mark, so only where one stands in a string more of the text is read.
+    JSON ends before a marker, unless the marker is inside a JSON string; only then is more text passed.
     """
     size = 0
     while True:
@@ -230,7 +230,7 @@ def _json_call(call: ToolCall, key: str) -> str:
 
 def _parse_llama(text: str) -> tuple[str, Calls]:
     before, tag, body = "", "", text
-    if not _looks_like_llama(text.strip(SPACE)):  # where it does, a tag is part of an argument
+    if not _looks_like_llama(text.strip(SPACE)):  # if it does, a tag is part of an argument
         before, tag, body = text.partition(_PYTHON_TAG)
         if not tag:
             return text, ()
@@ -249,7 +249,7 @@ def _parse_llama(text: str) -> tuple[str, Calls]:
 
 
 def _looks_like_llama(text: str) -> bool:
-    """Without a tag JSON may just be the answer: a call has a name and parameters, or begins as one and breaks off."""
+    """Whether JSON without a tag is a call: it has a name and parameters, or is a call that breaks off."""
     if not text.startswith("{"):
         return False
     value, _, problem = decode(text)
@@ -290,7 +290,7 @@ def _parse_openai(text: str) -> tuple[str, Calls]:
 def _write_openai(content: str, calls: Calls) -> str:
     if calls and not content:
         return dump(to_openai(calls))
-    if calls or _parse_openai(content) != (content, ()):  # content that would be taken for calls is wrapped as well
+    if calls or _parse_openai(content) != (content, ()):  # content that would be read as calls is wrapped, too
         return dump({"content": content, "tool_calls": to_openai(calls)})
     return content
 

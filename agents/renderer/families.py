@@ -1,6 +1,6 @@
-"""The model families that can be talked to: which renderer each has, and how it is set up.
+"""The supported model families, and the renderer of every family.
 
-An architecture's name in config.json is not enough to know a family by: the chat template decides.
+The architecture's name in config.json does not identify a family: the chat template decides.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from forge_env.core.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the models of one architecture are set up. Thinking is off where it can be switched."""
+    """Settings of one model family. Thinking is off if it can be switched."""
 
     create: Callable[[FastTokenizer, str], Any]
-    """Makes the library's renderer, or one like it, from the tokenizer and the chat template."""
+    """Creates the renderer from the tokenizer and the chat template."""
     models: str = ""
-    """What the user knows the family as, where other families share the architecture's name."""
+    """The family's common name, if other families share the architecture's name."""
     template: tuple[str, ...] = ()
-    """What a chat template of this family holds, and those of the others do not."""
+    """Strings that are only in chat templates of this family."""
     foreign: str = ""
-    """What no chat template of this family holds."""
+    """A string that is in no chat template of this family."""
     dialect: str = "none"
-    """Calls that the library leaves in the content, as it does with several or broken ones of Llama."""
+    """Dialect of calls that the library leaves in the content, such as several or malformed calls of Llama."""
     one_call: bool = False
     """Whether the template refuses a message with several calls."""
     marks: tuple[str, ...] = ()
-    """Marks of the template that are plain text to the tokenizer, and that no user or tool may write either."""
+    """Markers of the template that are plain text to the tokenizer; messages of users and tools may not contain
+    them."""
 
 
 _QWEN3 = Family(create=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)))
@@ -72,7 +73,7 @@ def find_family(folder: Path) -> Family:
     config = json.loads((folder / "config.json").read_text())
     name = (config.get("architectures") or ["unknown"])[0]
     if name not in FAMILIES:
-        raise UserError(f"the model in {folder} is a {name}; renderers are set up for: {', '.join(FAMILIES)}")
+        raise UserError(f"the model in {folder} is a {name}; the supported architectures are: {', '.join(FAMILIES)}")
     family, template = FAMILIES[name], chat_template(folder)
     wrong = [f"does not hold {mark!r}" for mark in family.template if mark not in template]
     if family.foreign and family.foreign in template:
@@ -80,6 +81,6 @@ def find_family(folder: Path) -> Family:
     if wrong:
         raise UserError(
             f"the model in {folder} is a {name} whose chat template {wrong[0]}: "
-            f"of this architecture, renderers are set up for {family.models}"
+            f"of this architecture, only {family.models} is supported"
         )
     return family

@@ -1,4 +1,4 @@
-"""JSON that a model wrote: read strictly, and with a reason that can be told to the model where it cannot be read."""
+"""Strict reading of JSON that a model wrote. An error is a sentence that the model can be shown."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of nesting at most: what is deeper breaks the code that copies and stores it."""
+"""Maximum nesting depth: deeper values break the code that copies and stores them."""
 SPACE = " \t\r\n"
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 class _Refused(ValueError):
-    """JSON that Python reads and that we do not: it says two things, or what JSON cannot say."""
+    """JSON that Python accepts and that is refused here: duplicate keys and constants that are not JSON."""
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
-    """Read one JSON value. Returns it, where it ends, and what is wrong with it (then the value is None)."""
+    """Read one JSON value. Returns the value, its end, and the problem if there is one (the value is then None)."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
@@ -35,7 +35,8 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
 
 
 def decode_all(text: str) -> tuple[Any, str]:
-    """Read text that is one JSON value and nothing else. Returns it, and what is wrong with it (then it is None)."""
+    """Read text that is exactly one JSON value. Returns the value, and the problem if there is one (it is then
+    None)."""
     stripped = text.strip(SPACE)
     value, end, problem = decode(stripped)
     if not problem and end < len(stripped):
@@ -48,14 +49,14 @@ def goes_on(rest: str) -> str:
 
 
 def dump(value: Any) -> str:
-    """Write JSON as models do: letters of every script as they are."""
+    """Write JSON as models do: letters of all scripts unescaped."""
     text = json.dumps(value, ensure_ascii=False)
-    # A lone surrogate is no text that can be sent or tokenised; its escape is, and reads back as the same.
+    # A lone surrogate cannot be sent or tokenised; its escape can, and decodes to the same character.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def flaw(value: Mapping[str, Any]) -> str:
-    """Say what keeps a JSON object from being stored and sent; empty when nothing does.
+    """Return why a JSON object cannot be stored and sent; "" if it can.
 
     >>> flaw({"x": float("nan")})
     'nan is no JSON number'
@@ -75,24 +76,24 @@ def flaw(value: Mapping[str, Any]) -> str:
 
 
 def kind(value: Any) -> str:
-    """Name the type of a JSON value, for a sentence."""
+    """Return the type of a JSON value, in words."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
 def shorten(text: str) -> str:
-    """At most 60 characters on one line: an error is one sentence."""
+    """Return the text on one line, at most 60 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise _Refused(f"the key {shorten(json.dumps(twice))} appears twice")
-    return found
+    return result
 
 
 def _no_constant(constant: str) -> Any:

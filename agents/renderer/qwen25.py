@@ -1,11 +1,11 @@
-"""The conversation format of Qwen2.5, for `agents.renderer.rendering`: the `renderers` library begins with Qwen3.
+"""The conversation format of Qwen2.5. The `renderers` library supports Qwen from Qwen3 on.
 
-Turns stand between `<|im_start|>` and `<|im_end|>`. Tools are JSON in the system turn, calls are Hermes', and results
-stand in a user turn, between `<tool_response>` and `</tool_response>`, which are plain text in this family. Nothing is
-ever rewritten, so that every turn can be continued: there is no reasoning that a later prompt would drop.
+A turn stands between `<|im_start|>` and `<|im_end|>`. Tools are JSON in the system turn. Calls have the form of Hermes.
+Results stand in a user turn between `<tool_response>` and `</tool_response>`, which are plain text in this family. The
+template never rewrites earlier turns, so every turn can be continued.
 
-Two things differ between models of the family, and are read from the chat template: the system message of
-conversations without one, and whether the form of a call is shown to the model in doubled braces.
+Two properties differ between models of the family, and are read from the chat template: the default system message, and
+whether the example of a call has doubled braces.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TOOLS = (
     "within <tool_call></tool_call> XML tags:\n<tool_call>\n{form}\n</tool_call>"
 )
 _FORM = '{"name": <function-name>, "arguments": <args-json-object>}'
-# Both stand in strings of a template's code, where a line end is written \n and a quote may be written \".
+# Both are in string literals of the template, where a line end is \n and a quote may be \".
 _DEFAULT_SYSTEM = re.compile(r"""<\|im_start\|>system\\n([^<'"]+)<\|im_end\|>""")
 _DOUBLED_FORM = re.compile(r'\{\{\\?"name\\?": <function-name>')
 
 
 class Qwen25Renderer:
-    """Messages to tokens and back, as the renderers of the `renderers` library do it.
+    """Messages to tokens and back, with the interface of the `renderers` library.
 
     Args:
         tokenizer: of the model.
@@ -65,7 +65,7 @@ class Qwen25Renderer:
         self._stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
 
     def get_stop_token_ids(self) -> list[int]:
-        """Tokens that end a turn: the family's own first."""
+        """Tokens that end a turn, `<|im_end|>` first."""
         return list(self._stops)
 
     def render_ids(
@@ -78,7 +78,7 @@ class Qwen25Renderer:
         """Return the tokens of a conversation.
 
         Raises:
-            ValueError: when the template has no place for something in it.
+            ValueError: when the template cannot render it.
         """
         if not messages:
             raise ValueError("it has no messages")
@@ -96,20 +96,20 @@ class Qwen25Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> RenderedTokens | None:
-        """Continue what was sampled with new messages; None where they hold an answer, or where there are none.
+        """Continue the sampled tokens with new messages; None if there are none, or one is an assistant's.
 
-        A turn that was cut off is ended. Tokens after the end of a turn are dropped.
+        A truncated turn is closed. Tokens after the end of a turn are dropped.
         """
         if not new_messages or reject_assistant_in_extension(list(new_messages)):
             return None
         row = trim_to_turn_close(
             list(previous_prompt_ids), list(previous_completion_ids), set(self._stops), synthesize_close=self._stops[0]
         )
-        # The line end that closes a turn is the template's: a model stops before it.
+        # The template adds the line end after a turn: a model stops before it.
         return RenderedTokens(token_ids=[*row, *self._encode(["\n", *_turns(new_messages), _ANSWER])])
 
     def parse_response(self, token_ids: Sequence[int]) -> ParsedResponse:
-        """Return what was written before the end of the turn. Calls stay in the content, in the dialect "hermes"."""
+        """Return the text before the end of the turn. Calls stay in the content, in the dialect "hermes"."""
         end = next((i for i, token in enumerate(token_ids) if token in self._stops), len(token_ids))
         return ParsedResponse(content=self._tokenizer.decode(list(token_ids[:end])).strip())
 
@@ -121,7 +121,7 @@ class Qwen25Renderer:
         return _turn("system", system)
 
     def _encode(self, parts: Sequence[str]) -> list[int]:
-        """Tokens of parts that no token reaches across: what a model samples begins after the prompt's last token."""
+        """Tokenise every part alone: a token never spans a prompt and what the model samples after it."""
         return [token for part in parts for token in self._tokenizer.encode(part)]
 
 

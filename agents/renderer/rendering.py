@@ -1,7 +1,7 @@
-"""Messages to tokens and back, without ever re-tokenising what the model wrote.
+"""Messages to tokens and back. Sampled tokens are never tokenised again.
 
-The `renderers` library knows each model family's template. A new turn is bridged onto the sampled ids; where a template
-would rewrite history the bridge is refused, and the next turn starts a new row.
+The `renderers` library has the templates of the model families. The prompt of a new turn continues the sampled ids. If
+the template would rewrite earlier turns, the next turn starts a new row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus
 from agents.renderer.dialects import parse, to_openai
 from agents.renderer.families import find_family
 from agents.renderer.model_json import flaw
-from agents.renderer.pieces import Pieces, find_pieces
+from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
@@ -30,7 +30,7 @@ class Renderer:
     """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, Qwen2.5, Llama from 3.1 on.
 
     Raises:
-        UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
+        UserError: when the model family is not supported, or the tokenizer is not of that family.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -44,12 +44,13 @@ class Renderer:
         special = sorted([*self._tokenizer.special_tokens, *self._family.marks], key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
-        self._firsts: dict[Any, Pieces | None] = {}
+        self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
-        self._bridges = {role: self._bridge_pieces(role) for role in ("tool", "user")}
+        self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
-        """Return the next prompt, how many of its tokens are old (0 for a new row), and whether a row starts."""
+        """Return the next prompt, the number of its tokens from earlier turns (0 for a new row), and whether a row
+        starts."""
         row = _last_row(conversation)
         if row:
             bridged = self._bridge(
@@ -65,12 +66,12 @@ class Renderer:
         return self._render(messages, tools, add_generation_prompt=True), 0, True
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
-        """As `next_prompt`, of a prompt that no template is put around.
+        """Like `next_prompt`, for a prompt without a template.
 
-        One that begins with all of the last row goes on with the row's own tokens.
+        A prompt that begins with the whole last row continues the row's tokens.
 
         Raises:
-            TemplateError: when it is empty, or a token of it is not in the vocabulary.
+            TemplateError: when it is empty, or has a token outside the vocabulary.
         """
         row = _last_row(conversation)
         if isinstance(prompt, str):
@@ -89,7 +90,7 @@ class Renderer:
         return (row + new, len(row), False) if is_old else (new, 0, True)
 
     def write(self, message: Message) -> list[int]:
-        """Return the tokens with which a model would have written `message`, up to and with its end-of-turn token."""
+        """Return the tokens of `message` as a model would sample them, with the end-of-turn token."""
         question: list[Any] = [{"role": "user", "content": "?"}]
         prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
         full = self._tokenizer.decode(self._render([*question, message]))
@@ -98,35 +99,35 @@ class Renderer:
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
                 f"leave reasoning_content out of {message!r}"
             )
-        # Text, not ids: a merge across the end of the prompt is one that no model could have sampled.
+        # Text rather than ids: no model could sample a token that spans the end of the prompt.
         answer = self._tokenizer.encode(full[len(prompt) :])
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
 
     def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return sampled ids as the objects that this tokenizer's own ids are."""
+        """Return sampled ids as the int objects that the tokenizer shares."""
         return self._tokenizer.share(token_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of plain text; special tokens written out in it are recognised."""
+        """Tokens of a text; special tokens in it are recognised."""
         return self._tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special ones spelt out."""
+        """Text of tokens, with special tokens."""
         return self._tokenizer.decode(token_ids)
 
     def plain_text(self, token_ids: Sequence[int]) -> str:
-        """Text of what was sampled, without the token that ended it."""
+        """Text of sampled tokens, without the stop token."""
         ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        """Return a conversation as the text that the model reads, special tokens included."""
+        """Return a conversation as the model's input text, with special tokens."""
         return self._tokenizer.decode(self._render(messages, tools))
 
     def read(self, token_ids: Sequence[int], finish_reason: str) -> Action:
-        """Parse what the model wrote. Never raises for anything that it writes."""
+        """Parse sampled tokens into an action. No sampled text raises."""
         try:
-            # Without the prompt: it could only say that reasoning was opened there, and thinking is off.
+            # Without the prompt: it matters only if it opens the reasoning, and thinking is off.
             parsed = self._renderer.parse_response(list(token_ids))
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
@@ -162,7 +163,7 @@ class Renderer:
             ) from None
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
-        """Keep what others wrote from forging turns: a special token spelt out in a message is text, not a token."""
+        """Keep messages of users and tools from forging turns: a special token in them becomes plain text."""
         return [{**m, "content": self._defuse(m["content"])} if m["role"] in ("user", "tool") else m for m in messages]
 
     def _defuse(self, content: str) -> str:
@@ -172,13 +173,13 @@ class Renderer:
     def _bridge(
         self, row: list[int], sampled: Sequence[int], new: list[Message], tools: Sequence[ToolSpec]
     ) -> list[int] | None:
-        """Continue a row with new messages, or None where the template would rewrite what the row holds."""
+        """Continue a row with new messages; None if the template would rewrite the row."""
         role = new[0]["role"] if new else ""
-        pieces = self._bridges.get(role)
-        # A turn that the model itself closed, without reasoning: what follows depends on the new messages alone.
+        parts = self._bridges.get(role)
+        # A turn that ended with the stop token, without reasoning: the continuation depends on the new messages only.
         is_plain = sampled[-1] == self.stop_token_ids[0] and self._reasoning not in sampled
-        if pieces is not None and is_plain and all(message["role"] == role for message in new):
-            return row + pieces.fill(self._tokenizer, [message["content"] for message in new])
+        if parts is not None and is_plain and all(message["role"] == role for message in new):
+            return row + parts.fill(self._tokenizer, [message["content"] for message in new])
         bridged = self._renderer.bridge_to_next_turn(
             row[: -len(sampled)], list(sampled), new, tools=list(tools) or None
         )
@@ -186,8 +187,8 @@ class Renderer:
             return None
         return list(bridged.token_ids)
 
-    def _bridge_pieces(self, role: str) -> Pieces | None:
-        """Learn what the template puts around the messages that follow a turn of the model."""
+    def _learn_bridge(self, role: str) -> TemplateParts | None:
+        """Learn the template parts of messages that follow a turn of the model."""
         end = self.stop_token_ids[0]
         question: list[Any] = [{"role": "user", "content": "?"}]
         before = self._render(question, add_generation_prompt=True)
@@ -201,44 +202,44 @@ class Renderer:
                 return None
             return list(bridged.token_ids[len(whole) :])
 
-        return find_pieces(self._tokenizer, render, most=3)
+        return learn_template_parts(self._tokenizer, render, most=3)
 
     def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        """Render a first prompt. Those of one environment differ in the last message only."""
+        """Render a first prompt. First prompts of one environment differ only in the last message."""
         *others, last = messages
         if last["role"] != "user":
             return self._render(messages, tools, add_generation_prompt=True)
         key = (self._text_of(tools), *((m["role"], m["content"]) for m in others))
         if any(m.keys() != {"role", "content"} for m in others):
             return self._render(messages, tools, add_generation_prompt=True)
-        if key not in self._firsts:
-            if len(self._firsts) >= 64:
-                self._firsts.clear()
-            self._firsts[key] = self._first_pieces(others, tools)
-        pieces = self._firsts[key]
-        if pieces is None:
+        if key not in self._first_prompts:
+            if len(self._first_prompts) >= 64:
+                self._first_prompts.clear()
+            self._first_prompts[key] = self._learn_first_prompt(others, tools)
+        parts = self._first_prompts[key]
+        if parts is None:
             return self._render(messages, tools, add_generation_prompt=True)
-        return pieces.fill(self._tokenizer, [last["content"]])
+        return parts.fill(self._tokenizer, [last["content"]])
 
     def _text_of(self, tools: Sequence[ToolSpec]) -> str:
-        """The tools as text; an environment's instances share one list of them, which is written once."""
-        known = self._tools.get(id(tools))
-        if known is None or known[0] is not tools:
+        """The tools as text; instances of an environment share one list, which is serialised once."""
+        cached = self._tools.get(id(tools))
+        if cached is None or cached[0] is not tools:
             if len(self._tools) >= 64:
                 self._tools.clear()
-            known = self._tools[id(tools)] = (tools, json.dumps(list(tools)))
-        return known[1]
+            cached = self._tools[id(tools)] = (tools, json.dumps(list(tools)))
+        return cached[1]
 
-    def _first_pieces(self, others: list[Message], tools: Sequence[ToolSpec]) -> Pieces | None:
+    def _learn_first_prompt(self, others: list[Message], tools: Sequence[ToolSpec]) -> TemplateParts | None:
         def render(contents: Sequence[str]) -> list[int]:
             last: Message = {"role": "user", "content": contents[0]}
             return self._render([*others, last], tools, add_generation_prompt=True)
 
-        return find_pieces(self._tokenizer, render)
+        return learn_template_parts(self._tokenizer, render)
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Split assistant messages with several calls, for templates that take one call per message."""
+    """Split assistant messages with several calls, for templates with one call per message."""
     split: list[Message] = []
     for message in messages:
         calls = message.get("tool_calls", [])

@@ -1,4 +1,4 @@
-"""A thin tokenizer over Hugging Face `tokenizers`: what renderers need, without transformers' wrapper around it."""
+"""A thin tokenizer over Hugging Face `tokenizers`, without the wrapper of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from forge_env.core.errors import UserError
 
-SHORT, REMEMBERED = 32, 4096  # characters, texts: templates ask for the same few words with every message
+SHORT, CACHED = 32, 4096  # characters, texts: templates tokenise the same few words with every message
 
 
 class FastTokenizer:
@@ -32,7 +32,7 @@ class FastTokenizer:
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_file(str(path))
         self._short: dict[str, list[int]] = {}
-        # One object for each id: an int of its own for every token of every episode would be most of their memory.
+        # One shared int object per id: separate objects would be most of the memory of episodes.
         self._ids = list(range(1 + max(self._tokenizer.get_vocab().values(), default=-1)))
         config = Path(folder) / "tokenizer_config.json"
         eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
@@ -44,7 +44,7 @@ class FastTokenizer:
             return self._encode(text)
         ids = self._short.get(text)
         if ids is None:
-            if len(self._short) >= REMEMBERED:
+            if len(self._short) >= CACHED:
                 self._short.clear()
             ids = self._short[text] = self._encode(text)
         return ids.copy()
@@ -54,7 +54,7 @@ class FastTokenizer:
         return [shared[i] for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
     def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the same ids as objects that all sequences share; ids beyond the vocabulary stay as they are."""
+        """Return the same ids as shared int objects; ids outside the vocabulary stay unchanged."""
         shared, size = self._ids, len(self._ids)
         return tuple([shared[i] if 0 <= i < size else i for i in token_ids])
 
@@ -74,7 +74,7 @@ class FastTokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
-        """Every token that stands for itself when it is spelt out in a text."""
+        """Special and added tokens, as text."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class FastTokenizer:
 
 
 def chat_template(folder: Path) -> str:
-    """Return the chat template of a Hugging Face folder; empty when it holds none."""
+    """Return the chat template of a Hugging Face folder; "" if it has none."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
     template = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
-    # Some folders hold several, each with a name.
+    # Some folders hold several templates by name.
     return template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)

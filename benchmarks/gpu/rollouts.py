@@ -23,13 +23,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.generator.engine import EngineUse
+from agents.generator.engine import EngineStats
 from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings, load_engine
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.trainer import make_tokenizer
 from benchmarks.machine import describe
-from envs.actor import EnvActor
+from envs.actors.env import EnvActor
 from forge_env.core.env import Env
 from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn
@@ -151,7 +151,7 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
         )
         engine.add_request(f"{episode}/{turn}", TokensPrompt(prompt_token_ids=list(prompts[episode])), params)
 
-    use = EngineUse()
+    stats = EngineStats()
 
     def play(count: int) -> int:
         waiting, running, tokens = list(range(count // SIBLINGS)), {}, 0
@@ -166,11 +166,11 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
         for _ in range(min(given.at_once // SIBLINGS, len(waiting))):
             begin()
         while engine.has_unfinished_requests():
-            use.request_steps += engine.get_num_unfinished_requests()
+            stats.request_steps += engine.get_num_unfinished_requests()
             began = time.perf_counter()
             outputs = engine.step()
-            use.steps += 1
-            use.step_seconds += time.perf_counter() - began
+            stats.steps += 1
+            stats.step_seconds += time.perf_counter() - began
             for output in outputs:
                 if not output.finished:
                     continue
@@ -187,7 +187,7 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
 
     play(32)
     engine.reset_prefix_cache()
-    use = EngineUse()
+    stats = EngineStats()
     started = time.perf_counter()
     tokens = play(len(turns))
     seconds = time.perf_counter() - started
@@ -196,10 +196,10 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "engine": {
-            "steps": use.steps,
-            "seconds_per_step": use.step_seconds / use.steps,
-            "requests_at_once": use.request_steps / use.steps,
-            "share_in_steps": use.step_seconds / seconds,
+            "steps": stats.steps,
+            "seconds_per_step": stats.step_seconds / stats.steps,
+            "requests_at_once": stats.request_steps / stats.steps,
+            "share_in_steps": stats.step_seconds / seconds,
         },
     }
 

@@ -31,7 +31,7 @@ from benchmarks.gpu.models import make_random_model
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
-from trainers.objective.losses import GRPOLoss
+from trainers.losses import GRPOLoss
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
@@ -54,9 +54,9 @@ def make_samples(sequences: int, length: int, vocabulary: int) -> list[Sample]:
             ids = tuple(rng.randrange(vocabulary) for _ in range(size))
             mask = (False,) * prompt + (True,) * (size - prompt)
             logprobs = tuple(-rng.random() * sampled for sampled in mask)
-            row = Row(token_ids=ids, mask=mask, logprobs=logprobs, versions=tuple(-1 + m for m in mask))
+            row = Row(token_ids=ids, loss_mask=mask, generator_logprobs=logprobs, versions=tuple(-1 + m for m in mask))
             reference = tuple(-rng.random() for _ in range(size - prompt))
-            samples.append(Sample(rows=(row,), advantage=rng.gauss(0, 1), ref_logprobs=reference))
+            samples.append(Sample(rows=(row,), advantage=rng.gauss(0, 1), reference_logprobs=reference))
     return samples
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.code_exec.assert_suites import read_suite
 from envs.code_exec.grading import tests_of
-from envs.code_exec.suites import read_suite
 from forge_env.core.types import Task
 
 

@@ -15,11 +15,11 @@ from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 from envs.code_exec.cheats import cheats
-from envs.code_exec.data import load_tasks
-from envs.code_exec.files import next_step, tasks_with_files
+from envs.code_exec.dataset_tasks import load_tasks
+from envs.code_exec.file_tasks import next_step, tasks_with_files
 from envs.code_exec.grading import Verdict, grade
-from envs.code_exec.levels import Step, solve_story, tasks_of_level
-from envs.procedural import SYMBOLS, draw_tasks
+from envs.code_exec.story_tasks import Step, solve_story, tasks_of_level
+from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.env import StepResult
 from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, Session
@@ -84,7 +84,7 @@ class CodeExec(ToolEnv):
             level: 1 is a look-up, 2 has two look-ups or texts, 3 lists and programs that read and print, 4 a file that
                 has to be explored.
             data: a local file, .jsonl, .jsonl.gz, .json or .parquet, in the shape of HumanEval, MBPP, APPS or
-                LiveCodeBench; see `envs.code_exec.data.load_tasks`.
+                LiveCodeBench; see `envs.code_exec.dataset_tasks.load_tasks`.
 
         Raises:
             UserError: for what does not exist or cannot be read, or more tasks than there are.

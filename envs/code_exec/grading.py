@@ -11,7 +11,7 @@ input and never the expected value: a call hands its value back as plain data, a
 program says is a value and never a verdict.
 
 `asserts` is code of a data set that cannot be translated. It runs in a process of its own, and the answer makes the
-calls that it asks for in another one (see envs/code_exec/suites.py). A target that is a list, [[x, f(x)], ...], is one
+calls that it asks for in another one (see `assert_suites`). A target that is a list, [[x, f(x)], ...], is one
 process for all of it: level 1 is graded thousands of times in a short training run on CPUs, a second process would
 double the cost, and to see both inputs helps no answer that does not know what is expected.
 """
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.code_exec.suites import (
+from envs.code_exec.assert_suites import (
     AHEAD,
     MAX_RESULT_CHARACTERS,
     CannotRunApart,

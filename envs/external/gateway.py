@@ -1,6 +1,6 @@
-"""The gateway: an OpenAI-compatible endpoint for the programs of one process, each with a token of its own.
+"""The gateway: an OpenAI-compatible endpoint for the programs of one process. Each program has its own token.
 
-It answers nothing by itself: a request waits until the episode that it belongs to has an answer for it.
+A request waits until the episode that it belongs to has a response.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from envs.external.questions import Question, Refused, read_chat, read_completion
-from envs.external.replies import Reply
-from envs.external.session import Asked, Session
+from envs.external.requests import ProgramRequest, RequestRefused, read_chat, read_completion
+from envs.external.responses import ProgramReply
+from envs.external.session import PendingRequest, ProgramSession
 from forge_env.core.errors import ServiceError, UserError
 
 MODEL = "policy"
-"""The name of the one model; a program may call it as it likes."""
+"""The name of the only model; requests for other names are accepted too."""
 MAX_BODY = 16 * 2**20
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 START_SECONDS = 30.0
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
-_LOOKS = 4  # rounds of the event loop from the end of a connection to what waits for it
+_DISCONNECT_ROUNDS = 4  # rounds of the event loop until a closed connection is known to a task that waits for it
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-_READERS: Mapping[str, Callable[[Any], Question]] = {
+_READERS: Mapping[str, Callable[[Any], ProgramRequest]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
 }
@@ -41,33 +41,33 @@ class Gateway:
 
     def __init__(self) -> None:
         self.base_url = ""
-        """What a program is told, such as http://127.0.0.1:40123/v1."""
+        """The URL that programs are given, such as http://127.0.0.1:40123/v1."""
         self.port = 0
-        self.strangers = 0
-        """Requests without the token of an episode that runs."""
-        self._sessions: dict[str, Session] = {}
-        self._doors: dict[Session, asyncio.Server] = {}
+        self.unknown_requests = 0
+        """How many requests came without the token of a running episode."""
+        self._sessions: dict[str, ProgramSession] = {}
+        self._servers: dict[ProgramSession, asyncio.Server] = {}
         self._new_protocol: Callable[[], asyncio.Protocol]
 
-    def open(self) -> Session:
-        """Start a session; its token is good until it is closed."""
-        session = Session()
+    def open(self) -> ProgramSession:
+        """Start a session; its token is valid until it is closed."""
+        session = ProgramSession()
         self._sessions[session.token] = session
         return session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: ProgramSession) -> None:
         """End a session. May be called again."""
         self._sessions.pop(session.token, None)
         session.close()
-        if door := self._doors.pop(session, None):
-            door.close()
+        if server := self._servers.pop(session, None):
+            server.close()
 
-    async def serve(self, session: Session, listener: socket.socket) -> None:
-        """Serve a further listener until the session is closed: that of a network of the program's own."""
+    async def serve(self, session: ProgramSession, listener: socket.socket) -> None:
+        """Serve a further listener until the session is closed, such as one in the network of a sandbox."""
         loop = asyncio.get_running_loop()
-        door = await loop.create_server(self._new_protocol, sock=listener, start_serving=False)
-        self._doors[session] = door
-        await door.start_serving()
+        server = await loop.create_server(self._new_protocol, sock=listener, start_serving=False)
+        self._servers[session] = server
+        await server.start_serving()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -75,7 +75,7 @@ class Gateway:
             return
         try:
             await self._route(scope, receive, send)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             headers = [(b"x-should-retry", b"false")] if refusal.final else []
             await _send_json(send, refusal.status, refusal.body, headers)
 
@@ -87,98 +87,100 @@ class Gateway:
             await _send_json(send, 200, _models(path.removeprefix("/v1/models").lstrip("/")))
             return
         try:
-            asked = await _ask(session, method, path, headers, receive)
-        except Refused as refusal:
-            if refusal.status < 500:  # else the episode is over
+            pending = await _queue_request(session, method, path, headers, receive)
+        except RequestRefused as refusal:
+            if refusal.status < 500:  # above, the episode is over
                 session.refusals.add(refusal)
             raise
-        await _Delivery(session, asked, receive, send).run()
+        await _Delivery(session, pending, receive, send).run()
 
-    def _session(self, headers: Mapping[bytes, bytes]) -> Session:
+    def _session(self, headers: Mapping[bytes, bytes]) -> ProgramSession:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         session = self._sessions.get(token.strip()) if scheme.lower() == "bearer" else None
         if session is None:
-            self.strangers += 1
+            self.unknown_requests += 1
             message = "this endpoint needs the bearer token that its program was given, and this is no such token"
-            raise Refused(401, message, code="invalid_api_key")
+            raise RequestRefused(401, message, code="invalid_api_key")
         return session
 
 
-async def _ask(session: Session, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Asked:
-    """Read a request and put it to the session."""
+async def _queue_request(
+    session: ProgramSession, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
+) -> PendingRequest:
+    """Read a request and queue it in the session."""
     if path not in _READERS:
         offered = ", ".join(["/v1/models", *_READERS])
-        raise Refused(404, f"there is no {path}; there are {offered}", code="not_found")
+        raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
     if method != "POST":
-        raise Refused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
+        raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
     data = await _body(headers, receive)
-    question = _READERS[path](_json(data))
+    request = _READERS[path](_json(data))
     is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-    return session.ask(question, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
+    return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
 
 class _Delivery:
-    """One connection that waits for an answer, and hands it over."""
+    """One connection that waits for a response and delivers it."""
 
-    def __init__(self, session: Session, asked: Asked, receive: Receive, send: Send) -> None:
+    def __init__(self, session: ProgramSession, pending: PendingRequest, receive: Receive, send: Send) -> None:
         self._session = session
-        self._asked = asked
+        self._pending = pending
         self._receive = receive
         self._send = send
 
     async def run(self) -> None:
-        gone = asyncio.create_task(_until_gone(self._receive))
+        disconnected = asyncio.create_task(_until_disconnected(self._receive))
         try:
-            deliver = self._stream if self._asked.question.stream else self._whole
-            await deliver(gone)
+            deliver = self._stream if self._pending.request.stream else self._whole
+            await deliver(disconnected)
         finally:
-            self._asked.clients -= 1
-            gone.cancel()
+            self._pending.clients -= 1
+            disconnected.cancel()
 
-    async def _whole(self, gone: asyncio.Task[None]) -> None:
-        reply = self._asked.reply
-        await _either(reply, gone)
-        if await self._has_left(gone):
+    async def _whole(self, disconnected: asyncio.Task[None]) -> None:
+        reply = self._pending.reply
+        await _either(reply, disconnected)
+        if await self._is_disconnected(disconnected):
             return
-        answer = reply.result().body(self._asked.question)
-        await _send_json(self._send, 200, answer, _headers(self._asked))
-        self._session.delivered(self._asked)
+        answer = reply.result().body(self._pending.request)
+        await _send_json(self._send, 200, answer, _headers(self._pending))
+        self._session.delivered(self._pending)
 
-    async def _stream(self, gone: asyncio.Task[None]) -> None:
-        reply = self._asked.reply
-        # The head waits for the answer, which may be a refusal with a status of its own; for as long as clients do.
-        await _either(reply, gone, timeout=KEEP_ALIVE_SECONDS)
+    async def _stream(self, disconnected: asyncio.Task[None]) -> None:
+        reply = self._pending.reply
+        # The head waits for the response, as long as clients wait: it may be a refusal with another status.
+        await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS)
         if reply.done() and reply.exception() is not None:
             reply.result()
-        await _start(self._send, 200, b"text/event-stream", _headers(self._asked))
-        while not reply.done() and not gone.done():
-            if not await _either(reply, gone, timeout=KEEP_ALIVE_SECONDS):
+        await _start(self._send, 200, b"text/event-stream", _headers(self._pending))
+        while not reply.done() and not disconnected.done():
+            if not await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS):
                 await self._send(_KEEP_ALIVE)
-        if await self._has_left(gone):
+        if await self._is_disconnected(disconnected):
             return
-        # All at once: a client may close the connection as soon as it has read the end of the answer.
-        events = b"".join(_events(reply, self._asked.question))
+        # In one message: a client may close the connection as soon as it has read the end of the response.
+        events = b"".join(_events(reply, self._pending.request))
         await self._send({"type": "http.response.body", "body": events})
-        self._session.delivered(self._asked)
+        self._session.delivered(self._pending)
 
-    async def _has_left(self, gone: asyncio.Task[None]) -> bool:
-        """Whether the client has closed its connection, after a look at what the kernel knows by now."""
-        for _ in range(_LOOKS):
+    async def _is_disconnected(self, disconnected: asyncio.Task[None]) -> bool:
+        """Whether the client has closed its connection."""
+        for _ in range(_DISCONNECT_ROUNDS):
             await asyncio.sleep(0)
-        return gone.done()
+        return disconnected.done()
 
 
-def _events(reply: asyncio.Future[Reply], question: Question) -> Iterator[bytes]:
+def _events(reply: asyncio.Future[ProgramReply], request: ProgramRequest) -> Iterator[bytes]:
     try:
-        for chunk in reply.result().chunks(question):
+        for chunk in reply.result().chunks(request):
             yield b"data: " + _dump(chunk) + b"\n\n"
-    except Refused as refusal:
+    except RequestRefused as refusal:
         yield b"data: " + _dump(refusal.body) + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
-def _headers(asked: Asked) -> list[tuple[bytes, bytes]]:
-    ignored = asked.question.ignored
+def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:
+    ignored = pending.request.ignored
     return [(b"x-forge-env-ignored", ", ".join(ignored).encode())] if ignored else []
 
 
@@ -188,18 +190,18 @@ def _models(name: str) -> dict[str, Any]:
 
 
 async def _either(*waited: asyncio.Future[Any], timeout: float | None = None) -> bool:
-    """Wait until one of them is done; return whether one is."""
+    """Wait until one of the futures is done; return whether one is."""
     done, _ = await asyncio.wait(set(waited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    too_large = Refused(413, f"the body is larger than {MAX_BODY} bytes, which is all that a request may have")
+    too_large = RequestRefused(413, f"the body is larger than {MAX_BODY} bytes, which is all that a request may have")
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_BODY:
         raise too_large
@@ -214,18 +216,18 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
                 if event["type"] == "http.disconnect" or not event.get("more_body"):
                     return bytes(data)
     except TimeoutError:
-        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise RequestRefused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
 
 
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is no JSON") from None
+        raise RequestRefused(400, "the body is no JSON") from None
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value).encode()  # in ASCII: what a model writes need not be text that UTF-8 can carry
+    return json.dumps(value).encode()  # in ASCII: a model may write surrogates, which UTF-8 cannot carry
 
 
 async def _send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -281,10 +283,10 @@ def _server(app: Any) -> Any:
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # signals belong to the process that this runs in
+            yield  # the owner of the process handles signals
 
         def new_protocol(self) -> asyncio.Protocol:
-            """What serves one connection, counted among those of this server."""
+            """Return the protocol of a new connection, counted among those of this server."""
             return self.config.http_protocol_class(
                 config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )  # type: ignore[call-arg]

@@ -8,19 +8,18 @@ import shlex
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from sandboxes.host.program import check_shown, confined, installation, listener_of
 
 TAIL_BYTES = 64 * 2**10
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
-"""After its end, what it wrote is read for so long at most: there is more only if something of it lives on."""
-_GUARD = Path(__file__).parents[1] / "guard.py"
+"""How long its output is read after its end: the pipes stay open only if a process that it started still runs."""
 
 
 def command_of(text: str) -> list[str]:
@@ -47,9 +46,9 @@ class Program:
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self.folder = folder
         self.listener: socket.socket | None = None
-        """Of a program in a sandbox: in its network, for the gateway to serve."""
+        """A listener in the network of its sandbox, for the gateway to serve."""
         self.exit_code: int | None = None
-        """Of an end of its own; 128 and more for a signal's."""
+        """128 and more for a signal; None while it runs, and where `close` ended it."""
         self._process = process
         assert process.stdout is not None and process.stderr is not None
         self._tails = {"stdout": bytearray(), "stderr": bytearray()}
@@ -67,11 +66,11 @@ class Program:
         stdin: Path,
         sandbox_port: int | None = None,
     ) -> Program:
-        """Start a command. What it leaves running ends with it, with `close`, and with this process.
+        """Start a command. All processes that it starts end with it, with `close`, and with this process.
 
         Args:
-            folder: its own, which is removed by `close`.
-            variables: set beside those of this process.
+            folder: for its files; `close` removes it.
+            variables: environment variables beside those of this process.
             stdin: the file that it reads.
             sandbox_port: run it in a sandbox, whose network has one listener, at this port.
 
@@ -100,11 +99,10 @@ class Program:
     async def _start(
         cls, command: Sequence[str], folder: Path, cwd: str, stdin: Path, environment: Mapping[str, str], *passed: int
     ) -> Program:
-        guarded = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(folder), *command]
-        with stdin.open("rb") as given:
+        with stdin.open("rb") as stdin_file:
             process = await asyncio.create_subprocess_exec(
-                *guarded,
-                stdin=given,
+                *guarded(command, folder=folder),
+                stdin=stdin_file,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=cwd or None,
@@ -115,18 +113,18 @@ class Program:
         return cls(process, folder)
 
     async def ended(self) -> int:
-        """Wait for its end; return the exit code, 128 and more for a signal's."""
-        await asyncio.gather(*(asyncio.shield(each) for each in self._reading))
+        """Wait for its end; return the exit code, 128 and more for a signal."""
+        await asyncio.gather(*(asyncio.shield(task) for task in self._reading))
         code = await self._process.wait()
         self.exit_code = code if code >= 0 else 128 - code
         return self.exit_code
 
     def tail(self, name: str) -> str:
-        """The last of what it wrote to "stdout" or "stderr"."""
+        """Return the last TAIL_BYTES that it wrote to "stdout" or "stderr"."""
         return self._tails[name].decode("utf-8", "replace")
 
     async def close(self) -> None:
-        """End it and all that it started, and remove its folder. May be called again."""
+        """End it and all processes that it started, and remove its folder. May be called again."""
         try:
             if self._process.returncode is None:
                 try:
@@ -146,10 +144,10 @@ class Program:
 
 
 def shown_to(command: Sequence[str], cwd: str) -> list[str]:
-    """Return what a program in a sandbox can read beside the folders of the system.
+    """Return the folders that a program in a sandbox can read beside those of the system.
 
     Raises:
-        UserError: when that would be too much, or could not be read.
+        UserError: for a folder that holds too much, or cannot be read.
     """
     cwd = cwd or os.getcwd()
     program = os.path.join(cwd, shutil.which(command[0]) or command[0])
@@ -164,7 +162,7 @@ def new_folder() -> Path:
 
 
 def how_it_ended(code: int) -> str:
-    """Say what an exit code means."""
+    """Describe an exit code, for the middle of a sentence."""
     if code <= 128:
         return f"ended with exit code {code}"
     try:
@@ -180,16 +178,16 @@ async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables and the program's own, without those that would put our packages into its interpreter.
+    """Return the variables of this process and of the program, without those that show our packages to its interpreter.
 
-    Ours are named agents and envs, as are those of several agent packages.
+    Our packages are named agents and envs, as are those of several agent frameworks.
     """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return {**kept, **variables}
 
 
 def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The program's own variables, and nothing of this process's that could be a secret. There is no proxy to reach."""
+    """Return the variables of a program in a sandbox: none of this process that could be a secret, and no proxy."""
     shown = ("OPENAI_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in variables.items() if name.startswith(shown)}
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")

@@ -1,4 +1,4 @@
-"""What a program's work is worth: by a function, by the environment whose tasks it did, or by its own word."""
+"""The reward of a program: by a function, by the environment of its tasks, or by its result file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_RESULT = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a program leaves: its answer, and its own word on the reward, which is in its file or nowhere.
+    """The answer of a program, and the reward that its result file gives, if any.
 
     Example: ``Result(answer="42", reward=1.0)``
     """
@@ -30,14 +30,14 @@ class Result:
     answer: str
     reward: float | None = None
     printed_reward: bool = False
-    """Whether its last line named a reward, which counts nowhere: what is printed may be the model's text."""
+    """Whether the last line printed named a reward. It does not count, since a program may print the model's text."""
 
 
 def read_result(file: Path, stdout: str, last_words: str) -> Result:
-    """Read the answer out of the result's file, else out of the last line printed; else take the model's words.
+    """Read the answer from the result file, else from the last line printed, else use the model's last message.
 
-    Both may be JSON with an "answer"; a line that is not is the answer. A "reward" counts in the file only: programs
-    print what a model wrote, and the model could write such a line.
+    File and line may be JSON with an "answer"; any other line is the answer itself. A "reward" counts in the file only:
+    programs print what a model wrote, and the model could write such a line.
 
     Raises:
         EnvError: when the file cannot be read, or the reward is none.
@@ -46,13 +46,13 @@ def read_result(file: Path, stdout: str, last_words: str) -> Result:
     line = lines[-1].strip() if lines else ""
     printed = _object(line) or {}
     answer = last_words if printed else line or last_words
-    filed = _object(_text_of(file)) if os.path.lexists(file) else {}
-    if filed is None:
+    in_file = _object(_text_of(file)) if os.path.lexists(file) else {}
+    if in_file is None:
         raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
-    said = {**printed, **filed}
-    if "answer" in said:
-        answer = said["answer"] if isinstance(said["answer"], str) else json.dumps(said["answer"])
-    reward = filed.get("reward")
+    values = {**printed, **in_file}
+    if "answer" in values:
+        answer = values["answer"] if isinstance(values["answer"], str) else json.dumps(values["answer"])
+    reward = in_file.get("reward")
     return Result(
         answer=answer,
         reward=None if reward is None else reward_value(reward, "the program gave the reward"),
@@ -61,7 +61,7 @@ def read_result(file: Path, stdout: str, last_words: str) -> Result:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """A JSON object that says something of the result; None for any other text."""
+    """Parse a JSON object with an "answer" or a "reward"; None for any other text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _text_of(file: Path) -> str:
     try:
-        # Neither a link, which could lead out of a sandbox, nor a pipe, which would keep us waiting.
+        # No link, which could lead out of a sandbox, and no pipe, which would block.
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise EnvError("the result file of the program is no file")
@@ -85,8 +85,8 @@ class Scorer:
     """Gives the reward of a program's work.
 
     Args:
-        part: a reward function; it comes before all others.
-        env: the environment of the tasks, opened; its own word comes before the program's.
+        part: a reward function; it is used where there is one.
+        env: the opened environment of the tasks; it is used where there is no function.
         reward_range: the least and the largest reward that the program may give itself.
     """
 
@@ -124,7 +124,7 @@ class Scorer:
 async def _score_in(
     factory: EnvFactory, task: Task, answer: str, *, seed: int, limits: EpisodeLimits
 ) -> tuple[float, dict[str, float]]:
-    """Give the answer as the first and last word of an episode of the environment."""
+    """Run an episode of the environment whose only action is the answer."""
     env = factory.make()
     try:
         await invoke(env.reset, seed=seed, options={"task": task, "limits": limits})

@@ -1,7 +1,7 @@
-"""The requests of one program, from their arrival to the delivery of their answers.
+"""The requests of one program, from their arrival to the delivery of their responses.
 
-They are answered one after another. Each must have been answered, and its answer delivered, when the program ends:
-otherwise somebody has acted on less than what was recorded.
+Requests are answered one after another. When the program ends, every response must have been delivered: otherwise the
+program has acted on less than what was recorded.
 """
 
 from __future__ import annotations
@@ -10,63 +10,61 @@ import asyncio
 import secrets
 from collections import Counter, deque
 
-from envs.external.questions import Question, Refused
-from envs.external.replies import Reply
+from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.responses import ProgramReply
 
 SHOWN = 4
-"""Reasons of refusals that a fault's sentence names."""
+"""Reasons of refusals that the message of a fault names."""
 MAX_REQUESTS = 64
-"""Requests of one program that are open at once."""
-
-
+"""The most requests of one program that are open at once."""
 REMEMBERED = 4
-"""Answers that are kept after their delivery, for a client that did not see it."""
+"""Responses that are kept after their delivery, for a client that lost its connection."""
 
 
-class Asked:
-    """One request. A client that lost its connection may come back for the answer, which is then the same one."""
+class PendingRequest:
+    """One request. A client that lost its connection and repeats the request gets the same response."""
 
-    def __init__(self, question: Question, digest: bytes, number: int) -> None:
-        self.question = question
+    def __init__(self, request: ProgramRequest, digest: bytes, number: int) -> None:
+        self.request = request
         self.digest = digest
         self.number = number
-        """Of the requests of the session, from 1 on."""
-        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        """Position among the requests of the session, from 1."""
+        self.reply: asyncio.Future[ProgramReply] = asyncio.get_running_loop().create_future()
         self.clients = 1
-        """Connections that wait for the answer."""
+        """Connections that wait for the response."""
         self.taken = False
-        """Whether somebody is at work on the answer."""
+        """Whether `ProgramSession.next` has returned it."""
         self.delivered = False
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether all of its connections were lost before the delivery."""
         return not self.delivered and self.clients == 0
 
 
-def _refuse(asked: Asked, refusal: Refused) -> None:
-    asked.reply.set_exception(refusal)
-    asked.reply.exception()  # nobody need wait for it
+def _refuse(pending: PendingRequest, refusal: RequestRefused) -> None:
+    pending.reply.set_exception(refusal)
+    pending.reply.exception()  # so that asyncio does not report it where no connection waits
 
 
 class Refusals:
-    """The requests of one program that were refused: how many by reason, and what was said the first time."""
+    """The requests of one program that were refused: counts and first messages, by reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._first: dict[str, Refused] = {}
+        self._first: dict[str, RequestRefused] = {}
 
-    def add(self, refusal: Refused) -> None:
+    def add(self, refusal: RequestRefused) -> None:
         self.counts[refusal.reason] += 1
         self._first.setdefault(refusal.reason, refusal)
 
     @property
     def sentences(self) -> list[str]:
-        """One for each reason. Example: ["2 x HTTP 400: n is 2, which is not offered: leave it out"]"""
+        """A sentence for each reason. Example: ["2 x HTTP 400: n is 2, which is not offered: leave it out"]"""
         return [f"{count} x HTTP {self._first[r].status}: {self._first[r]!s:.300}" for r, count in self.counts.items()]
 
     def __str__(self) -> str:
-        """For the middle of a sentence; empty where nothing was refused."""
+        """A clause for the middle of a sentence; empty where nothing was refused."""
         total = self.counts.total()
         sentences = self.sentences
         more = [f"and for {len(sentences) - SHOWN} reasons more"] * (len(sentences) > SHOWN)
@@ -74,103 +72,105 @@ class Refusals:
         return f"{total} {'request was' if total == 1 else 'requests were'} refused ({shown})" if total else ""
 
 
-class Session:
-    """What one program asks. `token` is all that it knows of it."""
+class ProgramSession:
+    """The requests of one program. The program knows the session by its `token`."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self.count = 0
         self.refusals = Refusals()
         self._end = ("the episode is over", "episode_over")
-        self._open: list[Asked] = []
-        self._queue: deque[Asked] = deque()
-        self._delivered: deque[Asked] = deque(maxlen=REMEMBERED)
+        self._open: list[PendingRequest] = []
+        self._queue: deque[PendingRequest] = deque()
+        self._delivered: deque[PendingRequest] = deque(maxlen=REMEMBERED)
         self._arrived = asyncio.Event()
         self._closed = False
 
-    def ask(self, question: Question, digest: bytes, *, is_retry: bool) -> Asked:
-        """Take a request in. The same one again, after its client was lost, is no second request.
+    def add(self, request: ProgramRequest, digest: bytes, *, is_retry: bool) -> PendingRequest:
+        """Queue a request. The same request again, from a client that lost its connection, is not a second request.
 
         Args:
-            digest: of the whole body.
-            is_retry: whether the client says that it asks again, so that the loss need not have been noticed yet.
+            digest: of path and body.
+            is_retry: whether the client marks it as repeated; then its lost connection may not be known here yet.
 
         Raises:
             Refused: when too many are open, or the session is closed.
         """
         if self._closed:
             raise self._over()
-        for asked in (*self._open, *(self._delivered if is_retry else ())):
-            if asked.digest == digest and (asked.is_lost or is_retry):
-                asked.clients += 1
-                if not asked.taken and asked not in self._queue:  # it was left aside when its turn came
-                    self._enqueue(asked)
-                return asked
+        for pending in (*self._open, *(self._delivered if is_retry else ())):
+            if pending.digest == digest and (pending.is_lost or is_retry):
+                pending.clients += 1
+                if not pending.taken and pending not in self._queue:  # `next` skipped it while it had no connection
+                    self._enqueue(pending)
+                return pending
         if len(self._open) >= MAX_REQUESTS:
-            raise Refused(429, f"{MAX_REQUESTS} requests of this session are open, which is all that may be at once")
+            raise RequestRefused(
+                429, f"{MAX_REQUESTS} requests of this session are open, which is all that may be at once"
+            )
         self.count += 1
-        asked = Asked(question, digest, self.count)
-        self._open.append(asked)
-        self._enqueue(asked)
-        return asked
+        pending = PendingRequest(request, digest, self.count)
+        self._open.append(pending)
+        self._enqueue(pending)
+        return pending
 
-    async def next(self) -> Asked:
-        """Wait for a request that somebody waits for."""
+    async def next(self) -> PendingRequest:
+        """Wait for the next request that still has a connection."""
         while True:
             while self._queue:
-                asked = self._queue.popleft()
-                if not asked.is_lost:
-                    asked.taken = True
-                    return asked
+                pending = self._queue.popleft()
+                if not pending.is_lost:
+                    pending.taken = True
+                    return pending
             self._arrived.clear()
             await self._arrived.wait()
 
-    def delivered(self, asked: Asked) -> None:
-        """Note that the answer was handed over."""
-        if not asked.delivered:
-            asked.delivered = True
-            self._delivered.append(asked)
-            self._open.remove(asked)
+    def delivered(self, pending: PendingRequest) -> None:
+        """Note that a response was delivered."""
+        if not pending.delivered:
+            pending.delivered = True
+            self._delivered.append(pending)
+            self._open.remove(pending)
 
-    def refuse(self, asked: Asked, refusal: Refused) -> None:
-        """Answer a request with a refusal. It need not arrive: nothing was sampled for it that could be lost."""
+    def refuse(self, pending: PendingRequest, refusal: RequestRefused) -> None:
+        """Answer a request with a refusal. Nothing was sampled for it, so its delivery is not required."""
         self.refusals.add(refusal)
-        _refuse(asked, refusal)
-        self._open.remove(asked)
+        _refuse(pending, refusal)
+        self._open.remove(pending)
 
     def missing(self) -> str:
-        """What keeps the record from being complete; empty when nothing does."""
+        """Return why the record is not complete; empty when it is."""
         if not self._open:
             return ""
-        asked = self._open[0]
-        if asked.reply.done():
-            return f"the answer to request {asked.number} did not reach the program"
-        return f"request {asked.number} was still waiting for its answer when the program ended"
+        pending = self._open[0]
+        if pending.reply.done():
+            return f"the answer to request {pending.number} did not reach the program"
+        return f"request {pending.number} was still waiting for its answer when the program ended"
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether a request waits for its answer."""
-        return any(not asked.reply.done() for asked in self._open)
+    def has_waiting_request(self) -> bool:
+        """Whether a request waits for its response."""
+        return any(not pending.reply.done() for pending in self._open)
 
     def close(self, why: str = "", code: str = "") -> None:
-        """Answer what waits, and all that comes later, that there is nobody to answer any more.
+        """Refuse the requests that wait and all later ones.
 
         Args:
-            why: a sentence. That of the first call stays.
-            code: the same in a word, for a program.
+            why: the message of the refusals. That of the first call stays.
+            code: the same as a short name, for programs.
         """
         if why and not self._closed:
             self._end = (why, code)
         self._closed = True
-        for asked in self._open:
-            if not asked.reply.done():
-                _refuse(asked, self._over())
+        for pending in self._open:
+            if not pending.reply.done():
+                _refuse(pending, self._over())
         self._queue.clear()
 
-    def _over(self) -> Refused:
+    def _over(self) -> RequestRefused:
         why, code = self._end
-        return Refused(503, why, code=code, final=True)
+        return RequestRefused(503, why, code=code, final=True)
 
-    def _enqueue(self, asked: Asked) -> None:
-        self._queue.append(asked)
+    def _enqueue(self, pending: PendingRequest) -> None:
+        self._queue.append(pending)
         self._arrived.set()

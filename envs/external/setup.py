@@ -1,4 +1,4 @@
-"""What all episodes of external in a process share: the gateway, the command, and who gives the reward."""
+"""What all episodes of external in a process share: the gateway, the command and the scorer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Setup:
     sandbox: str
 
     def enforced(self) -> dict[str, Any]:
-        """Tell what keeps the programs in; those of a sandbox have been tried when this was opened."""
+        """Return what confines the programs; the sandbox was tried when this was opened."""
         if self.sandbox:
             return {"namespaces": True, "seccomp": True, "missing": ()}
         return {"missing": ("programs are trusted: they run as you do, unless sandbox is 'namespaces'",)}

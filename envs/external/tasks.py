@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.task_file import file_tasks
+from envs.jsonl_tasks import file_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
 from forge_env.rollout.factory import make
@@ -34,7 +34,7 @@ def make_tasks(split: str, *, count: int, seed: int, tasks: str, data: str) -> S
 
 
 def _numbered(split: str, number: int) -> Task:
-    """A task of a program that has tasks of its own: it may take what it likes from the number."""
+    """A task for a program that brings its own tasks: it may choose one by the number."""
     prompt: Message = {"role": "user", "content": f"Task {number} of the split {split}."}
     return Task(prompt=(prompt,), metadata={"split": split, "number": number})
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.math.forms import computes_more, exact_decimals, stated_values, tell_cases_apart
+from envs.math.answer_forms import computes_more, exact_decimals, stated_values, tell_cases_apart
 from envs.math.numerals import Number, last_number, parse_number, plain
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from envs.math.answers import needs_verifier
 from envs.math.cheats import cheats
-from envs.math.data import load_tasks
+from envs.math.dataset_tasks import load_tasks
 from envs.math.rewards import MathReward
-from envs.math.stories import Story, read_story, tasks_of_level
+from envs.math.story_tasks import Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
-from envs.procedural import SYMBOLS, draw_tasks
+from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
@@ -92,7 +92,8 @@ class Math(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
-            data: what `envs.math.data.load_tasks` takes, with the columns `question` and `answer` and `streaming`.
+            data: what `envs.math.dataset_tasks.load_tasks` takes, with the columns `question` and `answer` and
+                `streaming`.
 
         Raises:
             UserError: for what does not exist, or cannot be graded for lack of math-verify.

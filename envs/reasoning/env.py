@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_jsonable_python
 
-from envs.procedural import bucket
 from envs.reasoning.process import require_reasoning_gym, worker
+from envs.task_splits import bucket
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, UserError, nearest
 from forge_env.core.types import Action, Message, Task

@@ -1,11 +1,9 @@
-"""The process that makes and scores the entries of reasoning-gym datasets.
+"""Makes and scores the entries of reasoning-gym datasets, for `envs.processes.worker`.
 
-Run as a script by envs/reasoning/process.py. Requests and answers are lines of JSON. Entries are made in this
-process, which has fixed hash seeds, so that they are the same in every run. An answer is scored in a fork of its own,
-bounded by the kernel: text that a model wrote decides how long a scorer takes. The process confines itself before it
-reads any such text, and says in its first line what that came to. Scorers that would evaluate that text as Python get a
-reader of plain literals and formulas instead. Scorers that pay for answers that are not right are replaced by
-`_OWN_SCORERS`, and what is less than full marks is worth little, see `PARTIAL_SHARE`.
+Entries are made in the process itself, which has a fixed hash seed, so that they are the same in every run. Answers are
+scored in a fork. Scorers that would evaluate an answer as Python get a reader of plain literals and formulas instead.
+Scorers that pay for wrong answers are replaced by `_OWN_SCORERS`, and partial credit is worth little, see
+`PARTIAL_SHARE`.
 """
 
 from __future__ import annotations
@@ -14,27 +12,25 @@ import ast
 import dataclasses
 import importlib
 import json
-import logging
 import math
 import operator
-import os
 import random
 import re
-import resource
-import signal
 import sys
 import typing
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from envs.processes.worker import Request, RunForked, Write
+
+PACKAGES = ("reasoning_gym", "sympy")
 CPU_SECONDS = 3.0
-"""Processor time of one scoring; a fork that needs more ends with SIGPROF."""
+"""Processor time of one scoring."""
 BATCH_SECONDS = 60.0
-"""The same, of the gold answers of a batch of entries."""
+"""Processor time of scoring several answers at once, such as the gold answers of a batch of entries."""
 WALL_SECONDS = 120.0
 MEMORY_BYTES = 4 << 30
 MAX_FORMULA = 500
@@ -56,44 +52,16 @@ _FUNCTIONS = frozenset(
 )
 
 
-def main() -> None:
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    _silence()
-    library = Library()
-    channel.write(json.dumps({"ready": True, "enforced": _confine()}) + "\n")
-    for line in sys.stdin:
-        try:
-            answer = library.answer(json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        channel.write(json.dumps(answer) + "\n")
-
-
-def _confine() -> dict[str, Any]:
-    """Take from this process and its forks what datasets and scorers have no use for; returns what is enforced."""
-    folder = str(Path(__file__).parents[2] / "sandboxes" / "guest")
-    sys.path.insert(0, folder)
-    try:
-        guest = importlib.import_module("guest_worker")
-    finally:
-        sys.path.remove(folder)
-    enforced: dict[str, Any] = guest.confine([importlib.import_module(n).__file__ for n in ("reasoning_gym", "sympy")])
-    return enforced
-
-
-def _silence() -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
+    """Import reasoning-gym."""
+    return Library(run_forked).answer
 
 
 class Library:
-    """The datasets, with those used last kept."""
+    """The datasets. Those that were used last, and their entries, are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_forked: RunForked) -> None:
+        self._run_forked = run_forked
         self._tables = importlib.import_module("reasoning_gym").factory.DATASETS
         self._sympy = importlib.import_module("sympy")
         self._datasets: OrderedDict[str, Any] = OrderedDict()
@@ -104,8 +72,6 @@ class Library:
             return {"datasets": {name: _fields(config) for name, (_, config) in self._tables.items()}}
         if request["do"] == "check":
             return self._check(request)
-        if request["do"] == "enforced":
-            return {}  # it was said at the start
         if request["do"] == "entries":
             return self._sound_entries(request)
         return self._score(request)
@@ -171,30 +137,19 @@ class Library:
         return {"signal": results} if isinstance(results, int) else {"results": results}
 
     def _forked(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float) -> list[dict[str, Any]] | int:
-        """Score entries and answers in a fork; returns what came of each, or the signal that ended it."""
-        readable, writable = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(readable)
-            self._work(dataset, pairs, cpu_seconds, writable)
-        os.close(writable)
-        with os.fdopen(readable) as pipe:
-            said = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            return os.WTERMSIG(status)
-        return json.loads(said)
+        """Score pairs of an entry and an answer in a fork; return the results, or the signal that ended the fork."""
 
-    def _work(self, dataset: Any, pairs: list[tuple[Any, str]], cpu_seconds: float, channel: int) -> None:
-        """Score, and end the process."""
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        self._guard()
-        results = [_scored(dataset, entry, answer) for entry, answer in pairs]
-        with os.fdopen(channel, "w") as pipe:
-            json.dump(results, pipe)
-        os._exit(0)
+        def work(write: Write) -> None:
+            self._guard()
+            for entry, answer in pairs:
+                write(_scored(dataset, entry, answer))
+
+        results, exit_code = self._run_forked(
+            work, cpu_seconds=cpu_seconds, wall_seconds=WALL_SECONDS, memory_bytes=MEMORY_BYTES
+        )
+        if exit_code > 0:
+            raise RuntimeError(f"scoring ended with exit code {exit_code}")
+        return results if exit_code == 0 else -exit_code
 
     def _guard(self) -> None:
         """Take `eval` and sympy's reader, which evaluates too, away from the scorers."""
@@ -386,7 +341,3 @@ _OWN_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
     "puzzle24": _uses_numbers,
 }
 """In place of scorers that pay for a common first digit, for E/E as a one, for a first number, for any four numbers."""
-
-
-if __name__ == "__main__":
-    main()

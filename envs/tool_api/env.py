@@ -14,12 +14,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from envs.shop.expert import expert as shop_expert
-from envs.shop.tasks import score as shop_score
-from envs.shop.tasks import shop_of
 from envs.tool_api.answers import same_answer
-from envs.tool_api.calls import asked_call, call_expert
+from envs.tool_api.call_tasks import asked_call, call_expert
 from envs.tool_api.services import Services
+from envs.tool_api.shop.expert import expert as shop_expert
+from envs.tool_api.shop.tasks import score as shop_score
+from envs.tool_api.shop.tasks import shop_of
 from envs.tool_api.tasks import SHOP, make_tasks, source_target
 from forge_env.core.env import StepResult
 from forge_env.core.errors import EnvError, UserError

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from envs.apis.http import ApiClient
-from envs.apis.openapi import OpenApi
-from envs.apis.pool import ApiSettings
-from envs.apis.sources import Sources, open_sources
-from envs.shop.database import State
-from envs.shop.operations import OPERATIONS
-from envs.shop.server import ShopServer
-from envs.shop.tasks import shop_of
+from envs.tool_api.http.client import ApiClient
+from envs.tool_api.http.pool import ApiSettings
+from envs.tool_api.openapi.tools import OpenApi
+from envs.tool_api.shop.database import State
+from envs.tool_api.shop.operations import OPERATIONS
+from envs.tool_api.shop.server import ShopServer
+from envs.tool_api.shop.tasks import shop_of
+from envs.tool_api.sources import Sources, open_sources
 from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.tools import Tool
@@ -91,19 +91,19 @@ async def open_services(
     """Open the tools, and close them when left.
 
     Args:
-        tools: "shop", and what `envs.apis.sources` says: registered names, functions in files, openapi: and mcp:.
+        tools: "shop", and what `envs.tool_api.sources` says: registered names, functions in files, openapi: and mcp:.
         level: of the shop's tasks, which says which operations are tools.
         operations: these instead; names may hold * for any text.
-        data: a file of tasks; see `envs.task_file.file_tasks`.
+        data: a file of tasks; see `envs.jsonl_tasks.file_tasks`.
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
-        `forge_env.tool_env.rubric`.
-        auth: credentials of the sources; see `envs.apis.sources`.
+            `forge_env.tool_env.rubric`.
+        auth: credentials of the sources; see `envs.tool_api.sources`.
         mcp_env: names of environment variables that MCP servers are started with.
         cassette: file of recorded answers of openapi: sources.
-        cassette_mode: "auto", "replay" or "record"; see `envs.apis.cassette`.
+        cassette_mode: "auto", "replay" or "record"; see `envs.tool_api.http.cassette`.
         requests_per_second: for each host; None for any number. The shop has no such limit.
         host_concurrency: requests at once, for each host.
-        base_url: where the service of the one openapi: source is; see `envs.apis.sources`.
+        base_url: where the service of the one openapi: source is; see `envs.tool_api.sources`.
 
     Raises:
         UserError: for options that do not go together, and what cannot be had.

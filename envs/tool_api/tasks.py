@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envs.apis.names import ToolNames
-from envs.shop.kinds import KINDS
-from envs.shop.operations import OPERATIONS
-from envs.shop.tasks import LEVELS, shop_tasks
-from envs.task_file import file_tasks
-from envs.tool_api.calls import call_tasks
+from envs.jsonl_tasks import file_tasks
+from envs.tool_api.call_tasks import call_tasks
+from envs.tool_api.shop.operations import OPERATIONS
+from envs.tool_api.shop.task_kinds import KINDS
+from envs.tool_api.shop.tasks import LEVELS, shop_tasks
+from envs.tool_api.tool_names import ToolNames
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from forge_env.utils.temporary import temporary_files_in
 
 # Pools that outlive every episode on purpose: our own, the event loop's and anyio's. Idle threads end by themselves.
 POOLS = ("forge_env", "asyncio_", "AnyIO worker thread")
@@ -55,18 +56,9 @@ class Resources:
 @contextmanager
 def own_temp_folder() -> Iterator[Path]:
     """Let this process and its children keep temporary files in a folder of their own for a while."""
-    tempdir, variable = tempfile.tempdir, os.environ.get("TMPDIR")
-    folder = tempfile.mkdtemp(prefix="forge_check_")
-    tempfile.tempdir = os.environ["TMPDIR"] = folder
-    try:
+    made = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
+    with made as folder, temporary_files_in(folder):
         yield Path(folder)
-    finally:
-        tempfile.tempdir = tempdir
-        if variable is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = variable
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _more(what: str, advice: str, now: Mapping[object, str], then: Mapping[object, str]) -> str:

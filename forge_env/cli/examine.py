@@ -97,9 +97,9 @@ def examine(target: str, name: str, kind: str, options: Mapping[str, Any]) -> di
 def _examine_source(target: str, name: str, kind: str) -> dict[str, Any]:
     if kind == "env":
         raise UserError(f"{target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools")
-    tools = asyncio.run(load("envs.apis.sources:list_tools")(target))
+    tools = asyncio.run(load("envs.tool_api.sources:list_tools")(target))
     return {
-        "name": name or load("envs.apis.names:label_of")(target),
+        "name": name or load("envs.tool_api.tool_names:label_of")(target),
         "kind": "tools",
         "description": f"{len(tools)} tools of {target}",
         "file": "",

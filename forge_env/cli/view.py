@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def view(
     run: Annotated[Path, typer.Argument(help="Folder of a run, a folder of runs, or a .jsonl file.")],
     export: Annotated[Path | None, typer.Option(help="Write one HTML file that needs no server, and end.")] = None,
-    episodes: Annotated[int, typer.Option(help="Episodes in the exported file at most, the most telling ones.")] = 200,
+    episodes: Annotated[int, typer.Option(help="How many episodes the exported file holds at most.")] = 200,
     model: Annotated[str, typer.Option(help="Folder of the model that wrote the tokens, where the run has none.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.")] = 0,
@@ -43,9 +43,9 @@ def view(
 def _export(library: Library, to: Path, episodes: int) -> int:
     from forge_env.viewer.export import export
 
-    held, there = export(library, to, episodes=episodes)
-    left_out = f", the most telling of {there:,}; --episodes sets how many" if held < there else ""
-    say(f"{to}: {held:,} episodes{left_out}")
+    exported, total = export(library, to, episodes=episodes)
+    left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
+    say(f"{to}: {exported:,} episodes{left_out}")
     return 0
 
 
@@ -53,7 +53,7 @@ def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:
     from forge_env.viewer.server import ViewServer
 
     with ViewServer(library, host=host, port=port) as server:
-        say(f"{library.place}: {server.url}")
+        say(f"{library.path}: {server.url}")
         note("it is served until Ctrl-C, to whoever has this address")
         sys.stdout.flush()
         if open_browser:

@@ -56,6 +56,7 @@ class Turn:
     """Tokens added since the end of the last turn; the whole prompt where a row starts."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    """Of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
     versions: tuple[tuple[int, int], ...] = ()
     """Spans (weight version, number of tokens) that cover `token_ids`."""
     starts_row: bool = False
@@ -87,22 +88,37 @@ class Turn:
         _require(sum(n for _, n in self.versions) == len(self.token_ids), "version spans cover the sampled tokens")
         _require(all(n > 0 for _, n in self.versions), "a version span is never empty")
 
+    @property
+    def generator_logprobs(self) -> tuple[float, ...]:
+        """The logprobs of `token_ids` under the policy that sampled them; empty where there are none."""
+        return self.logprobs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One contiguous training sequence of an Episode; all four fields have one entry per token.
 
-    Example: ``Row(token_ids=(1, 8, 3, 9, 2), mask=(False, False, False, True, True),
-    logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
+    Example: ``Row(token_ids=(1, 8, 3, 9, 2), loss_mask=(False, False, False, True, True),
+    generator_logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
     """
 
     token_ids: tuple[int, ...]
-    mask: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
     """True exactly on the tokens that the model sampled (or the expert wrote)."""
-    logprobs: tuple[float, ...]
-    """The generator's logprob where the mask is true and there is one, else 0."""
+    generator_logprobs: tuple[float, ...]
+    """The logprob of the policy that sampled, where the mask is true and there is one, else 0."""
     versions: tuple[int, ...]
     """Weight version of each sampled token, -1 elsewhere."""
+
+    @property
+    def mask(self) -> tuple[bool, ...]:
+        """The former name of `loss_mask`."""
+        return self.loss_mask
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The former name of `generator_logprobs`."""
+        return self.generator_logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +343,8 @@ def _single_turn(prompt_ids: Sequence[int], response_ids: Sequence[int], logprob
 def _join(turns: Sequence[Turn]) -> Row:
     seen = hashlib.blake2b(digest_size=8)  # of the row so far: `digest` from the start at every turn would be quadratic
     ids: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
+    loss_mask: list[bool] = []
+    generator_logprobs: list[float] = []
     versions: list[int] = []
     for turn in turns:
         n, k = len(turn.prompt_ids), len(turn.token_ids)
@@ -339,11 +355,16 @@ def _join(turns: Sequence[Turn]) -> Row:
         seen.update(array("i", turn.token_ids))
         ids += turn.prompt_ids
         ids += turn.token_ids
-        mask += [False] * n + [True] * k
-        logprobs += [0.0] * n + list(turn.logprobs or [0.0] * k)
+        loss_mask += [False] * n + [True] * k
+        generator_logprobs += [0.0] * n + list(turn.generator_logprobs or [0.0] * k)
         spans = [version for version, count in turn.versions for _ in range(count)]
         versions += [-1] * n + (spans or [-1] * k)
-    return Row(token_ids=tuple(ids), mask=tuple(mask), logprobs=tuple(logprobs), versions=tuple(versions))
+    return Row(
+        token_ids=tuple(ids),
+        loss_mask=tuple(loss_mask),
+        generator_logprobs=tuple(generator_logprobs),
+        versions=tuple(versions),
+    )
 
 
 def _turn_from(item: dict[str, Any]) -> Turn:

@@ -187,9 +187,14 @@ class Completion:
     """The ids that the engine says it saw."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each sampled token, at the sampling temperature."""
+    """Of each sampled token, at the sampling temperature; `generator_logprobs` from here to the loss."""
     versions: tuple[tuple[int, int], ...]
     """Spans (weight version, number of tokens) that cover `token_ids` in order."""
     text: str = ""
     finish_reason: str = "stop"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def generator_logprobs(self) -> tuple[float, ...]:
+        """The logprobs of `token_ids` under the policy that sampled them."""
+        return self.logprobs

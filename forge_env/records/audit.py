@@ -108,7 +108,7 @@ def _check_turn(turn: Turn) -> Iterator[str]:
         return
     if not turn.context_digest:
         yield "there is no digest of what the engine saw"
-    if not all(math.isfinite(p) and p <= 1e-4 for p in turn.logprobs):
+    if not all(math.isfinite(p) and p <= 1e-4 for p in turn.generator_logprobs):
         yield "a logprob is no finite number up to 0"
     versions = [version for version, _ in turn.versions]
     if versions != sorted(versions) or min(versions) < 0:

@@ -20,8 +20,8 @@ from forge_env.core.protocols import Agent
 from forge_env.utils.targets import load
 
 OPENERS = {
-    "scripted": "agents.openers:open_scripted",
-    "openai": "agents.openers:open_openai",
+    "scripted": "agents.factories:open_scripted",
+    "openai": "agents.factories:open_openai",
     "vllm": "agents.generator.local:open_vllm",
     "checkpoint": "agents.generator.local:open_checkpoint",
 }

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the round values of an axis."""
+"""Formats numbers for people, and chooses the round values of an axis."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 UNITS = ("", "k", "M", "G", "T")
 SMALLEST = 1e-300
-"""Of a difference on an axis: steps below it would be too small for a float."""
+"""The smallest range of an axis: its steps would be too small for a float."""
 
 
 def short(value: float, unit: str = "") -> str:
-    """A number in few characters.
+    """Format a number in few characters.
 
     >>> short(0.12345), short(1234567.0), short(0.00000123), short(3.5 * 2**30, "bytes"), short(75.0, "s")
     ('0.123', '1.23M', '1.2e-06', '3.5 GiB', '75 s')
@@ -24,7 +24,7 @@ def short(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Format seconds in their two largest units.
 
     >>> duration(8.04), duration(75), duration(3720), duration(200_000)
     ('8.0 s', '1 min 15 s', '1 h 2 min', '2 d 7 h')
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round values from below `low` to above `high`, about `count` steps of 1, 2 or 5 times a power of ten.
+    """Return round values from below `low` to above `high`: about `count` steps of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0.0, 0.93), ticks(3.0, 3.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [2.0, 3.0, 4.0])
@@ -57,7 +57,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def tick_text(value: float, largest: float, unit: str = "") -> str:
-    """A round value of an axis, whose largest is given; small and large ones with an exponent.
+    """Format a round value of an axis whose largest value is given; very small and large ones get an exponent.
 
     >>> tick_text(0.2, 1.0), tick_text(2000.0, 4000.0), tick_text(25000.0, 50000.0), tick_text(2e-6, 4e-6)
     ('0.2', '2,000', '25k', '2e-06')
@@ -72,7 +72,7 @@ def tick_text(value: float, largest: float, unit: str = "") -> str:
 
 
 def _bytes(value: float, largest: float) -> str:
-    """Bytes in the unit that fits the largest of several values."""
+    """Format bytes in the unit that fits the largest of several values."""
     for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(largest) >= 2**power:
             number = value / 2**power

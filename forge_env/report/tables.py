@@ -1,4 +1,4 @@
-"""The tables of the page: headline figures, evaluations, tools, faults, what the run warned of."""
+"""The tables of the report: headline figures, evaluations, startup, tools, faults, warnings."""
 
 from __future__ import annotations
 
@@ -9,255 +9,268 @@ from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation, is_success
 from forge_env.report.numbers import duration, short
-from forge_env.report.record import RunRecord, Values
+from forge_env.report.run_data import RunData, Values
 from forge_env.utils.statistics import paired
 
-MOST_TOOLS = 12
-MOST_WARNINGS = 20
-MOST_ERRORS = 3  # different ones of a class of faults
-LONGEST_ERROR = 300
+MAX_TOOLS = 12
+MAX_WARNINGS = 20
+MAX_ERRORS = 3
+"""Different errors that are shown of one outcome."""
+MAX_ERROR_TEXT = 300
 
 Row = Sequence[str]
 
+OUTCOMES = {
+    "scored": "ended by itself, with a score",
+    "truncated": "ran out of turns, tokens or time",
+    "model_fault": "the output of the model cannot be used",
+    "timeout": "a time-out: services used up the time of the episode",
+    "env_fault": "a fault: the code of the environment failed",
+    "infra_fault": "a fault: the infrastructure failed",
+}
+COUNTS = {
+    "groups_dropped": "groups with too few valid episodes, dropped",
+    "groups_without_signal": "groups whose rewards are all equal, sampled anew",
+    "groups_run_again": "groups whose process died, run again",
+    "processes_replaced": "processes that died or hung, replaced",
+    "skipped": "optimizer steps whose gradient was not finite, skipped",
+}
+"""Metrics of the phase "train" that are listed with the faults."""
 
-def table(head: Row, rows: Sequence[Row], figures: Container[int]) -> str:
-    """A table of cells that are HTML already; columns of these numbers are figures."""
+
+def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
+    """A table of cells that are HTML already; the columns with these indices are aligned as numbers."""
 
     def cells(row: Row, tag: str) -> str:
-        kinds = [' class="number"' if i in figures else "" for i in range(len(row))]
-        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+        css = [' class="number"' if i in number_columns else "" for i in range(len(row))]
+        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(css, row, strict=True))
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def headline(run: RunRecord) -> list[tuple[str, str, str]]:
-    """Label, figure and remark of the most important figures that are known; plain text."""
-    last = (run.phases.get("train") or [{}])[-1]
-    steps, planned = last.get("step", 0), run.known("steps")
+def shorten(text: str, length: int) -> str:
+    """The text, or its beginning and how many characters are left out."""
+    return text if len(text) <= length else f"{text[:length]}… ({len(text) - length:,} characters more)"
+
+
+def headline(run: RunData) -> list[tuple[str, str, str]]:
+    """Label, figure and remark of the most important figures that are known, as plain text."""
+    return [*_learning_figures(run), *_cost_figures(run)]
+
+
+def _learning_figures(run: RunData) -> list[tuple[str, str, str]]:
+    figures: list[tuple[str, str, str]] = []
     before, after = _measured(run, "before"), _measured(run, "after")
     newest = after or next(reversed(run.phases.get("evaluation", ())), None)
-    found: list[tuple[str, str, str]] = []
     if newest and isinstance(newest.get("success"), int | float):
         remark = f"{short(before['success'])} before" if before and before is not newest else ""
-        found.append(("Held-out success", short(newest["success"]), remark))
-    losses = [run.known(f"held_out_loss_{when}") for when in ("before", "after")]
-    if isinstance(losses[1], int | float):
-        found.append(("Held-out loss", short(losses[1]), f"{short(losses[0])} before" if losses[0] else ""))
+        figures.append(("Held-out success", short(newest["success"]), remark))
+    loss_before, loss = (run.fact(f"held_out_loss_{when}") for when in ("before", "after"))
+    if isinstance(loss, int | float):
+        figures.append(("Held-out loss", short(loss), f"{short(loss_before)} before" if loss_before else ""))
+    last = (run.phases.get("train") or [{}])[-1]
     if isinstance(last.get("reward"), int | float):
-        found.append(("Reward, last step", short(last["reward"]), ""))
+        figures.append(("Reward, last step", short(last["reward"]), ""))
+    steps, planned = last.get("step", 0), run.fact("steps")
     if steps:
-        found.append(("Optimizer steps", f"{steps:,}", f"of {planned:,}" if planned and planned != steps else ""))
-    seconds = run.known("total_seconds") or max(
-        (float(record.get("time", 0.0)) for each in run.phases.values() for record in each[-1:]), default=0.0
-    )
-    if seconds:
+        figures.append(("Optimizer steps", f"{steps:,}", f"of {planned:,}" if planned and planned != steps else ""))
+    return figures
+
+
+def _cost_figures(run: RunData) -> list[tuple[str, str, str]]:
+    figures: list[tuple[str, str, str]] = []
+    last_records = [records[-1] for records in run.phases.values() if records]
+    last_time = max((float(record.get("time", 0.0)) for record in last_records), default=0.0)
+    if seconds := run.fact("total_seconds") or last_time:
         median = _median([y for _, y in run.series("train", "s/step")])
-        found.append(("Duration", duration(seconds), f"{duration(median)} a step" if median else ""))
-    rates = [y for _, y in run.series("train", "tokens/s")]
-    if rates:
-        found.append(("Sampled tokens/s", short(_median(rates)), "median of the steps"))
-    memory = [y for _, y in run.series("system", "run/memory_bytes")]
-    if memory:
-        found.append(("Memory of the run", short(max(memory), "bytes"), "at its peak"))
-    gpu = [y for name in run.names("system", r"gpu/\d+/memory_used_bytes") for _, y in run.series("system", name)]
-    if gpu:
-        found.append(("Memory of a GPU", short(max(gpu), "bytes"), "at its peak"))
-    return found
+        figures.append(("Duration", duration(seconds), f"{duration(median)} a step" if median else ""))
+    if rates := [y for _, y in run.series("train", "tokens/s")]:
+        figures.append(("Sampled tokens/s", short(_median(rates)), "median of the steps"))
+    if memory := [y for _, y in run.series("system", "run/memory_bytes")]:
+        figures.append(("Memory of the run", short(max(memory), "bytes"), "at its peak"))
+    gpu_names = run.metric_names("system", r"gpu/\d+/memory_used_bytes")
+    if gpu := [y for name in gpu_names for _, y in run.series("system", name)]:
+        figures.append(("Memory of a GPU", short(max(gpu), "bytes"), "at its peak"))
+    return figures
 
 
-def _measured(run: RunRecord, when: str) -> Values | None:
-    """What an evaluation measured, from its episodes."""
+def _measured(run: RunData, when: str) -> Values | None:
+    """The success of an evaluation, from its episodes."""
     evaluation = run.evaluations.get(when)
     return {"success": evaluation.success_rate} if evaluation is not None and evaluation.attempts else None
 
 
 def _median(values: Sequence[float]) -> float:
-    known = sorted(value for value in values if math.isfinite(value))
-    return known[len(known) // 2] if known else 0.0
+    finite = sorted(value for value in values if math.isfinite(value))
+    return finite[len(finite) // 2] if finite else 0.0
 
 
-def evaluations(run: RunRecord) -> str:
+def evaluations(run: RunData) -> str:
     """Every evaluation with its interval, and the difference on the same tasks; "" where there is none."""
-    rows = []
-    for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _order(item[0])):
-        low, high = evaluation.interval
-        reward = evaluation.reward
-        rows.append(
-            [
-                escape(_title(run, name)),
-                _bar(evaluation),
-                short(evaluation.success_rate),
-                f"[{short(low)}, {short(high)}]",
-                f"{short(reward.value)}",
-                f"{len(evaluation.attempts):,}",
-                f"{evaluation.timeouts:,} (without: {short(evaluation.without_timeouts.value)})"
-                if evaluation.timeouts
-                else "0",
-                f"{evaluation.faults:,}",
-            ]
-        )
+    rows = [
+        _evaluation_row(_evaluation_title(run, name), evaluation)
+        for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
+    ]
     if not rows:
         return ""
     head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
     return table(head, rows, range(2, 8)) + _difference(run)
 
 
-def _order(name: str) -> tuple[str, int, int]:
+def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
+    low, high = evaluation.interval
+    timeouts = f"{evaluation.timeouts:,}"
+    if evaluation.timeouts:
+        timeouts += f" (without: {short(evaluation.without_timeouts.value)})"
+    return [
+        escape(title),
+        _success_bar(evaluation),
+        short(evaluation.success_rate),
+        f"[{short(low)}, {short(high)}]",
+        short(evaluation.reward.value),
+        f"{len(evaluation.attempts):,}",
+        timeouts,
+        f"{evaluation.faults:,}",
+    ]
+
+
+def _evaluation_position(name: str) -> tuple[str, int, int]:
     when, _, figure = name.partition(".")
     number = when.removeprefix("evaluation_")
-    places = {"before": 0, "tool_off": 1, "after": 3}
-    return figure, places.get(when, 2), int(number) if number.isdigit() else 0
+    positions = {"before": 0, "tool_off": 1, "after": 3}
+    return figure, positions.get(when, 2), int(number) if number.isdigit() else 0
 
 
-def _title(run: RunRecord, name: str) -> str:
-    names = {"before": "before training", "after": "after training", "tool_off": "before, tools switched off"}
+def _evaluation_title(run: RunData, name: str) -> str:
+    titles = {"before": "before training", "after": "after training", "tool_off": "before, tools switched off"}
     when, _, figure = name.partition(".")
     number = when.removeprefix("evaluation_")
-    said = names.get(when) or (f"after step {int(number):,}" if number.isdigit() else when)
-    return said + (f"; {figure.replace('.', ', ')}" if figure else "") + _sampling(run, figure)
+    title = titles.get(when) or (f"after step {int(number):,}" if number.isdigit() else when)
+    return title + (f"; {figure.replace('.', ', ')}" if figure else "") + _sampling(run, figure)
 
 
-def _sampling(run: RunRecord, figure: str) -> str:
-    """How a figure is sampled, where the run says so and it is not plain."""
-    known = (run.known("evaluations") or {}).get(figure or "headline", {})
+def _sampling(run: RunData, figure: str) -> str:
+    """The sampling parameters of an evaluation, where the run records them and they are not 1."""
+    known = (run.fact("evaluations") or {}).get(figure or "headline", {})
     parts = [f"{name} {known[name]:g}" for name in ("temperature", "top_p") if known.get(name, 1) != 1]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _bar(evaluation: Evaluation) -> str:
+def _success_bar(evaluation: Evaluation) -> str:
     """The success rate and its interval as a small bar."""
     if not evaluation.attempts:
         return ""
     (low, high), rate = evaluation.interval, evaluation.success_rate
+    return _bar(0.0, rate, f'<line x1="{low:.1%}" x2="{high:.1%}" y1="10" y2="10"/>')
+
+
+def _bar(start: float, size: float, marks: str = "") -> str:
+    """A part of a whole as a small bar; start and size are shares of the whole."""
     return (
         '<svg class="bar" aria-hidden="true"><rect class="track" width="100%" height="8" y="6"/>'
-        f'<rect class="fill" width="{rate:.1%}" height="8" y="6"/>'
-        f'<line x1="{low:.1%}" x2="{high:.1%}" y1="10" y2="10"/></svg>'
+        f'<rect class="fill" x="{start:.2%}" width="{size:.2%}" height="8" y="6"/>{marks}</svg>'
     )
 
 
-def _difference(run: RunRecord) -> str:
+def _difference(run: RunData) -> str:
+    """The change of success by the training, on the tasks that were evaluated before and after it."""
     before, after = run.evaluations.get("before"), run.evaluations.get("after")
     if before is None or after is None:
         return ""
     tasks = [task for task in before.by_task if task in after.by_task]
     if not tasks:
         return ""
-    rates = [[sum(map(is_success, each.by_task[t])) / len(each.by_task[t]) for t in tasks] for each in (after, before)]
-    found = paired(*rates)
-    change = found.difference
-    said = (
+    result = paired(_task_rates(after, tasks), _task_rates(before, tasks))
+    change = result.difference
+    p_value = "< 0.001" if result.p_value < 0.001 else f"= {result.p_value:.3f}"
+    sentence = (
         f"On the same {len(tasks):,} tasks, training changed success by {change.value:+.3f}"
-        f" [{change.low:+.3f}, {change.high:+.3f}]: {found.wins:,} better, {found.losses:,} worse,"
-        f" {found.ties:,} alike (paired, p {'< 0.001' if found.p_value < 0.001 else f'= {found.p_value:.3f}'})."
+        f" [{change.low:+.3f}, {change.high:+.3f}]: {result.wins:,} better, {result.losses:,} worse,"
+        f" {result.ties:,} alike (paired, p {p_value})."
     )
-    return f"<p>{escape(said)}</p>"
+    return f"<p>{escape(sentence)}</p>"
 
 
-def startup(run: RunRecord) -> str:
+def _task_rates(evaluation: Evaluation, tasks: Sequence[str]) -> list[float]:
+    attempts = [evaluation.by_task[task] for task in tasks]
+    return [sum(map(is_success, episodes)) / len(episodes) for episodes in attempts]
+
+
+def startup(run: RunData) -> str:
     """The phases from the command to the first optimizer step, side by side; "" where they are not known."""
-    known = run.known("startup")
-    total = known.get("first_step") if isinstance(known, dict) else None
+    phases = run.fact("startup")
+    total = phases.get("first_step") if isinstance(phases, dict) else None
     if not isinstance(total, int | float) or not total > 0:
         return ""
     rows = []
-    for name, phase in known.items():
+    for name, phase in phases.items():
         if name != "first_step":
             began, seconds = phase
-            bar = "" if began is None else _place(began / total, seconds / total)
+            bar = "" if began is None else _bar(began / total, seconds / total)
             rows.append([escape(name), bar, "" if began is None else f"{began:.1f} s", f"{seconds:.1f} s"])
-    said = f"<p>The first optimizer step was done {duration(total)} after the command.</p>"
-    return table(["phase", "", "began at", "took"], rows, {2, 3}) + said
+    sentence = f"<p>The first optimizer step was done {duration(total)} after the command.</p>"
+    return table(["phase", "", "began at", "took"], rows, {2, 3}) + sentence
 
 
-def _place(first: float, size: float) -> str:
-    """A part of a whole as a small bar in its place."""
-    return (
-        '<svg class="bar" aria-hidden="true"><rect class="track" width="100%" height="8" y="6"/>'
-        f'<rect class="fill" x="{first:.2%}" width="{size:.2%}" height="8" y="6"/></svg>'
-    )
-
-
-def tools(run: RunRecord) -> str:
+def tools(run: RunData) -> str:
     """The slowest tools first; "" where none was called."""
     figures = sorted(run.tools().items(), key=lambda item: -item[1].quantile(0.95))
     rows = [
         [
             f"<code>{escape(name[:80])}</code>",
             f"{tool.calls:,}",
-            duration_of_call(tool.quantile(0.50)),
-            duration_of_call(tool.quantile(0.95)),
-            duration_of_call(max(tool.seconds, default=0.0)),
+            _call_seconds(tool.quantile(0.50)),
+            _call_seconds(tool.quantile(0.95)),
+            _call_seconds(max(tool.seconds, default=0.0)),
             escape(", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in tool.errors.items()) or "none"),
         ]
-        for name, tool in figures[:MOST_TOOLS]
+        for name, tool in figures[:MAX_TOOLS]
     ]
     if not rows:
         return ""
-    left = len(figures) - len(rows)
-    note = f"<p class=note>{left} more tools are left out.</p>" if left > 0 else ""
+    hidden = len(figures) - len(rows)
+    note = f"<p class=note>{hidden} more tools are left out.</p>" if hidden > 0 else ""
     return table(["tool", "calls", "p50", "p95", "longest", "errors"], rows, range(1, 5)) + note
 
 
-def duration_of_call(seconds: float) -> str:
-    """Seconds of one call: in milliseconds where they are few."""
+def _call_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
-OUTCOMES = {
-    "scored": "ended by itself, with a score",
-    "truncated": "ran out of turns, tokens or time",
-    "model_fault": "output that cannot be used",
-    "timeout": "a time-out: services used up the time of the episode",
-    "env_fault": "a fault: the environment's own code broke",
-    "infra_fault": "a fault: something underneath broke",
-}
-COUNTS = {
-    "groups_dropped": "groups with too few valid episodes, dropped",
-    "groups_without_signal": "groups without a signal, sampled anew",
-    "groups_run_again": "groups whose process died, run again",
-    "processes_replaced": "processes that died or hung, replaced",
-    "skipped": "optimizer steps without a finite gradient, skipped",
-}
-
-
-def faults(run: RunRecord) -> str:
-    """How many episodes ended how, with what faults say; then what befell the machinery."""
+def faults(run: RunData) -> str:
+    """The number of episodes of each outcome, with errors; then the counts of what was dropped or repeated."""
     outcomes, errors = run.outcomes(), run.errors()
-    for name, own in errors.items():
-        outcomes[name] = max(outcomes[name], own.total())  # of the evaluations too
+    for name, of_outcome in errors.items():
+        outcomes[name] = max(outcomes[name], of_outcome.total())  # errors counts the evaluations too
     rows = [
-        [f"<code>{name}</code>", escape(meaning), f"{outcomes[name]:,}", _sentences(errors.get(name))]
+        [f"<code>{name}</code>", escape(meaning), f"{outcomes[name]:,}", _error_list(errors.get(name))]
         for name, meaning in OUTCOMES.items()
         if outcomes[name]
     ]
     for name, meaning in COUNTS.items():
         values = [y for _, y in run.series("train", name)]
-        count = sum(values) if name == "skipped" else max(values, default=0.0)
+        count = sum(values) if name == "skipped" else max(values, default=0.0)  # the others are running totals
         if count:
             rows.append([f"<code>{name}</code>", escape(meaning), f"{count:,.0f}", ""])
-    return table(["", "what it is", "count", "what it says"], rows, {2}) if rows else ""
+    return table(["", "meaning", "count", "errors"], rows, {2}) if rows else ""
 
 
-def _sentences(errors: Counter[str] | None) -> str:
+def _error_list(errors: Counter[str] | None) -> str:
     if not errors:
         return ""
-    said = (f"<li>{n:,} × {escape(cut(text, LONGEST_ERROR))}</li>" for text, n in errors.most_common(MOST_ERRORS))
-    return f"<ul>{''.join(said)}</ul>"
+    items = (f"<li>{n:,} × {escape(shorten(text, MAX_ERROR_TEXT))}</li>" for text, n in errors.most_common(MAX_ERRORS))
+    return f"<ul>{''.join(items)}</ul>"
 
 
-def cut(text: str, length: int) -> str:
-    """A text, or its beginning and how much is left out."""
-    return text if len(text) <= length else f"{text[:length]}… ({len(text) - length:,} characters more)"
-
-
-def warnings(run: RunRecord) -> str:
-    """What the run warned of and what ended it; "" where it was nothing."""
-    lines = [line for line in run.said if line.get("kind") in ("warning", "error")]
-    shown = [
-        f"<li><span class=when>{duration(float(line.get('time') or 0.0))}</span> {escape(cut(line['text'], 1000))}</li>"
-        for line in lines[-MOST_WARNINGS:]
+def warnings(run: RunData) -> str:
+    """The last warnings of the run and the error that ended it; "" where there are none."""
+    lines = [line for line in run.console if line.get("kind") in ("warning", "error")]
+    items = [
+        f"<li><span class=when>{duration(float(line.get('time') or 0.0))}</span> "
+        f"{escape(shorten(line['text'], 1000))}</li>"
+        for line in lines[-MAX_WARNINGS:]
     ]
-    left = f"<p class=note>{len(lines) - len(shown):,} earlier ones are in console.jsonl.</p>"
-    return f"<ul class=said>{''.join(shown)}</ul>{left if len(lines) > len(shown) else ''}" if shown else ""
+    hidden = len(lines) - len(items)
+    note = f"<p class=note>{hidden:,} earlier ones are in console.jsonl.</p>" if hidden else ""
+    return f"<ul class=warnings>{''.join(items)}</ul>{note}" if items else ""

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, T
 from monarch.actor import current_rank
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.client import Members, update_client
-from forge_env.runtime.clock import process_began
-from forge_env.runtime.compiled import keep_compiled
-from forge_env.runtime.endpoints import Endpoint, concurrent_endpoint
-from forge_env.runtime.lifetime import die_with
-from forge_env.runtime.ranks import log_of_rank
+from forge_env.runtime.calls.client import Members, update_client
+from forge_env.runtime.calls.endpoints import Endpoint, concurrent_endpoint
+from forge_env.runtime.process.compile_cache import keep_compiled
+from forge_env.runtime.process.lifetime import die_with, process_began
+from forge_env.runtime.process.ranks import log_of_rank
 from forge_env.runtime.service import ActorOptions, make_options
 
 if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
@@ -78,7 +77,7 @@ class ForgeActor(Actor):
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # a host's program was started somewhere else
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host the controller is not seen, and perhaps not its folder either: see runtime/host_watch.py.
+        # On another host the controller is not seen, and perhaps not its folder either: see runtime/hosts/watch.py.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from forge_env.core.errors import ForgeError, ServiceError, UserError
-from forge_env.runtime.calls import GRACE_S, is_service_error, quietly, unless_gone, within
-from forge_env.runtime.client import CALLER
+from forge_env.runtime.calls.answers import GRACE_S, is_service_error, quietly, unless_gone, within
+from forge_env.runtime.calls.client import CALLER
 from forge_env.runtime.hosts import Hosts
-from forge_env.runtime.monarch_files import open_monarch, remove_what_monarch_left
-from forge_env.runtime.ranks import LOOPBACK, AllRanks, MeetingPoint, log_of_rank
+from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
+from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
 
 if TYPE_CHECKING:
-    from forge_env.runtime.endpoints import Endpoint
+    from forge_env.runtime.calls.endpoints import Endpoint
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
@@ -49,7 +50,7 @@ class Spawned:
     log: Path
     mesh: Any
     actor: Any
-    meeting_point: MeetingPoint | None
+    rendezvous: RankRendezvous | None
     dead: asyncio.Future[str]
     """Done when one of its processes has died; what is said about it."""
     on_death: Callable[[str], None] | None
@@ -62,7 +63,7 @@ class Spawned:
     @property
     def handle(self) -> Any:
         """What its endpoints are called on: Monarch's handle, or all ranks at once."""
-        return AllRanks(self.actor) if self.meeting_point else self.actor
+        return AllRanks(self.actor) if self.rendezvous else self.actor
 
     @overload
     def call_one(self, endpoint: Endpoint[Any, P, None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]: ...
@@ -188,12 +189,12 @@ class Launcher:
             host = hosts.choose(host, num_hosts, movable=not settings.get("CUDA_VISIBLE_DEVICES"))
             places = [host + rank // per_host for rank in range(procs)]
         address = hosts.address if hosts else LOOPBACK
-        meeting_point = MeetingPoint(procs, per_host, address) if procs > 1 else None
+        rendezvous = RankRendezvous(procs, per_host, address) if procs > 1 else None
 
         def command(point: Any) -> Any:
             place = hosts.environ(places[point.rank]) if hosts else {}
             interface = hosts.info(places[point.rank]).interface if hosts else "lo"
-            ranked = meeting_point.environ(point.rank, interface) if meeting_point else {}
+            ranked = rendezvous.environ(point.rank, interface) if rendezvous else {}
             return default_bootstrap_cmd().with_env(settings | place | ranked)
 
         where = hosts.mesh(host, num_hosts) if hosts else this_host()
@@ -206,7 +207,7 @@ class Launcher:
             log=log_path,
             mesh=mesh,
             actor=actor,
-            meeting_point=meeting_point,
+            rendezvous=rendezvous,
             dead=asyncio.get_running_loop().create_future(),
             on_death=on_death,
             places=places,
@@ -326,7 +327,7 @@ class Launcher:
 
     def _on_end(self, spawned: Spawned, rank: int, reason: str) -> None:
         """A process ended; with its host, if there is a reason."""
-        which = f" of rank {rank}" if spawned.meeting_point else ""
+        which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
             log = Path(self.hosts.info(spawned.places[rank]).logs) / log.name

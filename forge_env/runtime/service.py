@@ -6,7 +6,7 @@ Used on its own in a script::
         policy = await PolicyActor.options(num_replicas=2).as_service(model=path, settings=EngineSettings())
         completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
 
-`route` calls one replica and `fanout` all of them; see forge_env/runtime/client.py.
+`route` calls one replica and `fanout` all of them; see forge_env/runtime/calls/client.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from forge_env.core.errors import ForgeError, MissedDeadline, ReplicaBroken, ServiceError, UserError, nearest
-from forge_env.runtime.calls import quietly, unless_gone, within
-from forge_env.runtime.client import Members, ServiceClient, ServiceHandle, View, forget_client
-from forge_env.runtime.endpoints import endpoint_table
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.client import Members, ServiceClient, ServiceHandle, View, forget_client
+from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned, open_launcher
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.process.visible_gpus import names_of
 
 A = TypeVar("A")
 PING_EVERY_S = 0.5

@@ -66,7 +66,7 @@ def is_file(source: str) -> bool:
 
 
 def is_source(target: str) -> bool:
-    """Whether a target is a source of tools that are opened, not imported; see `envs.apis.sources`."""
+    """Whether a target is a source of tools that are opened, not imported; see `envs.tool_api.sources`."""
     return target.startswith(("openapi:", "mcp:"))
 
 

@@ -1,14 +1,20 @@
-"""The trajectory viewer: what runs have left on disk, in a browser (`forge-env view`).
+"""The trajectory viewer: shows the files of runs in a browser (`forge-env view`).
 
-folder.py     which runs there are, and which files each has
-row.py        what the index keeps of a line
-scan.py       lines of a file to rows, in several processes where there is much to read
-index.py      the rows on disk, which follow files that grow, shrink or go
-query.py      pages of episodes and groups, faults
-search.py     text in episodes
-record.py     one episode, whole, as it is shown; tokens.py the text of its tokens
-series.py     curves; spans.py the timeline
-library.py    all of these for several runs: what the page may ask for
-server.py     the same over HTTP, for one person; export.py the same in one file
-page.py       the page itself, made of static/
+Read from the files of a run:
+    stored_runs.py     the runs in a folder, and the files of each
+    index_row.py       the row of the index for one line of a file
+    scan.py            reads the lines of a file into rows, in several processes
+    index.py           the index: keeps the rows in SQLite and follows the files
+    query.py           lists, filters, faults and evaluations from the index
+    search.py          text search in episodes
+    episode_detail.py  one episode with all that its page shows; token_text.py the text of its tokens
+    metrics_file.py    curves; trace_file.py the timeline; console_files.py console and logs
+    file_follower.py   reads new lines of a growing file; lenient_json.py parses what models write
+
+Shown:
+    viewed_run.py      one run: its files, index and searches
+    views.py           what each page of a run shows
+    library.py         several runs, kept up to date
+    page.py            the page itself, made of static/
+    server.py          the page over HTTP; export.py the page as one file
 """

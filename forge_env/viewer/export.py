@@ -1,4 +1,4 @@
-"""One HTML file that holds the page and what it shows: for an issue, a mail, or a place without a server."""
+"""Exports the viewer as one HTML file that holds its data: for an issue, a mail, or a machine without a server."""
 
 from __future__ import annotations
 
@@ -11,100 +11,100 @@ from typing import Any
 from forge_env.core.errors import UserError
 from forge_env.utils.atomic import replace_file
 from forge_env.viewer import query
-from forge_env.viewer.library import Library, Opened
-from forge_env.viewer.page import page, to_json
-from forge_env.viewer.record import read_record
+from forge_env.viewer.episode_detail import read_detail
+from forge_env.viewer.library import Library
+from forge_env.viewer.page import render_page, to_json
+from forge_env.viewer.viewed_run import ViewedRun
+from forge_env.viewer.views import VIEWS
 
-MOST_BYTES = 64 << 20
-"""Of episodes in one file: browsers open it at once."""
-MOST_METRICS = 60
+MAX_BYTES = 64 << 20
+"""Of the episodes in one file, which a browser loads whole."""
+MAX_METRICS = 60
 
 
-def export(library: Library, to: Path, *, episodes: int) -> tuple[int, int]:
-    """Write a library into one file; returns how many episodes it holds, and how many there are.
+def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
+    """Write the viewer into one file; returns how many episodes it holds, and how many there are.
 
-    Where there are more than `episodes`, each run has its share: some of its faults, and then, from each phase in turn,
-    whole groups, those with the widest spread of rewards first.
+    Where there are more than `episodes`, each run has an equal share of them: first some of its faults, then whole
+    groups from each phase in turn, those with the widest spread of rewards first.
 
     Raises:
-        UserError: when the file cannot be written, or `episodes` makes no sense.
+        UserError: when the file cannot be written, or `episodes` is below 1.
     """
     if episodes < 1:
         raise UserError(f"--episodes {episodes} leaves nothing to show: it is 1 or more")
-    share = max(1, episodes // len(library.runs))
+    count = len(library.runs)
     views: dict[str, Any] = {}
-    held = there = 0
-    for opened in library.runs:
-        opened.open()
-        opened.follow()
-        view, total = _view(opened, share, MOST_BYTES // len(library.runs))
-        views[str(opened.number)] = view
-        held, there = held + len(view["rows"]), there + total
+    exported = total = 0
+    for run in library.runs:
+        run.open()
+        run.update_index()
+        with run.index.reading() as db:
+            rows, details = _select_episodes(run, db, max(1, episodes // count), MAX_BYTES // count)
+            total += db.execute("SELECT count(*) FROM episodes").fetchone()[0]
+        exported += len(rows)
+        views[str(run.number)] = _run_views(run) | {"rows": rows, "details": details}
     data = {
-        "place": library.place.resolve().name,
-        "note": f"{held:,} of {there:,} episodes",
-        "runs": [opened.summary() for opened in library.runs],
+        "place": library.path.resolve().name,
+        "note": f"{exported:,} of {total:,} episodes",
+        "runs": [run.summary() for run in library.runs],
         "views": views,
     }
     try:
-        replace_file(to.expanduser(), page(data))
+        replace_file(path.expanduser(), render_page(data))
     except OSError as error:
-        raise UserError(f"--export {to} cannot be written: {error.strerror}") from None
-    return held, there
+        raise UserError(f"--export {path} cannot be written: {error.strerror}") from None
+    return exported, total
 
 
-def _view(opened: Opened, most: int, room: int) -> tuple[dict[str, Any], int]:
-    """What the page may ask of one run, and how many episodes that run has."""
-    rows: list[dict[str, Any]] = []
-    records: dict[str, Any] = {}
-    with opened.index.reading() as db:
-        total: int = db.execute("SELECT count(*) FROM episodes").fetchone()[0]
-        for row in islice(_telling(db, most), most):
-            brief = query.brief(row)
-            try:
-                record = read_record(opened.run, db, brief["key"], opened.model)
-            except UserError:
-                continue  # cut off or deleted meanwhile
-            room -= len(to_json(record))
-            if room < 0:
-                break
-            rows.append(brief)
-            records[brief["key"]] = {**record, "commands": {}}
-    for record in records.values():
-        record["siblings"] = [each for each in record["siblings"] if each["key"] in records]
-    view = {
-        "overview": opened.view("overview", {}),
-        "curves": {
-            phase: opened.series.read(phase, names[:MOST_METRICS]) for phase, names in opened.series.names().items()
-        },
-        "faults": opened.view("faults", {}),
-        "timeline": opened.view("timeline", {}),
-        "console": {**opened.view("console", {}), "logs": []},
-        "rows": sorted(rows, key=lambda each: (each["phase"], int(each["key"].rpartition("/")[2]))),
-        "records": records,
+def _run_views(run: ViewedRun) -> dict[str, Any]:
+    """The answers to all that the page may request of a run, without its episodes."""
+    run.metrics.update()
+    metrics = run.metrics.metrics_by_phase()
+    return {
+        "overview": VIEWS["overview"](run, {}),
+        "curves": {phase: run.metrics.read_curves(phase, names[:MAX_METRICS]) for phase, names in metrics.items()},
+        "faults": VIEWS["faults"](run, {}),
+        "timeline": VIEWS["timeline"](run, {}),
+        "console": {**VIEWS["console"](run, {}), "logs": []},
     }
-    return view, total
 
 
-def _telling(db: sqlite3.Connection, most: int) -> Iterator[sqlite3.Row]:
-    """The episodes that say most about a run, each once."""
+def _select_episodes(
+    run: ViewedRun, db: sqlite3.Connection, max_episodes: int, max_bytes: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The list entries of the exported episodes, in the order of the files, and their details by key."""
+    entries: list[dict[str, Any]] = []
+    details: dict[str, Any] = {}
+    for row in islice(_most_informative(db, max_episodes), max_episodes):
+        entry = query.list_entry(row)
+        try:
+            detail = read_detail(run.run, db, entry["key"], run.model)
+        except UserError:
+            continue  # just cut off or deleted
+        max_bytes -= len(to_json(detail))
+        if max_bytes < 0:
+            break
+        entries.append(entry)
+        details[entry["key"]] = {**detail, "commands": {}}  # they name paths of this machine
+    for detail in details.values():
+        detail["siblings"] = [sibling for sibling in detail["siblings"] if sibling["key"] in details]
+    return sorted(entries, key=lambda entry: (entry["phase"], int(entry["key"].rpartition("/")[2]))), details
+
+
+def _most_informative(db: sqlite3.Connection, max_episodes: int) -> Iterator[sqlite3.Row]:
+    """The newest faults, then the groups of each phase in turn, the widest spread of rewards first; each row once."""
     seen: set[int] = set()
     faults = f"fault <> '' ORDER BY {query.EPISODE_ORDERS['newest']} LIMIT ?"
-    for row in _rows(db, faults, (max(1, most // 4),)):
+    for row in query.select_rows(db, faults, (max(1, max_episodes // 4),)):
         seen.add(row["n"])
         yield row
-    phases: dict[int, list[sqlite3.Row]] = {}
+    groups_by_file: dict[int, list[sqlite3.Row]] = {}
     groups = "SELECT file, group_id FROM episodes GROUP BY file, group_id"
-    spread = "avg(reward * reward) - avg(reward) * avg(reward)"
-    for group in db.execute(f"{groups} ORDER BY {spread} DESC, min(n)"):
-        phases.setdefault(group["file"], []).append(group)
-    for turn in zip_longest(*phases.values()):
-        for group in filter(None, turn):
-            for row in _rows(db, "file = ? AND group_id = ? ORDER BY n", tuple(group)):
+    for group in db.execute(f"{groups} ORDER BY {query.REWARD_VARIANCE} DESC, min(n)"):
+        groups_by_file.setdefault(group["file"], []).append(group)
+    for one_of_each_file in zip_longest(*groups_by_file.values()):
+        for group in filter(None, one_of_each_file):
+            for row in query.select_rows(db, "file = ? AND group_id = ? ORDER BY n", tuple(group)):
                 if row["n"] not in seen:
                     yield row
-
-
-def _rows(db: sqlite3.Connection, condition: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
-    sql = f"SELECT episodes.*, phase FROM episodes JOIN files USING (file) WHERE {condition}"
-    return db.execute(sql, values).fetchall()

@@ -1,8 +1,8 @@
-"""The index of a run: a SQLite file beside it that follows its files of lines, also while they are being written.
+"""The index of a run: a SQLite file beside the run that follows its files, also while they are being written.
 
-A file of lines is only ever appended to, or cut back when a run is resumed, so reading goes on where it stopped. That
-the file still is the one that was read is checked by the bytes before that place; where it is not, its rows go, and it
-is read from the start. The index can be deleted at any time.
+A file of episodes is only ever appended to, or cut back when a run is resumed, so reading continues where it stopped.
+The bytes before that place show whether the file is still the same one. If it is not, its rows are deleted and it is
+read from the start. The index can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from forge_env.viewer.folder import Run, RunFile
-from forge_env.viewer.row import COLUMNS
-from forge_env.viewer.scan import Scanned, scan
+from forge_env.viewer.index_row import COLUMNS
+from forge_env.viewer.scan import ScannedBlock, scan_file
+from forge_env.viewer.stored_runs import RunFile, StoredRun
 from forge_env.viewer.transaction import transaction
 
 VERSION = 2
-FIRST = 256 << 10
-"""Bytes that are read before anything else: the first page is there at once."""
-TAIL = 4096
+FIRST_BYTES = 256 << 10
+"""How much of each file is read before the rest of any, so that the first page appears at once."""
+TAIL_BYTES = 4096
 BUSY_SECONDS = 30.0
-MOST_BAD = 1000
+MAX_BAD_LINES = 1000
 _SCHEMA = f"""
 CREATE TABLE files(file INTEGER PRIMARY KEY, path TEXT UNIQUE, phase TEXT, kind TEXT, inode INT, done INT, seen TEXT,
     tail TEXT, bad INT);
@@ -36,73 +36,76 @@ CREATE TABLE trained(id TEXT PRIMARY KEY, step INT, offset INT, length INT) WITH
 CREATE TABLE bad(file INT, offset INT, reason TEXT);
 PRAGMA user_version = {VERSION};
 """
-_SHIFT = 44
-"""An episode's number is its file's and its offset: files are shorter than 16 TiB."""
+# files.done: bytes that are indexed; files.seen: size and time of the last look; files.tail: hash of the bytes before
+# done; files.bad: lines that cannot be read.
+_OFFSET_BITS = 44
+"""The number of an episode is that of its file and its offset: files are shorter than 16 TiB."""
 _EVALUATION = re.compile(r"evaluation_(\d{1,15})")
 
 
-class Index:
-    """Follows the files of one run. `update` is for one thread at a time, `reading` for any.
+class EpisodeIndex:
+    """The index of one run. One thread at a time may call `update`; any thread may call `reading`.
 
     Args:
-        run: whose files.
-        place: of the SQLite file; its folder is there.
+        run: whose files are indexed.
+        path: of the SQLite file; its folder exists.
     """
 
-    def __init__(self, run: Run, place: Path) -> None:
+    def __init__(self, run: StoredRun, path: Path) -> None:
         self.run = run
-        self.place = place
+        self.path = path
         self.stamp = 0
-        """Counts the changes that this process has seen."""
-        self.complete = False
+        """Counts the changes that this process has noticed."""
+        self.is_complete = False
+        """Whether every file has been read to its end once."""
         self._closed = threading.Event()
         self._state: list[sqlite3.Row] = []
-        if not _usable(place):
+        if not _is_usable(path):
             for suffix in ("", "-wal", "-shm", "-journal"):
-                place.with_name(place.name + suffix).unlink(missing_ok=True)
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
         with closing(self._connect()) as db:
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        self._inode = place.stat().st_ino
+        self._inode = path.stat().st_ino
 
     @property
-    def is_there(self) -> bool:
-        """Whether its file still is the one that was opened: it may be deleted, and made again by another process."""
+    def exists(self) -> bool:
+        """Whether the SQLite file is still the one that was opened: another process may have deleted and remade it."""
         try:
-            return self.place.stat().st_ino == self._inode
+            return self.path.stat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """End an update that runs, at its next stretch."""
+        """End a running update at its next block."""
         self._closed.set()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees one state of the index and cannot change it."""
+        """A connection that cannot change the index."""
         with closing(self._connect()) as db:
             db.execute("PRAGMA query_only = 1")
             yield db
 
     def update(self) -> bool:
-        """Read what is new in the files; returns whether anything had changed."""
+        """Read what is new in the files; returns whether anything changed."""
         with closing(self._connect()) as db:
-            changed = self._forget_missing(db)
+            changed = self._forget_missing_files(db)
             files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
-            for first in (True, False):  # the beginning of every file, and then all of them
+            for max_bytes in (FIRST_BYTES, None):
                 for file in files:
-                    changed |= self._follow(db, file, FIRST if first else None)
+                    changed |= self._follow(db, file, max_bytes)
             if changed:
                 self._join_steps(db)
             state = db.execute("SELECT path, inode, done FROM files ORDER BY file").fetchall()
         changed |= state != self._state  # another process may have written
         self._state = state
-        self.complete = not self._closed.is_set()
+        self.is_complete = not self._closed.is_set()
         self.stamp += changed
         return changed
 
     def progress(self) -> tuple[int, int]:
-        """Bytes that are indexed, and bytes that there are."""
+        """The bytes that are indexed, and all bytes."""
         with self.reading() as db:
             done: int = db.execute("SELECT coalesce(sum(done), 0) FROM files").fetchone()[0]
         total = 0
@@ -110,88 +113,89 @@ class Index:
             try:
                 total += file.path.stat().st_size
             except OSError:
-                pass  # deleted while the viewer looks at it
+                pass  # just deleted
         return min(done, total), total
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.place, timeout=BUSY_SECONDS, isolation_level=None)
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = OFF")  # it can be made again from the files
+        db.execute("PRAGMA synchronous = OFF")  # a lost index is made again from the files
         return db
 
-    def _follow(self, db: sqlite3.Connection, file: RunFile, most: int | None) -> bool:
-        """Read what is new in one file, at most so many bytes of it."""
+    def _follow(self, db: sqlite3.Connection, file: RunFile, max_bytes: int | None) -> bool:
+        """Read what is new in one file; with `max_bytes`, only its first bytes, and only when none has been read."""
         changed = False
         try:
             status = file.path.stat()
-            number, start, reset = self._begin(db, file, status)
-            changed |= reset
-            end = status.st_size if most is None else min(status.st_size, start + most)
-            if start >= status.st_size or (most is not None and start > 0):
+            number, start, was_reset = self._begin(db, file, status)
+            changed |= was_reset
+            end = status.st_size if max_bytes is None else min(status.st_size, start + max_bytes)
+            if start >= status.st_size or (max_bytes is not None and start > 0):
                 return changed
-            for found in scan(file.path, file.kind, start, end):
-                if not self._add(db, file, number, start, found):
+            for block in scan_file(file.path, file.kind, start, end):
+                if not self._add_block(db, file, number, start, block):
                     return True  # another process was quicker
-                start, changed = found.end, True
+                start, changed = block.end, True
                 self.stamp += 1
                 if self._closed.is_set():
                     break
         except OSError:
-            pass  # deleted, or taken away for a moment: it is looked at again
+            pass  # deleted, or unavailable for a moment: the next update tries again
         return changed
 
     def _begin(self, db: sqlite3.Connection, file: RunFile, status: os.stat_result) -> tuple[int, int, bool]:
-        """Number of a file, where to read on, and whether its old rows had to go."""
+        """The number of a file, where to continue reading, and whether its old rows were deleted."""
         with transaction(db):
             known = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
             if known is None:
                 values = (str(file.path), file.phase, file.kind, status.st_ino)
-                made = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, 0, '', '', 0)", values)
-                return int(made.lastrowid or 0), 0, False
-            same = known["inode"] == status.st_ino and known["done"] <= status.st_size
+                cursor = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, 0, '', '', 0)", values)
+                return int(cursor.lastrowid or 0), 0, False
+            may_be_same = known["inode"] == status.st_ino and known["done"] <= status.st_size
             seen = f"{status.st_size} {status.st_mtime_ns}"
-            if same and known["seen"] == seen:
+            if may_be_same and known["seen"] == seen:
                 return known["file"], known["done"], False
-            if same and known["tail"] == _tail(file.path, known["done"]):
+            if may_be_same and known["tail"] == _tail_hash(file.path, known["done"]):
                 db.execute("UPDATE files SET seen = ? WHERE file = ?", (seen, known["file"]))
                 return known["file"], known["done"], False
-            _forget(db, known["file"], known["kind"])
-            again = "UPDATE files SET inode = ?, done = 0, seen = '', tail = '', bad = 0 WHERE file = ?"
-            db.execute(again, (status.st_ino, known["file"]))
+            _delete_rows(db, known["file"], known["kind"])
+            reset = "UPDATE files SET inode = ?, done = 0, seen = '', tail = '', bad = 0 WHERE file = ?"
+            db.execute(reset, (status.st_ino, known["file"]))
             return known["file"], 0, True
 
-    def _add(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, found: Scanned) -> bool:
-        tail = _tail(file.path, found.end)
+    def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, block: ScannedBlock) -> bool:
+        """Add the rows of a block; False where another process has already added them."""
+        tail = _tail_hash(file.path, block.end)
         with transaction(db):
             known = db.execute("SELECT done, bad FROM files WHERE file = ?", (number,)).fetchone()
             if known is None or known["done"] != start:
                 return False
             if file.kind == "trained":
-                db.executemany("INSERT OR REPLACE INTO trained VALUES(?, ?, ?, ?)", found.rows)
+                db.executemany("INSERT OR REPLACE INTO trained VALUES(?, ?, ?, ?)", block.rows)
             else:
-                step = _EVALUATION.fullmatch(file.phase)
-                own = (number, int(step[1]) if step else None)
-                places = ", ".join("?" * (3 + len(COLUMNS)))
-                rows = (((number << _SHIFT) + row[0], *own, *row) for row in found.rows)
-                db.executemany(f"INSERT OR REPLACE INTO episodes VALUES({places})", rows)
-            room = max(0, MOST_BAD - known["bad"])
-            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *each) for each in found.bad[:room]])
-            values = (found.end, tail, len(found.bad), number)
+                evaluation = _EVALUATION.fullmatch(file.phase)
+                step = int(evaluation[1]) if evaluation else None
+                placeholders = ", ".join("?" * (3 + len(COLUMNS)))
+                rows = (((number << _OFFSET_BITS) + row[0], number, step, *row) for row in block.rows)
+                db.executemany(f"INSERT OR REPLACE INTO episodes VALUES({placeholders})", rows)
+            room = max(0, MAX_BAD_LINES - known["bad"])
+            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in block.bad_lines[:room]])
+            values = (block.end, tail, len(block.bad_lines), number)
             db.execute("UPDATE files SET done = ?, tail = ?, bad = bad + ? WHERE file = ?", values)
         return True
 
-    def _forget_missing(self, db: sqlite3.Connection) -> bool:
-        there = {str(file.path) for file in self.run.files()}
-        gone = [row for row in db.execute("SELECT file, path, kind FROM files") if row["path"] not in there]
-        for row in gone:
+    def _forget_missing_files(self, db: sqlite3.Connection) -> bool:
+        paths = {str(file.path) for file in self.run.files()}
+        missing = [row for row in db.execute("SELECT file, path, kind FROM files") if row["path"] not in paths]
+        for row in missing:
             with transaction(db):
-                _forget(db, row["file"], row["kind"])
+                _delete_rows(db, row["file"], row["kind"])
                 db.execute("DELETE FROM files WHERE file = ?", (row["file"],))
-        return bool(gone)
+        return bool(missing)
 
     def _join_steps(self, db: sqlite3.Connection) -> None:
-        """The step that trained on an episode, where trained.jsonl says so."""
+        """Set the optimizer step that trained on each episode, as far as trained.jsonl says it."""
         with transaction(db):
             db.execute(
                 "UPDATE episodes SET step = (SELECT step FROM trained WHERE trained.id = episodes.id) "
@@ -200,7 +204,7 @@ class Index:
             )
 
 
-def _forget(db: sqlite3.Connection, number: int, kind: str) -> None:
+def _delete_rows(db: sqlite3.Connection, number: int, kind: str) -> None:
     if kind == "trained":
         db.execute("DELETE FROM trained")
         db.execute("UPDATE episodes SET step = NULL WHERE file IN (SELECT file FROM files WHERE phase = 'train')")
@@ -208,20 +212,20 @@ def _forget(db: sqlite3.Connection, number: int, kind: str) -> None:
     db.execute("DELETE FROM bad WHERE file = ?", (number,))
 
 
-def _tail(path: Path, end: int) -> str:
-    """Hash of the bytes before a place in a file; empty for its start."""
+def _tail_hash(path: Path, end: int) -> str:
+    """The hash of the bytes before a place in a file; "" at its start."""
     if not end:
         return ""
     with path.open("rb") as file:
-        file.seek(max(0, end - TAIL))
-        return hashlib.blake2b(file.read(min(end, TAIL)), digest_size=8).hexdigest()
+        file.seek(max(0, end - TAIL_BYTES))
+        return hashlib.blake2b(file.read(min(end, TAIL_BYTES)), digest_size=8).hexdigest()
 
 
-def _usable(place: Path) -> bool:
-    if not place.exists():
+def _is_usable(path: Path) -> bool:
+    if not path.exists():
         return False
     try:
-        with closing(sqlite3.connect(place, timeout=BUSY_SECONDS)) as db:
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
             return bool(db.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION))
     except sqlite3.DatabaseError:
         return False

@@ -1,7 +1,6 @@
-"""The page: static/ put together into one HTML document that loads nothing, for the server and the export alike.
+"""The page: the files of static/ joined into one HTML document that loads nothing, for the server and the export.
 
-The modules are joined in the order of their imports. Script and style are named in the policy by their hash, so nothing
-else can run, whatever ends up in the document.
+The policy of the page names the script and the style by their hash, so the browser runs nothing else.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from importlib import resources
 from typing import Any
 
 MODULES = (
-    "text.js", "dom.js", "api.js", "chart.js", "shade.js", "lists.js", "runs.js", "groups.js", "episodes.js",
-    "conversation.js", "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
+    "text.js", "numbers.js", "dom.js", "exported.js", "api.js", "chart.js", "tokens.js", "address.js", "lists.js",
+    "curves.js", "overview.js", "runs.js", "groups.js", "episodes.js", "conversation.js", "episode.js", "faults.js",
+    "timeline.js", "console.js", "keys.js", "app.js",
 )  # fmt: skip
+"""Each module stands behind those that it imports."""
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function |const |class |let )", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
-def _parts() -> tuple[str, str, str]:
+def _read_static() -> tuple[str, str, str]:
     """Template, style and script."""
     folder = resources.files("forge_env.viewer") / "static"
     script = "".join(
@@ -38,9 +39,9 @@ def _parts() -> tuple[str, str, str]:
     )
 
 
-def policy() -> str:
+def security_policy() -> str:
     """The Content-Security-Policy of the page."""
-    _, style, script = _parts()
+    _, style, script = _read_static()
     return "; ".join(
         (
             "default-src 'none'",
@@ -56,11 +57,12 @@ def policy() -> str:
     )
 
 
-def page(data: Any = None) -> str:
-    """The document; with data it needs no server, and asks none."""
-    template, style, script = _parts()
+def render_page(data: Any = None) -> str:
+    """The HTML document; with `data` it requests nothing from a server."""
+    template, style, script = _read_static()
+    policy = security_policy()
     parts = {
-        "POLICY": policy() if data is None else policy().replace("connect-src 'self'", "connect-src 'none'"),
+        "POLICY": policy if data is None else policy.replace("connect-src 'self'", "connect-src 'none'"),
         "STYLE": style,
         "SCRIPT": script,
         "DATA": "" if data is None else to_json(data).replace("<", "\\u003c"),
@@ -69,18 +71,18 @@ def page(data: Any = None) -> str:
 
 
 def to_json(data: Any) -> str:
-    """JSON in ASCII; numbers that JSON does not have become texts."""
+    """JSON in ASCII; numbers that are not finite become strings."""
     try:
         return json.dumps(data, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(data), allow_nan=False, separators=(",", ":"))
+        return json.dumps(_without_nonfinite(data), allow_nan=False, separators=(",", ":"))
 
 
-def _finite(value: Any) -> Any:
+def _without_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _without_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_without_nonfinite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

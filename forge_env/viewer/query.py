@@ -1,4 +1,4 @@
-"""Pages of episodes and groups: filters and orders of the page, as SQL over the index."""
+"""Queries of the index: lists of episodes and groups with the page's filters and orders, faults, evaluations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.utils.statistics import Estimate, clustered_share
+from forge_env.utils.statistics import clustered_share
 
-PAGE = 200
-"""Rows of an answer at most."""
+MAX_ROWS = 200
+"""Rows of one answer."""
+MAX_GROUP = 256
+"""Episodes of a group that are listed."""
 _FROM = "FROM episodes JOIN files USING (file)"
-_VARIANCE = "max(0, avg(reward * reward) - avg(reward) * avg(reward))"
+REWARD_VARIANCE = "max(0, avg(reward * reward) - avg(reward) * avg(reward))"
 
 EPISODE_ORDERS = {
     "written": "n",
@@ -57,30 +59,30 @@ _HAS = {
     "failure": "reward IS NOT NULL AND success = 0",
 }
 _PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
-"""As a run goes through them; others come after."""
+"""In the order of a run; other phases come after them."""
 FILTERS = frozenset({*_TERMS, "tool", "has", "id"})
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Conditions in SQL, and their values."""
+class Condition:
+    """A condition on episodes in SQL, and its values."""
 
     sql: str
     values: tuple[Any, ...]
 
-    def and_numbers(self, numbers: Sequence[int]) -> Where:
-        """Those of the given episodes only."""
-        return Where(f"{self.sql} AND n IN ({', '.join(map(str, numbers)) or 'NULL'})", self.values)
+    def and_numbers(self, numbers: Sequence[int]) -> Condition:
+        """This condition, for the episodes with these numbers only."""
+        return Condition(f"{self.sql} AND n IN ({', '.join(map(str, numbers)) or 'NULL'})", self.values)
 
 
-def where(wanted: Mapping[str, str]) -> Where:
-    """Return the conditions for the filters that are named; others are passed over.
+def condition_of(params: Mapping[str, str]) -> Condition:
+    """Return the condition of the filters among a request's parameters.
 
     Raises:
-        UserError: for a value that makes no sense.
+        UserError: when the value of a filter is not allowed.
     """
     terms, values = ["kind <> 'trained'"], []
-    for name, text in wanted.items():
+    for name, text in params.items():
         if name not in FILTERS or not text:
             continue
         if name == "has":
@@ -95,70 +97,73 @@ def where(wanted: Mapping[str, str]) -> Where:
             values.append(text)
         else:
             terms.append(_TERMS[name])
-            values.append(_value(name, text))
-    return Where(" AND ".join(terms), tuple(values))
+            values.append(_filter_value(name, text))
+    return Condition(" AND ".join(terms), tuple(values))
 
 
-def episodes(db: sqlite3.Connection, that: Where, order: str, offset: int, limit: int) -> dict[str, Any]:
+def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
     """A page of episodes: {"total": all that match, "rows": those of the page}.
 
     Raises:
-        UserError: for an unknown order.
+        UserError: when the order is unknown.
     """
-    by = _order(EPISODE_ORDERS, order)
-    total = db.execute(f"SELECT count(*) {_FROM} WHERE {that.sql}", that.values).fetchone()[0]
-    sql = f"SELECT episodes.*, phase {_FROM} WHERE {that.sql} ORDER BY {by} LIMIT ? OFFSET ?"
-    rows = db.execute(sql, (*that.values, min(limit, PAGE), offset))
-    return {"total": total, "rows": [brief(row) for row in rows]}
+    order_sql = _order_sql(EPISODE_ORDERS, order)
+    total = db.execute(f"SELECT count(*) {_FROM} WHERE {condition.sql}", condition.values).fetchone()[0]
+    sql = f"SELECT episodes.*, phase {_FROM} WHERE {condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
+    rows = db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))
+    return {"total": total, "rows": [list_entry(row) for row in rows]}
 
 
-def groups(db: sqlite3.Connection, that: Where, order: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of groups with the rewards of their episodes, in order.
+def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
+    """A page of groups, each with the rewards of its episodes.
 
     Raises:
-        UserError: for an unknown order.
+        UserError: when the order is unknown.
     """
-    by = _order(GROUP_ORDERS, order)
-    grouped = f"{_FROM} WHERE {that.sql} GROUP BY file, group_id"
-    total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", that.values).fetchone()[0]
+    order_sql = _order_sql(GROUP_ORDERS, order)
+    grouped = f"{_FROM} WHERE {condition.sql} GROUP BY file, group_id"
+    total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", condition.values).fetchone()[0]
     sql = (
         f"SELECT file, phase, group_id, task, env, question, max(step) AS step, min(n) AS first, "
         f"max(started + seconds) AS ended, count(*) AS size, avg(reward) AS mean, min(reward) AS low, "
-        f"max(reward) AS high, {_VARIANCE} AS spread, sum(reward IS NULL) AS faults {grouped} "
-        f"ORDER BY {by} LIMIT ? OFFSET ?"
+        f"max(reward) AS high, {REWARD_VARIANCE} AS spread, sum(reward IS NULL) AS faults {grouped} "
+        f"ORDER BY {order_sql} LIMIT ? OFFSET ?"
     )
-    rows = [dict(row) for row in db.execute(sql, (*that.values, min(limit, PAGE), offset))]
-    for row in rows:
-        del row["ended"]
-        inner = f"SELECT episodes.*, phase {_FROM} WHERE {that.sql} AND file = ? AND group_id = ? ORDER BY n LIMIT 256"
-        found = db.execute(inner, (*that.values, row.pop("file"), row["group_id"]))
-        row["episodes"] = [member(each) for each in found]
-        row["spread"] = None if row["spread"] is None else math.sqrt(row["spread"])
-    return {"total": total, "rows": rows}
+    groups = [dict(row) for row in db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))]
+    members_sql = (
+        f"SELECT episodes.*, phase {_FROM} WHERE {condition.sql} AND file = ? AND group_id = ? "
+        f"ORDER BY n LIMIT {MAX_GROUP}"
+    )
+    for group in groups:
+        del group["ended"]
+        members = db.execute(members_sql, (*condition.values, group.pop("file"), group["group_id"]))
+        group["episodes"] = [_member_entry(row) for row in members]
+        group["spread"] = None if group["spread"] is None else math.sqrt(group["spread"])
+    return {"total": total, "rows": groups}
 
 
-def faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Faults of ours by class and message, the most frequent first."""
+def list_faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Environment faults, infrastructure faults and time-outs, by class and message, the most frequent first."""
     sql = (
         f"SELECT phase, fault, error, env, count(*) AS count, max(n) AS last {_FROM} WHERE fault <> '' "
         f"GROUP BY phase, fault, error, env ORDER BY count DESC, last DESC LIMIT 500"
     )
-    found = [dict(row) for row in db.execute(sql)]
-    for row in found:
-        last = db.execute(f"SELECT phase, offset {_FROM} WHERE n = ?", (row.pop("last"),)).fetchone()
-        row["episode"] = f"{last['phase']}/{last['offset']}"
-    return found
+    faults = [dict(row) for row in db.execute(sql)]
+    for fault in faults:
+        last = db.execute(f"SELECT phase, offset {_FROM} WHERE n = ?", (fault.pop("last"),)).fetchone()
+        fault["episode"] = _key(last)
+    return faults
 
 
 def bad_lines(db: sqlite3.Connection) -> dict[str, Any]:
-    """Lines that are no episode: how many in each file, and the first of them."""
+    """Lines that hold no episode: how many each file has, and the first of them."""
     counts = [dict(row) for row in db.execute("SELECT phase, bad FROM files WHERE bad > 0 ORDER BY phase")]
     sql = "SELECT phase, offset, reason FROM bad JOIN files USING (file) ORDER BY file, offset LIMIT 100"
     return {"files": counts, "lines": [dict(row) for row in db.execute(sql)]}
 
 
-def choices(db: sqlite3.Connection) -> dict[str, Any]:
-    """What the filters can be set to: phases with their counts, outcomes, environments, tools, ranges."""
+def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
+    """The values that the filters can have: phases with their counts, outcomes, environments, tools, ranges."""
     phases = [
         {"phase": row[0], "episodes": row[1]}
         for row in db.execute(
@@ -166,7 +171,7 @@ def choices(db: sqlite3.Connection) -> dict[str, Any]:
             "GROUP BY phase ORDER BY phase"
         )
     ]
-    phases.sort(key=lambda each: _place(each["phase"]))
+    phases.sort(key=lambda phase: _phase_position(phase["phase"]))
     low, high, first, last, step_low, step_high = db.execute(
         "SELECT min(reward), max(reward), min(version_low), max(version_high), min(step), max(step) FROM episodes"
     ).fetchone()
@@ -185,7 +190,7 @@ def choices(db: sqlite3.Connection) -> dict[str, Any]:
 
 
 def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Success of every phase that measures, with its 95% interval by task; a time-out is no success."""
+    """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success."""
     sql = (
         "SELECT phase, step, task, avg(success) AS share, "
         "avg(CASE WHEN reward IS NOT NULL THEN success END) AS share_without, "
@@ -193,98 +198,109 @@ def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
         "WHERE kind = 'episodes' AND (reward IS NOT NULL OR outcome = 'timeout') "
         "AND phase NOT IN ('train', 'demonstrations') GROUP BY file, task"
     )
-    phases: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
+    tasks_by_phase: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
     for row in db.execute(sql):
-        phases.setdefault((row["phase"], row["step"]), []).append(row)
-    found = [_measured(phase, step, rows) for (phase, step), rows in phases.items()]
-    return sorted(found, key=lambda each: (_place(each["phase"]), each["step"] or 0))
+        tasks_by_phase.setdefault((row["phase"], row["step"]), []).append(row)
+    results = [_evaluation(phase, step, tasks) for (phase, step), tasks in tasks_by_phase.items()]
+    return sorted(results, key=lambda result: (_phase_position(result["phase"]), result["step"] or 0))
 
 
 def siblings(db: sqlite3.Connection, row: sqlite3.Row) -> list[dict[str, Any]]:
     """The episodes of the same group in the same file, in order."""
-    sql = f"SELECT episodes.*, phase {_FROM} WHERE file = ? AND group_id = ? ORDER BY n LIMIT 256"
-    return [member(each) for each in db.execute(sql, (row["file"], row["group_id"]))]
+    sql = f"SELECT episodes.*, phase {_FROM} WHERE file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
+    return [_member_entry(row) for row in db.execute(sql, (row["file"], row["group_id"]))]
 
 
-def find(db: sqlite3.Connection, phase: str, offset: int) -> sqlite3.Row | None:
-    """The row of the episode at a place, which is what links name."""
-    sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {_FROM} WHERE phase = ? AND offset = ?"
-    found: sqlite3.Row | None = db.execute(sql, (phase, offset)).fetchone()
-    return found
+def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
+    """The row of an episode.
 
-
-def neighbours(db: sqlite3.Connection, that: Where, order: str, n: int) -> dict[str, Any]:
-    """Where an episode stands in a list: {"previous": key, "next": key, "place": from 1, "listed": how many there are}.
-
-    Of one that is not in the list there is no place.
+    Args:
+        key: "PHASE/OFFSET", as the lists give it.
 
     Raises:
-        UserError: for an unknown order.
+        UserError: when there is no such episode.
     """
-    sql = f"SELECT n, phase, offset {_FROM} WHERE {that.sql} ORDER BY {_order(EPISODE_ORDERS, order)}"
-    rows = db.execute(sql, that.values).fetchall()
-    place = next((i for i, row in enumerate(rows) if row["n"] == n), None)
-
-    def key(i: int) -> str | None:
-        return f"{rows[i]['phase']}/{rows[i]['offset']}" if 0 <= i < len(rows) else None
-
-    found = {"previous": None, "next": None, "place": None, "listed": len(rows)}
-    return found if place is None else found | {"previous": key(place - 1), "next": key(place + 1), "place": place + 1}
-
-
-def brief(row: sqlite3.Row) -> dict[str, Any]:
-    """What the list shows of an episode."""
-    left_out = ("n", "file", "offset", "length", "path", "file_kind", "tools")
-    shown = {name: row[name] for name in row.keys() if name not in left_out}  # noqa: SIM118  (a Row iterates over values)
-    return shown | {
-        "key": f"{row['phase']}/{row['offset']}",
-        "tools": [name for name in row["tools"].split(",") if name],
-    }
+    phase, _, offset = key.rpartition("/")
+    sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {_FROM} WHERE phase = ? AND offset = ?"
+    row: sqlite3.Row | None = None
+    if offset.isdecimal() and len(offset) < 16:
+        row = db.execute(sql, (phase, int(offset))).fetchone()
+    if row is None:
+        raise UserError("this episode is not there: its file was cut back, deleted, or is still being read")
+    return row
 
 
-def member(row: sqlite3.Row) -> dict[str, Any]:
-    """What is shown of an episode beside its siblings."""
-    shown = {name: row[name] for name in ("id", "reward", "outcome", "success")}
-    return {"key": f"{row['phase']}/{row['offset']}"} | shown
+def neighbours(db: sqlite3.Connection, condition: Condition, order: str, number: int) -> dict[str, Any]:
+    """The place of an episode in a list: {"previous": key, "next": key, "place": from 1, "listed": rows of the list}.
+
+    An episode that is not in the list has no place.
+
+    Raises:
+        UserError: when the order is unknown.
+    """
+    sql = f"SELECT n, phase, offset {_FROM} WHERE {condition.sql} ORDER BY {_order_sql(EPISODE_ORDERS, order)}"
+    rows = db.execute(sql, condition.values).fetchall()
+    place = next((i for i, row in enumerate(rows) if row["n"] == number), None)
+    if place is None:
+        return {"previous": None, "next": None, "place": None, "listed": len(rows)}
+    previous = _key(rows[place - 1]) if place > 0 else None
+    following = _key(rows[place + 1]) if place + 1 < len(rows) else None
+    return {"previous": previous, "next": following, "place": place + 1, "listed": len(rows)}
 
 
-def _measured(phase: str, step: int | None, rows: Sequence[sqlite3.Row]) -> dict[str, Any]:
-    success = clustered_share([row["share"] for row in rows], attempts=sum(row["episodes"] for row in rows))
+def select_rows(db: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[sqlite3.Row]:
+    """The rows of episodes under a condition in SQL, which an order and a limit may follow."""
+    return db.execute(f"SELECT episodes.*, phase {_FROM} WHERE {sql}", values).fetchall()
+
+
+def list_entry(row: sqlite3.Row) -> dict[str, Any]:
+    """What a list shows of an episode."""
+    hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools")
+    shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
+    return shown | {"key": _key(row), "tools": [name for name in row["tools"].split(",") if name]}
+
+
+def _member_entry(row: sqlite3.Row) -> dict[str, Any]:
+    """What is shown of an episode among those of its group."""
+    return {"key": _key(row)} | {name: row[name] for name in ("id", "reward", "outcome", "success")}
+
+
+def _key(row: sqlite3.Row) -> str:
+    return f"{row['phase']}/{row['offset']}"
+
+
+def _evaluation(phase: str, step: int | None, tasks: Sequence[sqlite3.Row]) -> dict[str, Any]:
+    success = clustered_share([task["share"] for task in tasks], attempts=sum(task["episodes"] for task in tasks))
     return {
         "phase": phase,
         "step": step,
         "success": success.value,
-        "interval": _finite(success),
-        "reward": _mean([row["reward"] for row in rows]),
-        "timeouts": sum(row["timeouts"] for row in rows),
-        "without_timeouts": _mean([row["share_without"] for row in rows]),
-        "episodes": sum(row["episodes"] for row in rows),
+        "interval": [success.low, success.high],
+        "reward": _mean_of_known([task["reward"] for task in tasks]),
+        "timeouts": sum(task["timeouts"] for task in tasks),
+        "without_timeouts": _mean_of_known([task["share_without"] for task in tasks]),
+        "episodes": sum(task["episodes"] for task in tasks),
         "tasks": success.tasks,
     }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Of the tasks that have the value."""
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
-def _place(phase: str) -> int:
+def _phase_position(phase: str) -> int:
     name = phase.partition("_")[0] if phase.startswith("evaluation_") else phase
     return _PHASES.index(name) if name in _PHASES else len(_PHASES)
 
 
-def _finite(estimate: Estimate) -> list[float]:
-    return [estimate.low, estimate.high]
-
-
-def _order(orders: Mapping[str, str], name: str) -> str:
+def _order_sql(orders: Mapping[str, str], name: str) -> str:
     if name not in orders:
         raise UserError(f"the order {name!r} is none of {', '.join(orders)}")
     return orders[name]
 
 
-def _value(name: str, text: str) -> Any:
+def _filter_value(name: str, text: str) -> Any:
     if name not in _NUMBERS:
         return text
     try:

@@ -1,6 +1,6 @@
-"""Text in episodes: the files are read from end to end, and only lines that may hold the text are parsed.
+"""Search for a text in episodes: the files are read from start to end, and only lines that may match are parsed.
 
-There is no index of words: a run of 200 MB is searched in about a second, and nothing has to be kept up to date.
+There is no word index: 200 MB take about a second to search, and nothing has to be kept up to date.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forge_env.viewer.index import Index
-from forge_env.viewer.row import episode_of, parse
+from forge_env.viewer.index import EpisodeIndex
+from forge_env.viewer.index_row import episode_from
+from forge_env.viewer.lenient_json import parse_json
 
-BLOCK = 1 << 20
-MOST = 5000
-"""Episodes that a search finds at most."""
+BLOCK_BYTES = 1 << 20
+MAX_RESULTS = 5000
 WAIT_SECONDS = 0.4
 
 
 class Search:
-    """One text in one state of a run, looked for by a thread of its own. Upper and lower case of ASCII are one.
+    """A search for one text in one state of a run, in its own thread. The case of ASCII letters is ignored.
 
     Example: ``Search(index, "divide by zero").numbers``
     """
 
-    def __init__(self, index: Index, text: str) -> None:
+    def __init__(self, index: EpisodeIndex, text: str) -> None:
         self.text = text
         self.numbers: list[int] = []
-        """Numbers of the episodes that hold it, found so far."""
+        """Numbers of the matching episodes so far."""
         self.share = 0.0
-        """How much of the run has been searched, up to 1."""
+        """The share of the run that has been searched, up to 1."""
         self.stamp = index.stamp
         self._index = index
         self._ended = threading.Event()
-        self._stop = threading.Event()
+        self._stopped = threading.Event()
         threading.Thread(target=self._run, name="viewer-search", daemon=True).start()
 
     @property
@@ -44,69 +44,68 @@ class Search:
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Give it a moment: most searches have ended by then."""
+        """Wait a moment, in which most searches end."""
         self._ended.wait(WAIT_SECONDS)
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped.set()
 
     def _run(self) -> None:
         try:
             with self._index.reading() as db:
                 self._search(db)
         except (sqlite3.Error, OSError):
-            pass  # the index or a file went away: what was found stays
+            pass  # the index or a file is gone: the results so far stay
         self.share = 1.0
         self._ended.set()
 
     def _search(self, db: sqlite3.Connection) -> None:
         files = db.execute("SELECT file, path, done FROM files WHERE kind <> 'trained'").fetchall()
-        total = sum(row["done"] for row in files) or 1
-        before = 0
+        total = sum(file["done"] for file in files) or 1
+        bytes_before = 0
         needle = json.dumps(self.text)[1:-1].encode().lower()
-        wanted = self.text.lower()
-        for row in files:
-            places = db.execute("SELECT n, offset, length FROM episodes WHERE file = ? ORDER BY n", (row["file"],))
-            for place, line in _lines_with(Path(row["path"]), needle, places.fetchall()):
-                if self._stop.is_set() or len(self.numbers) >= MOST:
+        text = self.text.lower()
+        for file in files:
+            rows = db.execute("SELECT n, offset, length FROM episodes WHERE file = ? ORDER BY n", (file["file"],))
+            for row, line in _lines_with(Path(file["path"]), needle, rows.fetchall()):
+                if self._stopped.is_set() or len(self.numbers) >= MAX_RESULTS:
                     return
-                self.share = (before + place["offset"]) / total
-                if _holds(line, wanted):
-                    self.numbers.append(place["n"])
-            before += row["done"]
+                self.share = (bytes_before + row["offset"]) / total
+                if _contains(line, text):
+                    self.numbers.append(row["n"])
+            bytes_before += file["done"]
 
 
-def _lines_with(path: Path, needle: bytes, places: list[sqlite3.Row]) -> Iterator[tuple[sqlite3.Row, bytes]]:
-    """Lines whose bytes hold the needle, several lines being read at a time."""
-    number = 0
+def _lines_with(path: Path, needle: bytes, rows: list[sqlite3.Row]) -> Iterator[tuple[sqlite3.Row, bytes]]:
+    """The lines whose bytes contain the needle; several lines are read at a time."""
+    end = 0
     with path.open("rb") as file:
-        while number < len(places):
-            first = number
-            size = 0
-            while number < len(places) and (size < BLOCK or number == first):
-                size = places[number]["offset"] + places[number]["length"] - places[first]["offset"]
-                number += 1
-            file.seek(places[first]["offset"])
+        while end < len(rows):
+            first, end, size = end, end + 1, rows[end]["length"]
+            while end < len(rows) and size < BLOCK_BYTES:
+                size = rows[end]["offset"] + rows[end]["length"] - rows[first]["offset"]
+                end += 1
+            file.seek(rows[first]["offset"])
             data = file.read(size)
             if needle not in data.lower():
                 continue
-            for place in places[first:number]:
-                start = place["offset"] - places[first]["offset"]
-                line = data[start : start + place["length"]]
+            for row in rows[first:end]:
+                start = row["offset"] - rows[first]["offset"]
+                line = data[start : start + row["length"]]
                 if needle in line.lower():
-                    yield place, line
+                    yield row, line
 
 
-def _holds(line: bytes, wanted: str) -> bool:
+def _contains(line: bytes, text: str) -> bool:
     try:
-        episode = episode_of(parse(line))
+        episode = episode_from(parse_json(line))
     except ValueError:
         return False
-    return any(wanted in text.lower() for text in _texts(episode))
+    return any(text in shown.lower() for shown in _texts(episode))
 
 
 def _texts(episode: dict[str, Any]) -> Iterator[str]:
-    """Everything of an episode that the page shows as text, names of fields and tokens left out."""
+    """Every text of an episode that the page shows, without the names of fields."""
     task = episode["task"]
     yield from _strings([episode.get("id"), episode.get("error"), task.get("prompt"), task.get("target")])
     yield from _strings([episode.get("tail"), task.get("metadata"), episode.get("info")])
@@ -118,8 +117,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _strings(each)
+        for item in value.values():
+            yield from _strings(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)

@@ -1,8 +1,8 @@
-"""The viewer over HTTP, for one person: loopback, a secret in the address, and nothing that changes anything.
+"""The viewer over HTTP, for one person: on loopback, with a secret in the address, and read-only.
 
-No path of a request reaches the file system: the page is one document, and what it asks for are numbers of runs and
-keys of episodes that the index knows. A name that points at this machine from elsewhere (DNS rebinding) is refused by
-the Host header.
+No path of a request reaches the file system: the page is one document, and its requests name runs by number and
+episodes by their key in the index. The Host header is checked, so another site cannot reach the server under a name
+that it points at this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from forge_env.core.errors import UserError
-from forge_env.viewer.library import Library, NotThere
-from forge_env.viewer.page import page, policy, to_json
+from forge_env.viewer.library import Library
+from forge_env.viewer.page import render_page, security_policy, to_json
+from forge_env.viewer.views import NotThere
 
 IDLE_SECONDS = 60.0
-"""After which a connection that says nothing is closed."""
+"""A connection without a request is closed after these."""
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -32,19 +33,19 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-_ENTER = "Open the address that forge-env view has printed: it holds the key to this page.\n"
+_NO_KEY = "Open the address that forge-env view has printed: it holds the key to this page.\n"
 
 
 class ViewServer(http.server.ThreadingHTTPServer):
-    """Serves a library. Used as `with`; it listens from the start and serves until it is left.
+    """Serves a library. It listens once it is made, and serves while it is entered as a context manager.
 
     Args:
-        library: what there is to see.
+        library: the runs to show.
         host: address to listen on.
         port: 0 for any free one.
 
     Raises:
-        UserError: when the address cannot be had.
+        UserError: when it cannot listen on the address.
     """
 
     daemon_threads = True
@@ -71,12 +72,12 @@ class ViewServer(http.server.ThreadingHTTPServer):
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie; other ports of this machine have other ones."""
+        """The name of the cookie, which differs between servers of one machine."""
         return f"forge_env_view_{self.port}"
 
     @property
     def url(self) -> str:
-        """The address to open, with the token."""
+        """The address to open; it holds the token."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}/?token={self.token}"
 
@@ -91,7 +92,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def knows_host(self, header: str) -> bool:
-        """Whether a Host header names this server by address or by a name that is its own."""
+        """Whether a Host header names this server, by its address or by the name of this machine."""
         name, port = _host_and_port(header)
         if port not in ("", str(self.port)):
             return False
@@ -104,7 +105,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
         return address.is_loopback or self.host not in ("127.0.0.1", "localhost", "::1")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
+        """Do nothing: a browser that disconnects during an answer is no error."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -116,19 +117,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.server.knows_host(self.headers.get("Host", "")):
-            return self._send(403, "text/plain", "this server does not go by that name\n")
+            return self._send(403, "text/plain", "this server has another host name\n")
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and self.path.startswith("/api/"):
-            return self._send(403, "text/plain", "only the page itself may ask\n")
+            return self._send(403, "text/plain", "only the page itself may send requests\n")
         url = urlsplit(self.path)
         params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=40, errors="replace"))
         if url.path == "/":
             given = params.get("token")
             if given is not None and self._is_token(given):
                 cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
-                return self._send(200, "text/html", page(), {"Set-Cookie": cookie})
-            return self._send(200, "text/html", page()) if self._is_known() else self._send(403, "text/plain", _ENTER)
-        if not self._is_known():
-            return self._send(403, "text/plain", _ENTER)
+                return self._send(200, "text/html", render_page(), {"Set-Cookie": cookie})
+            if self._has_cookie():
+                return self._send(200, "text/html", render_page())
+        if not self._has_cookie():
+            return self._send(403, "text/plain", _NO_KEY)
         if not url.path.startswith("/api/"):
             return self._send(404, "text/plain", "there is no such page\n")
         self._answer(url.path.removeprefix("/api/"), params)
@@ -142,26 +144,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             answer, status = {"error": str(error)}, 404
         except UserError as error:
             answer, status = {"error": str(error)}, 400
-        except Exception as error:  # of this request only: the server goes on, and the page says it
+        except Exception as error:  # only this request fails, and the page shows why
             answer, status = {"error": f"the viewer failed: {type(error).__name__}: {error}"}, 500
         self._send(status, "application/json", to_json(answer))
 
-    def _is_known(self) -> bool:
+    def _has_cookie(self) -> bool:
         try:
             cookies = SimpleCookie(self.headers.get("Cookie", ""))
         except CookieError:
             return False
-        found = cookies.get(self.server.cookie)
-        return found is not None and self._is_token(found.value)
+        cookie = cookies.get(self.server.cookie)
+        return cookie is not None and self._is_token(cookie.value)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "replace"), self.server.token.encode())
 
-    def _send(self, status: int, kind: str, text: str, more: dict[str, str] | None = None) -> None:
+    def _send(self, status: int, kind: str, text: str, extra: dict[str, str] | None = None) -> None:
         data = text.encode("utf-8", "replace")
         self.send_response(status)
-        headers = {**_HEADERS, **(more or {}), "Content-Type": f"{kind}; charset=utf-8"}
-        headers["Content-Security-Policy"] = f"{policy()}; frame-ancestors 'none'"
+        headers = {**_HEADERS, **(extra or {}), "Content-Type": f"{kind}; charset=utf-8"}
+        headers["Content-Security-Policy"] = f"{security_policy()}; frame-ancestors 'none'"
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
@@ -170,7 +172,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's business."""
+        """Do nothing: requests are not logged."""
 
 
 def _host_and_port(header: str) -> tuple[str, str]:

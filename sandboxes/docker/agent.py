@@ -20,7 +20,7 @@ from sandboxes.docker.group import ContainerGroups, with_exact_processes
 from sandboxes.docker.plain import PlainZygote, check_plain_isolation
 from sandboxes.host.namespace import DEFAULT_PREIMPORT, NamespaceSandbox
 from sandboxes.host.selftest import check_isolation
-from sandboxes.host.zygote import Driver, Ended, Zygote
+from sandboxes.host.zygote import Driver, ExitReport, Zygote
 
 _CLOSE_S = 5.0
 _GREETING_S = 60.0
@@ -78,12 +78,12 @@ def _take_standard_streams() -> tuple[int, int]:
 class ContainedZygote(Zygote):
     """The zygote of a container, where resource limits count the processes of a snippet."""
 
-    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
         return super().submit(with_exact_processes(order), fds)
 
 
 class Channel:
-    """Writes frames. The engine reads on, whether somebody listens or not, so a write never waits for long."""
+    """Writes frames. The engine always reads, so a write never blocks for long."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -102,17 +102,17 @@ class Agent:
         self._session: Session | None = None
 
     async def serve(self, requests: int) -> None:
-        """Answer requests until there are no more."""
+        """Answer requests until the input ends."""
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(requests, "rb", buffering=0))
         try:
-            # An owner that died before it was connected leaves a standard input that may never end.
+            # If the owner dies before it connects, standard input may never end.
             await asyncio.wait_for(self._take_next(reader), _GREETING_S)
             while True:
                 await self._take_next(reader)
         except (asyncio.IncompleteReadError, TimeoutError):
-            pass  # the owner closed us, or is gone
+            pass  # the owner closed the stream, or is gone
 
     async def _take_next(self, reader: asyncio.StreamReader) -> None:
         number, header_bytes, body_bytes = wire.PREFIX.unpack(await reader.readexactly(wire.PREFIX.size))
@@ -136,7 +136,7 @@ class Agent:
             answer = {"sandbox_error": "the request was cancelled"}, b""
         except SandboxError as error:
             answer = {"sandbox_error": str(error)}, b""
-        except Exception as error:  # whatever it is, the host is told now and not when its patience ends
+        except Exception as error:  # report every error now, before the host's deadline
             answer = {"sandbox_error": f"the agent failed: {type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]}, b""
         finally:
             self._tasks.pop(number, None)
@@ -174,4 +174,4 @@ class Agent:
 
 if __name__ == "__main__":
     asyncio.run(main())
-    os._exit(0)  # nothing is left to do, and no thread to wait for
+    os._exit(0)  # no thread to wait for

@@ -1,13 +1,13 @@
-"""The "docker" sandbox: hardened containers of a Docker engine, driven by an agent over their standard streams.
+"""The "docker" sandbox: hardened containers of a Docker engine; an agent in them answers over standard streams.
 
-One container serves one request or one session at a time: no network, a read-only root, no capabilities, no new
-privileges, an own seccomp profile, and limits on memory, processes and CPU that count everything in it. Inside, the
-agent confines each snippet once more, as the namespace backend does, so that a container can serve one after the other
-without a trace. Where the engine forbids namespaces in its containers, `capabilities.pid_namespace` is false and each
-request and each session gets a container of its own, which is slow.
+A container serves one request or one session at a time. It has no network, a read-only root, no capabilities, no new
+privileges, its own seccomp profile, and limits on memory, processes and CPU for everything in it. Inside, the agent
+confines every snippet again, as the namespace backend does, so a container can be reused without traces. If the engine
+forbids namespaces in its containers, `capabilities.pid_namespace` is false, and every request and every session gets a
+new container, which is slow.
 
-Not covered: holes in the kernel itself, unless `runtime="runsc"` puts gVisor between; who may speak to the engine can
-do anything to its machine, so give that to nobody else.
+Not covered: vulnerabilities of the kernel, unless `runtime="runsc"` adds gVisor. Access to the engine is access to its
+whole machine: give it to nobody else.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ async def open_docker_sandbox(
     runtime: str | None = None,
     pid_namespace: bool | None = None,
 ) -> DockerSandbox:
-    """Open the sandbox: find the engine, remove what dead owners left, build the image, start and prove a container.
+    """Open the sandbox: find the engine, remove containers of dead owners, build the image, test one container.
 
     Args:
-        slots: requests that run at once, each in a container of its own; the number of CPUs by default.
-        max_sessions: sessions that are open at once, each in a container of its own; more wait a minute.
+        slots: concurrent requests, one container per request; the number of CPUs by default.
+        max_sessions: open sessions, one container per session; a further one waits up to a minute.
         cpus: CPUs that one container may use.
         base_image: an image with python3 3.11 or newer. FORGE_ENV_SANDBOX_BASE_IMAGE, else python:3.12-slim.
         runtime: another runtime that the engine knows, for example "runsc".
-        pid_namespace: True to refuse an engine that forbids namespaces, False to do without them; None takes what
-            there is, and `capabilities` says which.
+        pid_namespace: True refuses an engine that forbids namespaces, False does without them; None uses them if
+            possible, and `capabilities` reports the result.
 
     Raises:
         UserError: a setting is out of range.
-        SandboxUnavailable: no engine answers, the Docker SDK is missing, or nothing can be isolated in its containers.
+        SandboxUnavailable: no engine answers, the Docker SDK is missing, or its containers do not isolate.
         SandboxError: the engine failed.
     """
     slots = slots if slots is not None else os.cpu_count() or 1
@@ -75,7 +75,7 @@ async def open_docker_sandbox(
 
 
 class DockerSandbox:
-    """A `Sandbox`. Made by `open_docker_sandbox`."""
+    """A `Sandbox`. Created by `open_docker_sandbox`."""
 
     def __init__(
         self, engine: Engine, pool: Pool, capabilities: Capabilities, *, slots: int, max_sessions: int
@@ -106,7 +106,7 @@ class DockerSandbox:
             container = await self._pool.take(request.limits)
             begin = time.monotonic()
             try:
-                # The agent starts a snippet a second time where its zygote died before the first had started.
+                # The agent retries a snippet whose zygote died before the snippet started.
                 within_s = 2 * request.limits.wall_s
                 result = await ask_for_result(container, message, request.limits, body=files, within_s=within_s)
             except SandboxError as error:
@@ -171,8 +171,8 @@ class DockerSandbox:
 async def _open_pool(
     engine: Engine, recipe: Recipe, slots: int, pid_namespace: bool | None
 ) -> tuple[Pool, Capabilities]:
-    """Return a pool that has proved itself, without namespaces where they are not to be had and not asked for."""
-    why_none = "they were not asked for (pid_namespace=False)"
+    """Return a pool that has passed the self-test, without namespaces if they are unavailable and not required."""
+    why_none = "they are switched off (pid_namespace=False)"
     if pid_namespace is not False:
         try:
             return await _prove(Pool(engine, recipe, max_idle=slots))

@@ -1,4 +1,4 @@
-"""One hardened container and the conversation with the agent in it (`docker_agent.py`)."""
+"""One hardened container, and the protocol with the agent in it (`agent.py`)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from sandboxes.docker.recipe import Recipe, create, memory_needed
 
 _START_S = 60.0
 _GRACE_S = 25.0
-"""How much longer than an honest agent needs an answer may take; then the container is killed."""
+"""Seconds that an answer may take beyond the time of an honest agent; then the container is killed."""
 _CANCEL_S = 15.0
 _REMOVE_S = 15.0
 _ENGINE_FRAME = 8
-"""Bytes of the header that the engine puts before each piece of output: the stream, three zeros, the length."""
+"""The header that the engine puts before every chunk of output: the stream, three zeros, the length."""
 _STDERR = 2
 _KEPT_ERRORS = 4000
 _CHUNK = 64 * 2**10
 _NO_NAMESPACES = (
-    "no pid namespace for each snippet, so that each request and each session gets a new container instead, which "
-    "takes much longer"
+    "no pid namespace per snippet, so every request and every session gets a new container, which takes much longer"
 )
 
 
@@ -37,12 +36,12 @@ class _Pending:
 
 
 class Container:
-    """A running container. Make one with `await Container.start(...)`; end it with `await container.close()`."""
+    """A running container. Create one with `await Container.start(...)`; end it with `await container.close()`."""
 
     def __init__(self, engine: Engine, identity: str, *, memory_bytes: int, tmp_bytes: int) -> None:
         self.alive = True
         self.failure = ""
-        """Why it is not alive."""
+        """Why it ended; "" while it is alive."""
         self.uses = 0
         self.memory_bytes = memory_bytes
         self.tmp_bytes = tmp_bytes
@@ -51,14 +50,14 @@ class Container:
         self._identity = identity
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._left = 0  # bytes of the engine's present piece of output
+        self._left = 0  # bytes left of the engine's current chunk
         self._errors = bytearray()
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
     async def start(cls, engine: Engine, recipe: Recipe, limits: Limits) -> Container:
-        """Start a container and wait until its agent takes requests.
+        """Start a container and wait until its agent accepts requests.
 
         Raises:
             SandboxUnavailable: the agent cannot isolate in it.
@@ -69,7 +68,7 @@ class Container:
             identity = await asyncio.shield(creating)
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):
-                await owner.remove(engine, await creating)  # bounded: a call of the engine has a deadline
+                await owner.remove(engine, await creating)  # bounded: calls of the engine have a deadline
             raise
         container = cls(engine, identity, memory_bytes=memory_needed(limits), tmp_bytes=limits.tmp_bytes)
         try:
@@ -82,15 +81,15 @@ class Container:
     async def ask(
         self, message: dict[str, Any], body: bytes = b"", *, within_s: float, max_body_bytes: int = 0
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return the answer. Cancelling ends what was asked for, or else the container.
+        """Send a request and return the answer. Cancelling ends the request, or else the container.
 
         Args:
-            within_s: how long an honest agent takes at most; some grace is added.
-            max_body_bytes: what an honest answer has at most.
+            within_s: the longest time of an honest agent, in seconds; a grace period is added.
+            max_body_bytes: the largest size of an honest answer.
 
         Raises:
-            SandboxError: the container ended, is late or does not keep to the protocol; it is then not alive.
-            TypeError, ValueError: the message is no plain JSON.
+            SandboxError: the container ended, was late or violated the protocol; it is then dead.
+            TypeError, ValueError: the message is not plain JSON.
         """
         number = next(self._numbers)
         frame = wire.frame(number, message, body)
@@ -120,7 +119,7 @@ class Container:
         self.memory_bytes = memory_bytes
 
     def kill(self, reason: str) -> None:
-        """Take no more from it, and let go of it, so that its agent ends. `close` makes sure."""
+        """Close the connection, so that its agent ends. `close` removes the container."""
         if self.alive:
             self.alive = False
             self.failure = reason
@@ -132,7 +131,7 @@ class Container:
         self._pending.clear()
 
     async def close(self) -> None:
-        """End every process in it and remove it. Idempotent. Raises SandboxError if the engine does not do it."""
+        """End every process in it and remove it. Idempotent. Raises SandboxError if the engine fails."""
         self.kill("the sandbox was closed")
         if self._reading is not None:
             self._reading.cancel()
@@ -145,7 +144,7 @@ class Container:
             raise
 
     async def _remove(self) -> None:
-        """The engine may be about to remove it by itself, so wait until it is gone."""
+        """Wait until the container is gone: the engine may already be removing it."""
         await owner.remove(self._engine, self._identity)
         end = asyncio.get_running_loop().time() + _REMOVE_S
         while asyncio.get_running_loop().time() < end:
@@ -172,7 +171,9 @@ class Container:
             async with asyncio.timeout(_START_S):
                 header, _ = await ready
         except TimeoutError:
-            raise SandboxError(f"docker sandbox: the agent did not start in {_START_S:g} s{self._said()}") from None
+            raise SandboxError(
+                f"docker sandbox: the agent did not start in {_START_S:g} s{self._last_error_line()}"
+            ) from None
         finally:
             self._pending.pop(0, None)
         self.capabilities = _capabilities(header, self.memory_bytes, recipe)
@@ -180,7 +181,9 @@ class Container:
 
     def _expect(self, number: int, max_body_bytes: int) -> asyncio.Future[tuple[dict[str, Any], bytes]]:
         answer: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting any more
+        answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # the caller may have been cancelled
         self._pending[number] = _Pending(answer, max_body_bytes)
         return answer
 
@@ -201,13 +204,13 @@ class Container:
                 self.kill("the agent in the container did not end a request that was cancelled")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand answers to those who wait for them, until the container ends or breaks the protocol."""
+        """Resolve the pending answers, until the container ends or violates the protocol."""
         try:
             while True:
                 number, header_bytes, body_bytes = wire.PREFIX.unpack(await self._output(reader, wire.PREFIX.size))
                 pending = self._pending.get(number)
                 if pending is None or pending.answer.done():
-                    raise wire.BrokenFrame("an answer to nothing")
+                    raise wire.BrokenFrame("an answer without a request")
                 if header_bytes > wire.MAX_HEADER_BYTES or body_bytes > pending.max_body_bytes:
                     raise wire.BrokenFrame("an answer that is too large")
                 header = wire.parse_header(await self._output(reader, header_bytes))
@@ -215,12 +218,12 @@ class Container:
                 if not pending.answer.done():
                     pending.answer.set_result((header, body))
         except wire.BrokenFrame as error:
-            self.kill(f"the agent in the container does not keep to the protocol: {error}")
+            self.kill(f"the agent in the container violated the protocol: {error}")
         except (asyncio.IncompleteReadError, OSError):
-            self.kill(f"the container ended{self._said()}")
+            self.kill(f"the container ended{self._last_error_line()}")
 
     async def _output(self, reader: asyncio.StreamReader, count: int) -> bytes:
-        """Return the next `count` bytes of standard output; what comes on standard error is kept aside, capped."""
+        """Return the next `count` bytes of standard output; standard error is kept separately, capped."""
         data = bytearray()
         while len(data) < count:
             if not self._left:
@@ -246,21 +249,21 @@ class Container:
             length -= len(piece)
             self._errors = (self._errors + piece)[-_KEPT_ERRORS:]
 
-    def _said(self) -> str:
+    def _last_error_line(self) -> str:
         lines = self._errors.decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1][:500]}" if lines else ""
 
 
 def _capabilities(header: dict[str, Any], memory_bytes: int, recipe: Recipe) -> Capabilities:
-    """Return what the agent found out. Its word is good: no foreign code has run in the container yet."""
+    """Return the agent's report. It is trusted: no untrusted code has run in the container yet."""
     if "failed" in header:
         raise SandboxUnavailable(f"docker sandbox: in its container, {header['failed']}")
     if recipe.proved is not None:
         return recipe.proved
     try:
-        found = wire.capabilities_of(header.get("capabilities"))
+        reported = wire.capabilities_of(header.get("capabilities"))
     except wire.BrokenFrame as error:
-        raise SandboxError(f"docker sandbox: the agent does not keep to the protocol: {error}") from error
+        raise SandboxError(f"docker sandbox: the agent violated the protocol: {error}") from error
     if header.get("memory_bytes") != memory_bytes:
         raise SandboxUnavailable(
             "docker sandbox: the engine does not limit the memory of its containers; its machine needs the memory "
@@ -268,5 +271,5 @@ def _capabilities(header: dict[str, Any], memory_bytes: int, recipe: Recipe) -> 
         )
     # The agent limits processes, the engine the CPU.
     limits = {"process_limit": "rlimit", "cpu_share": recipe.cpus <= 1}
-    missing = (*found.missing, *(() if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)))
-    return replace(found, backend="docker", missing=missing, **limits)  # type: ignore[arg-type]
+    missing = (*reported.missing, *(() if recipe.namespaces else (f"{_NO_NAMESPACES}: {recipe.why_none}",)))
+    return replace(reported, backend="docker", missing=missing, **limits)  # type: ignore[arg-type]

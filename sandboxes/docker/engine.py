@@ -1,6 +1,6 @@
-"""The Docker engine: found through the environment (DOCKER_HOST), spoken to through the Docker SDK for Python.
+"""The Docker engine: located by the environment (DOCKER_HOST), called with the Docker SDK for Python.
 
-The SDK blocks, so its calls run in threads, each with a deadline of its own.
+The SDK blocks, so its calls run in threads, with a deadline per call.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable
-from sandboxes.host.seccomp import supported_machines
+from sandboxes.guest.seccomp import supported_machines
 
 _CALL_S = 60.0
 _PING_S = 5.0
 
 
 class Engine:
-    """A connection to an engine that answered. Make one with `await Engine.connect()`; end it with `close()`."""
+    """A connection to an engine. Create one with `await Engine.connect()`; end it with `close()`."""
 
     def __init__(self, client: Any, info: dict[str, Any]) -> None:
         self.client = client
@@ -41,18 +41,18 @@ class Engine:
         return cls(client, info)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function of the SDK in a thread. Raises SandboxError for whatever the engine answers or does not.
+        """Call a function of the SDK in a thread. Raises SandboxError for every error of the engine.
 
-        Cancelling does not stop the call; the caller sees to what it may still make.
+        Cancelling does not stop the call; the caller removes what the call may still create.
         """
         try:
             return await asyncio.to_thread(function, *arguments, **named)
         except (self._errors.DockerException, OSError) as error:
-            # The SDK wraps the errors of the HTTP client, which are OSErrors too.
+            # The SDK wraps the errors of the HTTP client, which are OSErrors, too.
             raise SandboxError(f"docker sandbox: the engine failed: {_one_line(error)}") from error
 
     def is_missing(self, error: SandboxError) -> bool:
-        """Whether the engine said that the thing is not there, or is being removed already."""
+        """Whether the engine reported that the object does not exist, or is being removed."""
         cause = error.__cause__
         return isinstance(cause, self._errors.NotFound) or (
             isinstance(cause, self._errors.APIError) and cause.status_code == 409
@@ -65,7 +65,7 @@ class Engine:
         raw = getattr(wrapped, "_sock", wrapped)
         plain = isinstance(raw, socket.socket) and not isinstance(raw, ssl.SSLSocket)
         duplicate = raw.dup() if plain else None
-        # The SDK hangs the response on what it returns; closing it closes the SDK's own descriptor.
+        # The SDK attaches the response to the returned object; closing it closes the SDK's descriptor.
         getattr(wrapped, "_response", wrapped).close()
         raw.close()
         if duplicate is None:
@@ -94,7 +94,7 @@ def _connect() -> tuple[Any, dict[str, Any]]:
             f"docker sandbox: no Docker engine answers ({_one_line(error)}); start one, or name it with DOCKER_HOST."
         ) from error
     client.api.timeout = _CALL_S
-    # A connection for each call: calls are rare, and one kept open would be a descriptor that comes and goes.
+    # A connection per call: calls are rare, and an idle connection would hold a descriptor.
     client.api.headers["Connection"] = "close"
     return client, info
 

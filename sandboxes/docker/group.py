@@ -1,6 +1,6 @@
-"""The control group of the container, read from inside: the engine sets its limits, nobody inside can.
+"""The control group of the container, read from inside: only the engine can set its limits.
 
-It stands in for the group of a slot (`cgroup_slots.py`), as nothing but one snippet and its agent runs in a container.
+It takes the place of a slot's group (`cgroup_slots.py`), since a container runs only one snippet and its agent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.sandbox import Limits
-from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups
 from sandboxes.host.zygote import BACKSTOP_PROCESSES
 
@@ -18,9 +18,9 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def with_exact_processes(order: dict[str, Any]) -> dict[str, Any]:
-    """Take back the allowance that a snippet gets where its control group has the last word on its processes.
+    """Remove the extra processes that a snippet gets if a control group enforces its limit.
 
-    The group of the container counts the agent's processes as well, so the resource limit has the last word.
+    The group of the container counts the agent's processes, too, so the resource limit enforces it here.
     """
     limits = order["limits"]
     if not limits["memory_is_counted"]:
@@ -34,14 +34,14 @@ class ContainerGroups(Groups):
     def __init__(self) -> None:
         v2 = (_ROOT / "cgroup.controllers").exists()
         self.version = "cgroup_v2" if v2 else "cgroup_v1"
-        self.limits_cpu = False  # the engine knows
+        self.limits_cpu = False  # the engine limits the CPU
         self._limit = _ROOT / ("memory.max" if v2 else "memory/memory.limit_in_bytes")
         self._only = ContainerSlot(str(_ROOT / ("memory.events" if v2 else "memory/memory.oom_control")))
         if not self.memory_bytes():
             raise OSError("the container has no memory limit")
 
     def memory_bytes(self) -> int:
-        """Return the limit, 0 where there is none. Raises OSError."""
+        """Return the limit in bytes, 0 for none. Raises OSError."""
         text = self._limit.read_text().strip()
         return int(text) if text.isdigit() and int(text) < 2**62 else 0
 
@@ -52,18 +52,18 @@ class ContainerGroups(Groups):
         self._only.close()
 
 
-class ContainerSlot(Slot):
-    """Args: events: the file that counts what was killed for want of memory."""
+class ContainerSlot(SlotGroup):
+    """Args: events: the file that counts processes killed for lack of memory."""
 
     def __init__(self, events: str) -> None:
         super().__init__([], keep_open=True)
         self._events = events
 
     def join_files(self) -> list[int]:
-        # Whoever joins is in the group already: it writes to nowhere.
+        # A snippet is in the group already, so joining writes to /dev/null.
         return [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)]
 
-    def begin(self, limits: Limits, *, own_processes: int) -> None:
+    def begin(self, limits: Limits, *, extra_processes: int) -> None:
         self._before = self._counters()
 
     def _counters(self) -> dict[str, int]:
@@ -71,11 +71,11 @@ class ContainerSlot(Slot):
         return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": 0}
 
     def _met_limit(self, more: dict[str, int]) -> bool:
-        """Version 1 does not count how often the limit was met, and its peak cannot be reset from here."""
+        """Version 1 does not count hits of the limit, and its peak cannot be reset from inside."""
         return more["at_limit"] > 0 or not self._events.endswith("memory.events")
 
     def _peak(self) -> int:
-        return 0  # not known: the peak of the largest process is told instead
+        return 0  # unknown: the peak of the largest process is reported instead
 
     def _processes(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""The image of the docker sandbox: built from `Dockerfile.sandbox` when no image of the same content is there."""
+"""The image of the docker sandbox: built from `Dockerfile.sandbox` if no image with the same content exists."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _IMPORT = re.compile(rf"^\s*(?:from|import) ((?:{'|'.join(_OURS)})\b[\w.]*)(?: i
 
 
 async def ensure_image(engine: Engine, base_image: str | None = None) -> str:
-    """Return the name of the image, which the engine then has.
+    """Build the image if it is missing, and return its name.
 
-    Args: base_image: FORGE_ENV_SANDBOX_BASE_IMAGE where it is set, else python:3.12-slim, by default.
+    Args: base_image: by default FORGE_ENV_SANDBOX_BASE_IMAGE if it is set, else python:3.12-slim.
 
     Raises:
         SandboxUnavailable: the engine neither has the base image nor can pull it, or cannot build.
@@ -43,8 +43,8 @@ async def ensure_image(engine: Engine, base_image: str | None = None) -> str:
 
 
 def build_context() -> bytes:
-    """Return the context of the build as a tar archive that is the same, byte for byte, for the same files."""
-    # The package files name much that does not run inside, and are replaced by empty ones.
+    """Return the build context as a tar archive; equal files give equal bytes."""
+    # The real package files import modules that do not run inside; empty ones replace them.
     packages = {f"agent/{name}/__init__.py": b"" for name in _OURS}
     contents = {_DOCKERFILE: _dockerfile().read_bytes(), **packages}
     for path in agent_files():
@@ -60,15 +60,15 @@ def build_context() -> bytes:
 
 
 def agent_files() -> list[Path]:
-    """Return the files that run inside: the agent, all of ours that it imports, and the guest, which runs by path."""
-    found: set[Path] = set((_PACKAGES / "sandboxes" / "guest").glob("guest*.py"))
+    """Return the files that run inside: the agent, its imports from this project, and the guest, which runs by path."""
+    files: set[Path] = set((_PACKAGES / "sandboxes" / "guest").glob("guest*.py"))
     modules = [_ENTRY]
     while modules:
         path = _PACKAGES.joinpath(*modules.pop().split(".")).with_suffix(".py")
-        if path.is_file() and path not in found:
-            found.add(path)
+        if path.is_file() and path not in files:
+            files.add(path)
             modules += _our_imports(path.read_text(encoding="utf-8"))
-    return sorted(found)
+    return sorted(files)
 
 
 def _our_imports(source: str) -> list[str]:
@@ -79,7 +79,7 @@ def _our_imports(source: str) -> list[str]:
 
 
 def _dockerfile() -> Path:
-    """In a checkout it lies at the top level, in an installed package beside this file."""
+    """Return its path: the top level of a checkout, or beside this file in an installed package."""
     beside = Path(__file__).with_name(_DOCKERFILE)
     return beside if beside.exists() else _PACKAGES / _DOCKERFILE
 

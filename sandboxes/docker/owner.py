@@ -1,7 +1,7 @@
-"""Who owns a container: labels that outlive the owner, and the reaper that removes what an owner has left.
+"""The owner of a container: labels that outlive the owner, and the reaper of containers of dead owners.
 
-A container ends by itself when its owner is gone, because its standard input then ends. The reaper is for what an owner
-that was killed had created and not yet started, and for engines that were killed themselves.
+A container ends when its owner is gone, because its standard input ends. The reaper removes containers that a killed
+owner had created but not started, and containers of engines that were killed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sandboxes.docker.engine import Engine
 LABEL = "forge-env.sandbox"
 _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-time"
 _STALE_S = 600.0
-"""After which a container that does not run is nobody's: its owner starts it within seconds."""
+"""Age after which a container that does not run is abandoned: its owner starts it within seconds."""
 
 
 def labels() -> dict[str, str]:
-    """Return the labels of a container that this process owns."""
+    """Return the labels for containers of this process."""
     pid = os.getpid()
     return {LABEL: "1", _MACHINE: _machine(), _PID: str(pid), _START: _start_time(pid)}
 
 
 async def reap(engine: Engine) -> int:
-    """Remove the containers whose owner is gone, and return how many they were. Raises SandboxError."""
+    """Remove the containers of dead owners, and return their number. Raises SandboxError."""
     listed = await engine.call(engine.client.api.containers, all=True, filters={"label": LABEL})
     orphans = [container["Id"] for container in listed if _is_orphan(container)]
     for container in orphans:
@@ -51,7 +51,7 @@ def _is_orphan(container: dict[str, Any]) -> bool:
     owner = container.get("Labels") or {}
     if owner.get(_MACHINE) == _machine() != "":
         return _start_time(owner.get(_PID, "")) != owner.get(_START)
-    # Owned from another machine, or before this one was last started: its owner cannot be looked up.
+    # The owner is on another machine, or from before a reboot: it cannot be looked up.
     return container.get("State") != "running" and time.time() - _created(container) > _STALE_S
 
 
@@ -62,7 +62,7 @@ def _created(container: dict[str, Any]) -> float:
 
 @cache
 def _machine() -> str:
-    """Return what names this start of this machine and this pid namespace; "" where there is no /proc."""
+    """Return an id of this boot and pid namespace; "" without /proc."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
@@ -70,7 +70,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int | str) -> str:
-    """Return when a process was started, in ticks of the kernel; "" if there is no such process."""
+    """Return the start time of a process, in kernel ticks; "" if there is no such process."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, ValueError):

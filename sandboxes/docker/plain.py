@@ -1,4 +1,4 @@
-"""The sandbox inside a container whose engine forbids namespaces: the container is the ring, another user the wall.
+"""The sandbox inside a container without namespaces: the container isolates, and the snippet is another user.
 
 It serves one snippet or one session, then the host removes the container, and with it whatever that left. Imported by
 `docker_agent.py` only.
@@ -18,35 +18,35 @@ from typing import Any
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Capabilities, Sandbox
 from sandboxes.docker.group import with_exact_processes
-from sandboxes.host.cgroup_slots import Slot
+from sandboxes.guest.seccomp import seccomp_filter
+from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups
-from sandboxes.host.seccomp import seccomp_filter
 from sandboxes.host.selftest import LIMITS, denials_of, look, privileges_of, with_limits
-from sandboxes.host.zygote import Ended
+from sandboxes.host.zygote import ExitReport
 
 _GUEST = Path(__file__).parents[1] / "guest" / "guest_plain.py"
 
 
 async def check_plain_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
-    """Return what is enforced. Raises SandboxUnavailable if a canary gets out."""
+    """Return what is enforced. Raises SandboxUnavailable if a canary escapes."""
     return await with_limits(_judge(await look(sandbox)), sandbox, groups)
 
 
 class PlainZygote:
-    """A `Driver` that starts an interpreter for each snippet."""
+    """A `Driver` that starts one interpreter per snippet."""
 
     alive = True
 
     def __init__(self) -> None:
-        # Far from what others use: the limit of processes counts those of the user on the whole machine.
+        # Outside of used ranges: the limit on processes counts the user's processes on the whole machine.
         self._user = 0x70000000 + int.from_bytes(os.urandom(3), "big")
         self._filter = base64.b64encode(seccomp_filter()).decode()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._numbers = 0
         self._loop = asyncio.get_running_loop()
 
-    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
-        """Start one snippet; return its number and the future of its end."""
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
+        """Start one snippet; return its number and the future of its exit report."""
         self._numbers += 1
         number, ended = self._numbers, self._loop.create_future()
         fds = fds[: len(fds) - order.get("groups", 0)]
@@ -64,8 +64,8 @@ class PlainZygote:
         for process in self._processes.values():
             process.kill()
 
-    def open_helper(self, slot: int, groups: Slot) -> None:
-        """There is one group for all."""
+    def open_helper(self, slot: int, groups: SlotGroup) -> None:
+        """Nothing to do: the container has one group."""
 
     def close_helper(self, slot: int) -> None:
         """See `open_helper`."""
@@ -74,14 +74,14 @@ class PlainZygote:
         self.alive = False
         self.kill_all()
 
-    def _on_exit(self, number: int, pidfd: int, ended: asyncio.Future[Ended]) -> None:
+    def _on_exit(self, number: int, pidfd: int, ended: asyncio.Future[ExitReport]) -> None:
         self._loop.remove_reader(pidfd)
         os.close(pidfd)
         process = self._processes.pop(number)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for
+        process.returncode = os.waitstatus_to_exitcode(status)  # os.wait4 has already reaped it
         cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        ended.set_result(Ended(status=status, cpu_s=cpu_s, peak_memory_bytes=peak_bytes))
+        ended.set_result(ExitReport(status=status, cpu_s=cpu_s, peak_memory_bytes=peak_bytes))
 
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
@@ -108,13 +108,13 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         **privileges_of(seen),
         "it is the agent's user": seen["uid"] == os.geteuid(),
     }
-    found = [text for text, escaped in escapes.items() if escaped]
-    if found:
-        raise SandboxUnavailable(f"the self-test failed, because {'; '.join(found)}.")
+    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    if reasons:
+        raise SandboxUnavailable(f"the self-test failed, because {'; '.join(reasons)}.")
     return Capabilities(
         backend="docker",
         pid_namespace=False,
-        mount_namespace=True,  # this and the next two are the container's
+        mount_namespace=True,  # the container provides this and the next two
         network_namespace=True,
         ipc_namespace=True,
         seccomp=True,

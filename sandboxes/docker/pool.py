@@ -1,4 +1,4 @@
-"""The containers of one docker sandbox: each serves one snippet or session at a time, and many after each other."""
+"""The containers of one docker sandbox. A container serves one snippet or session at a time, and is reused."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sandboxes.docker.engine import Engine
 from sandboxes.docker.recipe import Recipe, memory_needed
 
 _MAX_USES = 1000
-"""After which a container is replaced, whatever it may have gathered."""
+"""Requests after which a container is replaced, in case state has accumulated."""
 
 
 class Pool:
-    """Args: max_idle: containers that are kept for the next request."""
+    """Args: max_idle: idle containers to keep for later requests."""
 
     def __init__(self, engine: Engine, recipe: Recipe, *, max_idle: int) -> None:
         self._engine = engine
         self._recipe = recipe
         self._max_idle = max_idle
-        # Without namespaces, nothing but the container keeps one snippet's traces from the next.
+        # Without namespaces, only a new container keeps traces of one snippet from the next.
         self._max_uses = _MAX_USES if recipe.namespaces else 1
         self._idle: list[Container] = []
         self._taken: set[Container] = set()
@@ -42,10 +42,10 @@ class Pool:
         return container.capabilities
 
     async def take(self, limits: Limits) -> Container:
-        """Return a container with the memory limit that `limits` need. Give it back whatever happens.
+        """Return a container with the memory limit for `limits`. Always give it back.
 
         Raises:
-            SandboxUnavailable: an agent cannot isolate in a container.
+            SandboxUnavailable: the agent cannot isolate in a container.
             SandboxError: the engine failed, or the pool is closed.
         """
         container = self._take_idle(limits) or await self._start(limits)
@@ -70,7 +70,7 @@ class Pool:
             self._close_soon(container)
 
     async def close(self) -> None:
-        """Remove every container, those in use too. Raises SandboxError if one could not be removed. Idempotent."""
+        """Remove every container, also those in use. Raises SandboxError if one could not be removed. Idempotent."""
         self._closed = True
         for container in (*self._idle, *self._taken):
             self._close_soon(container)
@@ -81,9 +81,10 @@ class Pool:
             raise self._failures.pop()
 
     def _take_idle(self, limits: Limits) -> Container | None:
-        """Prefer the one with this memory limit, as changing it takes a call of the engine, and then the warmest."""
+        """Prefer a container with this memory limit, since changing it takes a call of the engine; then the last
+        used."""
         for container in tuple(self._idle):
-            # Without namespaces, the files of a snippet lie in the container's own /tmp, whose size stays.
+            # Without namespaces, the snippet's files are in the container's /tmp, whose size is fixed.
             if not container.alive or not (self._recipe.namespaces or container.tmp_bytes == limits.tmp_bytes):
                 self._idle.remove(container)
                 self._close_soon(container)
@@ -94,7 +95,7 @@ class Pool:
         return chosen
 
     async def _start(self, limits: Limits) -> Container:
-        """Start a container in a task that `close` can wait for; cancelling the caller cancels it."""
+        """Start a container in a task that `close` waits for; cancelling the caller cancels it."""
         starting = asyncio.create_task(self._start_one(limits))
         self._starting.add(starting)
         try:

@@ -1,6 +1,6 @@
-"""The seccomp profile of a container: our strict filter, less what the agent alone needs to confine a snippet.
+"""The seccomp profile of a container: the strict filter without the calls that the agent needs to confine a snippet.
 
-The snippet loads the strict filter on top, so that it can make none of these calls either.
+The snippet loads the strict filter on top, so it cannot make these calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 import json
 from typing import Any
 
-from sandboxes.host.seccomp import DENIED_FCNTL, denied_calls
+from sandboxes.guest.seccomp import DENIED_FCNTL, denied_calls
 
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _FOR_NAMESPACES = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}
@@ -20,23 +20,23 @@ _NAMESPACE_FLAGS = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x2000
 
 
 def seccomp_profile(machine: str, *, namespaces: bool) -> str:
-    """Return the profile as the JSON text that an engine takes.
+    """Return the profile as JSON text for the engine.
 
     Args:
-        machine: as the engine names its architecture, "x86_64" or "aarch64".
-        namespaces: whether the agent makes namespaces.
+        machine: the engine's architecture, "x86_64" or "aarch64".
+        namespaces: whether the agent creates namespaces.
     """
     allowed = _FOR_INPUT | (_FOR_NAMESPACES if namespaces else set())
     rules: list[dict[str, Any]] = [
         _refuse(sorted(denied_calls(machine).keys() - allowed), errno.EPERM),
-        # glibc falls back to clone, whose flags a filter can see.
+        # glibc falls back to clone, whose flags a filter can inspect.
         _refuse(["clone3"], errno.ENOSYS),
         _refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, {"value": 10, "op": "SCMP_CMP_GT"}),
     ]
     for family in _OTHER_FAMILIES:
         rules.append(_refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, {"value": family, "op": "SCMP_CMP_EQ"}))
     for command in DENIED_FCNTL.values():
-        # The kernel takes no more than the low word of a command.
+        # The kernel reads only the low word of a command.
         test = {"index": 1, "value": _LOW_WORD, "valueTwo": command, "op": "SCMP_CMP_MASKED_EQ"}
         rules.append(_refuse(["fcntl"], errno.EPERM, test))
     for flag in () if namespaces else _NAMESPACE_FLAGS:

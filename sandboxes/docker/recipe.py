@@ -1,4 +1,4 @@
-"""How a container is hardened: everything that the engine is asked for."""
+"""The hardening of a container: all settings that the engine gets."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from sandboxes.docker.owner import labels
 from sandboxes.docker.profile import seccomp_profile
 
 _OWN_MEMORY_BYTES = 64 * 2**20
-"""What agent and zygote may need beside the snippet."""
+"""Memory of agent and zygote, beside the snippet's."""
 _MAX_PROCESSES = 1024
-"""Of a container; the agent sets the limit of the snippet."""
+"""Limit on processes of a container; the agent sets the limit of the snippet."""
 _LEAST_TMP_BYTES = 2 * 2**20
 _AGENT_USER, _ROOT = "65532:65532", "0:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the containers of one sandbox are made."""
+    """Settings of the containers of one sandbox."""
 
     image: str
     namespaces: bool
-    """Whether the agent confines each snippet in namespaces of its own; if not, the container is all there is."""
+    """Whether the agent confines every snippet in its own namespaces; if not, only the container isolates."""
     cpus: float
     runtime: str | None
     why_none: str = ""
-    """Without namespaces: why."""
+    """Why there are no namespaces."""
     proved: Capabilities | None = None
-    """What a container of this recipe has proved."""
+    """The result of the self-test of a container of this recipe."""
 
 
 def memory_needed(limits: Limits) -> int:
@@ -39,17 +39,17 @@ def memory_needed(limits: Limits) -> int:
 
 
 async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
-    """Create a container, which is not started, and return its id. Raises SandboxError."""
+    """Create a container without starting it, and return its id. Raises SandboxError."""
     api = engine.client.api
     host = api.create_host_config(**_settings(engine, recipe, limits))
     if recipe.namespaces:
-        # A user namespace may mount a /proc only while it can see a whole one. The snippet sees its own processes only.
+        # A user namespace may mount a /proc only while it sees a complete one. The snippet sees only its own processes.
         host |= {"MaskedPaths": [], "ReadonlyPaths": []}
     made = await engine.call(
         api.create_container,
         recipe.image,
         command=["namespace" if recipe.namespaces else "plain", *(["proved"] if recipe.proved else [])],
-        # Only root can have capabilities in a container; it has what it needs to become another user for good.
+        # Only root can have capabilities in a container; it has those for changing its user for good.
         user=_AGENT_USER if recipe.namespaces else _ROOT,
         hostname="sandbox",
         stdin_open=True,
@@ -84,7 +84,7 @@ def _settings(engine: Engine, recipe: Recipe, limits: Limits) -> dict[str, Any]:
     if recipe.runtime:
         settings["runtime"] = recipe.runtime
     if recipe.namespaces:
-        # AppArmor's profile for containers forbids every mount; the seccomp filter of the snippet forbids them as well.
+        # AppArmor's profile for containers forbids every mount; the snippet's seccomp filter forbids them, too.
         settings["security_opt"].append("apparmor=unconfined")
     else:
         settings["cap_add"] = ["SETUID", "SETGID", "SETPCAP", "KILL"]

@@ -1,4 +1,4 @@
-"""A session of the docker sandbox: one container at a time, which keeps its state from cell to cell."""
+"""A session of the docker sandbox: one container at a time, whose state lasts from cell to cell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOSE_S = 1.0
 
 
 class DockerSession:
-    """A `Session`. Made by `DockerSandbox.open_session`.
+    """A `Session`. Created by `DockerSandbox.open_session`.
 
     Args: free: called once, when the session is closed.
     """
@@ -31,7 +31,7 @@ class DockerSession:
         self._free = free
         self._turn = asyncio.Lock()
         self._container: Container | None = None
-        self._lost = False  # state was lost, and no result has said so
+        self._lost = False  # state was lost, and no result has reported it yet
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
@@ -64,7 +64,7 @@ class DockerSession:
             return await self._ask(await self._live(), message, max_body_bytes=self._limits.file_bytes)
 
     async def reset(self) -> None:
-        """Start afresh. Raises SandboxError if the set-up raises or the session is closed."""
+        """Start with fresh state. Raises SandboxError if the set-up raises or the session is closed."""
         async with self._turn:
             self._require_open()
             container = self._container
@@ -98,7 +98,7 @@ class DockerSession:
             self._free()
 
     async def _end_in(self, container: Container) -> None:
-        """Leave the container clean for others."""
+        """Close the session inside, so that the container can be reused."""
         try:
             await self._ask(container, {"do": "close"}, within_s=_CLOSE_S)
         except (SandboxError, SessionFileError):
@@ -159,7 +159,7 @@ class DockerSession:
 async def ask_for_result(
     container: Container, message: dict[str, Any], limits: Limits, *, body: bytes = b"", within_s: float
 ) -> ExecResult:
-    """Ask for something that is answered with a result. Raises SandboxError."""
+    """Send a request and return its result. Raises SandboxError."""
     most = wire.max_result_bytes(limits)
     header, answer = await container.ask(message, body, within_s=within_s, max_body_bytes=most)
     if "sandbox_error" in header:
@@ -167,5 +167,5 @@ async def ask_for_result(
     try:
         return wire.result_of(header, answer)
     except wire.BrokenFrame as error:
-        container.kill(f"the agent in the container does not keep to the protocol: {error}")
+        container.kill(f"the agent in the container violated the protocol: {error}")
         raise SandboxError(container.failure) from error

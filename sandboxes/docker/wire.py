@@ -1,4 +1,4 @@
-"""What host and container say to each other: frames of a number, a JSON header and raw bytes.
+"""The protocol between host and container: frames of a number, a JSON header and raw bytes.
 
 Descriptors cannot be passed through the attach socket of an engine, so everything is copied. The host reads a frame of
 a container only up to a cap, and believes nothing of it but its types. Standard library only: both sides import this.
@@ -34,11 +34,11 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 class BrokenFrame(ValueError):
-    """The other side does not keep to the protocol."""
+    """The other side violated the protocol."""
 
 
 def frame(number: int, header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return the bytes of one frame. Raises TypeError, ValueError for a header that is no plain JSON."""
+    """Return the bytes of one frame. Raises TypeError, ValueError for a header that is not plain JSON."""
     encoded = json.dumps(header).encode()
     return PREFIX.pack(number, len(encoded), len(body)) + encoded + body
 
@@ -79,7 +79,7 @@ def request_of(message: dict[str, Any], body: bytes) -> ExecRequest:
 
 
 def max_result_bytes(limits: Limits) -> int:
-    """Return the bytes that an honest result has at most: an undecodable byte becomes a character of three."""
+    """Return the largest size of an honest result, in bytes: an undecodable byte becomes a three-byte character."""
     return 2 * 3 * (limits.output_bytes + 4) + _MAX_VALUE_BYTES
 
 
@@ -93,7 +93,7 @@ def result_message(result: ExecResult) -> tuple[dict[str, Any], bytes]:
 
 
 def result_of(header: dict[str, Any], body: bytes) -> ExecResult:
-    """Return what a container says of an execution. Raises BrokenFrame for anything but well-formed values."""
+    """Return a container's report of an execution. Raises BrokenFrame for malformed values."""
     values = _checked(header, ExecResult, leave_out=_TEXTS) | _texts(header.get("sizes"), body)
     return ExecResult(**values | {"status": ExecStatus(values["status"])})
 

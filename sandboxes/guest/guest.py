@@ -1,17 +1,17 @@
-"""The zygote: a warm interpreter inside an outer ring, which forks one confined process per snippet.
+"""The zygote: a warm interpreter inside an outer ring of namespaces; it forks one confined process per snippet.
 
 Run by path (`python -P -s -S guest.py <control socket>`), with nothing but the standard library importable.
 
     owner -> starter -> zygote (pid 1 of the outer ring) -> init (pid 1) and snippet (pid 2) of a fresh pid namespace
 
-The zygote is the parent of both, so the kernel tells it, and not the code, how a snippet ended. Killing init ends
-everything in that pid namespace; the death of the zygote ends everything at all; init ends nothing by itself and is
-there only because a pid 1 is immune to most signals, which would falsify what the snippet sees. A session is a snippet
-that stays and serves cells.
+The zygote is the parent of init and snippet, so it learns from the kernel, not from the code, how a snippet ended.
+Killing init ends every process of its pid namespace, and the death of the zygote ends all processes. Init is needed
+because a pid 1 is immune to most signals, so a snippet as pid 1 would behave differently. A session is a snippet that
+stays alive and serves cells.
 
-Where the host has control groups, each slot has a helper: a fork of the zygote that sits in the group of the slot and
-does the zygote's work for it, so that snippets are born in their group. (Moving a process into a group makes the kernel
-wait for every CPU, and every fork of the machine wait with it.) A session moves, once.
+If the host has control groups, every slot has a helper: a fork of the zygote in the slot's group that starts the slot's
+snippets, so they are created in their group. (Moving a process into a group makes the kernel wait for every CPU, and
+every fork on the machine waits with it.) A session is moved, once.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ import guest_snippet as snippet  # type: ignore[import-not-found]
 
 del sys.path[0]
 
-_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one for each control group
-_IDS = 1024  # one for each slot and each session
-_COLLECT_S, _LOOK_MS = 0.25, 1
-"""How long the kernel may take to collect the sockets of a run, and how often we look meanwhile."""
+_MAX_MESSAGE, _MAX_FDS = 64 * 2**10, 8  # a session has four descriptors, and one per control group
+_IDS = 1024  # one per slot and session
+_COLLECT_S, _POLL_MS = 0.25, 1
+"""Seconds that the kernel may take to collect the sockets of a run, and the polling interval."""
 _MAX_REASON = 1000
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 
@@ -72,7 +72,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
     if child:
         control.close()
         os.close(lifeline)
-        os.waitpid(child, 0)  # returns when everything inside is gone
+        os.waitpid(child, 0)  # returns after every process inside has ended
         os._exit(0)
     os.close(held_by_starter)
     kernel.die_with_parent()
@@ -82,8 +82,8 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
 
 
 def _first_id() -> int:
-    """Return the first uid of a range that no other live owner uses, so that process limits count per snippet."""
-    # This range is not handed out by systemd, container managers or /etc/subuid defaults.
+    """Return the first uid of a range that no other live owner uses: process limits count per user."""
+    # systemd, container managers and the defaults of /etc/subuid do not use this range.
     return int(kernel.unused_ids(0x70000000 + (os.getpid() % 2**18) * _IDS, _IDS))
 
 
@@ -94,32 +94,32 @@ class Helper:
     pid: int
     socket: socket.socket
     run: int = 0
-    """What it was given last."""
+    """Number of its last run."""
 
 
 @dataclass(slots=True)
-class Run:
-    """One snippet or session between its start and the report of its end."""
+class RunningSnippet:
+    """A snippet or session between its start and the report of its end."""
 
     number: int
     slot: int
     init: int
-    """Process id, 0 once it was waited for."""
+    """Process id; 0 after the wait for it."""
     snippet: int = 0
     ended: dict[str, Any] | None = None
     collect_until: float = 0.0
-    """When its network is given up."""
+    """Time at which its network namespace is discarded."""
 
 
 class Zygote:
     def __init__(self, control: socket.socket, lifeline: int, config: dict[str, Any], first_id: int | None) -> None:
-        self._inbox = self._control = control  # a helper reads from the zygote, and answers to the host itself
+        self._inbox = self._control = control  # a helper reads from the zygote, and answers the host directly
         self._lifeline = lifeline
         self._helpers: dict[int, Helper] = {}
-        self._first_id = first_id  # None: an ordinary user, each snippet in a user namespace of its own
-        self._runs: dict[int, Run] = {}
-        self._by_pid: dict[int, Run] = {}
-        self._leaving: list[Run] = []  # all processes are gone, and what they left is yet to be looked at
+        self._first_id = first_id  # None for an ordinary user: every snippet has its own user namespace
+        self._runs: dict[int, RunningSnippet] = {}
+        self._by_pid: dict[int, RunningSnippet] = {}
+        self._leaving: list[RunningSnippet] = []  # all processes have ended; leftovers are not checked yet
         self._networks: dict[int, network.Network] = {}
         self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._own_pid_namespace = os.pidfd_open(os.getpid())
@@ -153,7 +153,7 @@ class Zygote:
         for fd in (self._inbox.fileno(), self._lifeline, wakeup):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._leaving else None)}
+            ready = {fd for fd, _ in poll.poll(_POLL_MS if self._leaving else None)}
             if self._lifeline in ready:
                 os._exit(0)
             if wakeup in ready:
@@ -166,7 +166,7 @@ class Zygote:
 
     @staticmethod
     def _try_proc_options() -> str | None:
-        """Return the mount options that hide all of /proc but the processes, where the kernel knows them (5.8)."""
+        """Return the mount options that hide everything but processes in /proc, if the kernel has them (5.8)."""
         child = os.fork()
         if not child:
             try:
@@ -180,7 +180,7 @@ class Zygote:
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._inbox, _MAX_MESSAGE, _MAX_FDS)
         if not data:
-            os._exit(0)  # the owner closed us, or died
+            os._exit(0)  # the owner closed the socket, or died
         message = json.loads(data)
         try:
             if "kill" in message:
@@ -188,7 +188,7 @@ class Zygote:
             elif "helper" in message:
                 self._start_helper(message["helper"], fds)
             elif message.get("helped") and self._inbox is self._control:
-                self._hand_on(message, data, fds)
+                self._forward(message, data, fds)
             else:
                 self._start(message, fds)
         except OSError as failure:
@@ -206,30 +206,30 @@ class Zygote:
                 helper.socket.send(data)
 
     def _start_helper(self, slot: int, fds: list[int]) -> None:
-        """Start the helper of `slot`, which joins the control group that `fds` belong to."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Start the helper of `slot`; it joins the control groups of `fds`."""
+        zygote_end, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid:
-            theirs.close()
-            self._helpers[slot] = Helper(pid, ours)
+            helper_end.close()
+            self._helpers[slot] = Helper(pid, zygote_end)
             return
         try:
             kernel.die_with_parent()
             _join_groups(fds)
-            ours.close()
+            zygote_end.close()
             for fd in fds:
                 os.close(fd)
             for other_network in self._networks.values():
                 other_network.close()
             for other in self._helpers.values():
                 other.socket.close()
-            self._inbox = theirs
+            self._inbox = helper_end
             self._helpers, self._networks, self._runs, self._by_pid, self._leaving = {}, {}, {}, {}, []
             self._loop()
         finally:
-            os._exit(1)  # the zygote tells the host at the next run
+            os._exit(1)  # the zygote reports it to the host at the next run
 
-    def _hand_on(self, message: dict[str, Any], data: bytes, fds: list[int]) -> None:
+    def _forward(self, message: dict[str, Any], data: bytes, fds: list[int]) -> None:
         helper = self._helpers.get(message["slot"])
         if helper is None:
             raise OSError(errno.ESRCH, "the helper of the slot has ended")
@@ -237,7 +237,7 @@ class Zygote:
         socket.send_fds(helper.socket, [data], fds)
 
     def _lost_helper(self, pid: int) -> None:
-        """What it had started dies with it. A run that it has reported already is no news for the host."""
+        """Report the run of a dead helper, which ends with it. The host ignores a run that was reported before."""
         for slot, helper in tuple(self._helpers.items()):
             if helper.pid == pid:
                 del self._helpers[slot]
@@ -248,8 +248,8 @@ class Zygote:
         slot_network = self._network(message["slot"])
         init = kernel.clone_into_new_pid_namespace()
         if not init:
-            _be_init()
-        run = Run(message["run"], message["slot"], init)
+            _run_init()
+        run = RunningSnippet(message["run"], message["slot"], init)
         self._by_pid[init] = run
         try:
             namespace = os.pidfd_open(init)
@@ -259,7 +259,7 @@ class Zygote:
                 os.close(namespace)
             run.snippet = os.fork()
             if not run.snippet:
-                self._be_snippet(message, fds, slot_network.descriptor)
+                self._run_snippet(message, fds, slot_network.descriptor)
         except OSError:
             os.kill(init, signal.SIGKILL)
             raise
@@ -269,9 +269,9 @@ class Zygote:
         self._runs[run.number] = run
 
     def _network(self, slot: int) -> network.Network:
-        """Return the empty network namespace of `slot`. It is reused: making and freeing one is the dearest step.
+        """Return the empty network namespace of `slot`. It is reused, since creating one is the slowest step.
 
-        Runs of one slot follow each other, and `_report_ends` sees to it that the last one has left nothing in it.
+        Runs of a slot are sequential, and `_report_ends` checks that the last one has left nothing in it.
         """
         if slot not in self._networks:
             self._networks[slot] = network.Network(self._own_network)
@@ -291,7 +291,7 @@ class Zygote:
             else:
                 self._lost_helper(pid)
 
-    def _ended(self, run: Run, pid: int, status: int, usage: resource.struct_rusage) -> None:
+    def _ended(self, run: RunningSnippet, pid: int, status: int, usage: resource.struct_rusage) -> None:
         if pid == run.init:
             run.init = 0
         else:
@@ -299,14 +299,14 @@ class Zygote:
             run.ended = {"run": run.number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}
             if run.init:
                 os.kill(run.init, signal.SIGKILL)
-        # Init can be waited for only after every process of its namespace is gone.
+        # The wait for init returns only after every process of its namespace has ended.
         if run.ended and not run.init:
             del self._runs[run.number]
             run.collect_until = time.monotonic() + _COLLECT_S
             self._leaving.append(run)
 
     def _report_ends(self) -> None:
-        """Tell the host of the runs that have ended and left nothing; until then it gives their place to nobody."""
+        """Report ended runs to the host once they have left nothing behind; only then their slot is reused."""
         for run in tuple(self._leaving):
             left = self._networks[run.slot]
             holds_sockets = left.holds_sockets()
@@ -319,13 +319,13 @@ class Zygote:
             self._leaving.remove(run)
             _send(self._control, run.ended or {})
 
-    def _be_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
+    def _run_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:
-            self._runs, self._by_pid, self._leaving = {}, {}, []  # a neighbour's use is nothing to the snippet
+            self._runs, self._by_pid, self._leaving = {}, {}, []  # the snippet must not see other runs
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.setsid()  # an ordinary user's zygote is of the same user: kill(0, 9) must not reach it
+            os.setsid()  # an ordinary user's zygote has the same user: kill(0, 9) must not reach it
             if "groups" in message:
                 _join_groups(fds[-message["groups"] :])
                 del fds[-message["groups"] :]
@@ -334,10 +334,10 @@ class Zygote:
             self._confine(message["limits"], message["slot"])
             session.serve() if "session" in message else snippet.run()
         except BaseException as failure:
-            # Once foreign code has started, the host takes no notice of what is said here.
+            # After untrusted code has started, the host ignores this report.
             snippet.report_broken_setup(f"{type(failure).__name__}: {failure}")
         finally:
-            os._exit(1)  # whatever happens, never return into the zygote's loop
+            os._exit(1)  # never return into the zygote's loop
 
     def _confine(self, limits: dict[str, int], slot: int) -> None:
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
@@ -361,7 +361,7 @@ class Zygote:
 
 
 def _preimport(name: str, control: socket.socket) -> None:
-    """Import a module for every snippet. The host learns which it was, even where the import ends this process."""
+    """Import a module for every snippet. The host learns its name first, since the import may end this process."""
     _send(control, {"importing": name})
     try:
         importlib.import_module(name)
@@ -371,8 +371,8 @@ def _preimport(name: str, control: socket.socket) -> None:
         os._exit(1)
 
 
-def _be_init() -> NoReturn:
-    """Pid 1 of a snippet's namespace: the kernel reaps its children because SIGCHLD is ignored."""
+def _run_init() -> NoReturn:
+    """Run as pid 1 of a snippet's namespace. The kernel reaps its children, since SIGCHLD is ignored."""
     kernel.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.closerange(0, 2**16)
@@ -381,13 +381,13 @@ def _be_init() -> NoReturn:
 
 
 def _join_groups(fds: list[int]) -> None:
-    """Move this process into the control groups whose cgroup.procs files the host has opened."""
+    """Move this process into the control groups of the given cgroup.procs files."""
     for fd in fds:
         os.write(fd, b"0")
 
 
 def arrange_fds(fds: list[int]) -> None:
-    """Put the request's descriptors where the snippet expects them, and close every other one."""
+    """Move the request's descriptors to their fixed numbers, and close all others."""
     body, report, stdout, stderr, *stdin = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
     # The zygote's own standard input is /dev/null.
     for target, fd in zip((1, 2, 0), (stdout, stderr, *stdin), strict=False):

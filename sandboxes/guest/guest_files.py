@@ -1,9 +1,9 @@
-"""Takes files into the working directory and hands them out. Standard library only.
+"""Writes files into the working directory and reads them back. Standard library only.
 
 Imported by `guest_snippet.py` and `guest_session.py`.
 
-Runs inside the sandbox, so a path can lead to nothing of the host. What foreign code may have put in the way (symbolic
-links, FIFOs, devices, sockets) is neither followed nor waited for.
+It runs inside the sandbox, so no path leads to the host. Untrusted code may have put symbolic links, FIFOs, devices or
+sockets in the way: they are neither followed nor waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def put(path: str, source: int, offset: int = 0, size: int | None = None) -> None:
-    """Write `size` bytes of `source`, all by default, to `path`, all or nothing; folders on the way are made."""
+    """Write `size` bytes of `source`, all by default, to `path` atomically; missing folders are created."""
     with _folder(path, make=True) as (folder, name):
         new = f".{os.urandom(8).hex()}"
         target = os.open(new, _NEW, 0o644, dir_fd=folder)
@@ -40,14 +40,14 @@ def get(path: str, target: int, max_bytes: int) -> None:
     with _folder(path, make=False) as (folder, name):
         source = os.open(name, _OLD, dir_fd=folder)
         try:
-            found = os.fstat(source)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.fstat(source)
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, path)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, path)
-            if found.st_size > max_bytes:
+            if status.st_size > max_bytes:
                 raise OSError(errno.EFBIG, path)
-            _copy(source, target, 0, found.st_size)
+            _copy(source, target, 0, status.st_size)
         finally:
             os.close(source)
 
@@ -79,5 +79,5 @@ def _copy(source: int, target: int, offset: int, end: int) -> None:
     while offset < end:
         sent = os.sendfile(target, source, offset, end - offset)
         if not sent:
-            return  # the file was cut meanwhile
+            return  # the file was truncated meanwhile
         offset += sent

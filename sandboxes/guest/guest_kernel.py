@@ -26,14 +26,14 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
 
 _SMALL_LIMITS = (
-    # Not 0: where core dumps go to a program of the host, 0 still starts it, and 1 is the way to say no.
+    # Not 0: if core dumps go to a program of the host, 0 still starts it; 1 prevents it.
     (resource.RLIMIT_CORE, 1),
     (resource.RLIMIT_MEMLOCK, 0),
     (resource.RLIMIT_MSGQUEUE, 0),
-    # A host that gives its users priorities gives them to snippets as well, and those then starve all others.
+    # Snippets must not inherit raised priorities of this user: they could starve other processes.
     (resource.RLIMIT_NICE, 0),
     (resource.RLIMIT_RTPRIO, 0),
-    # Signals and timers that wait are memory of the kernel. Ordinary signals come beyond it, too.
+    # Pending signals and timers are kernel memory. Ordinary signals are exempt.
     (resource.RLIMIT_SIGPENDING, 256),
 )
 _OPEN_FILES = 256
@@ -41,7 +41,7 @@ _USUAL_STACK = 8 * 2**20
 
 PACKAGES = "/packages"
 INSIDE_ID = 61000
-"""Of a program whose starter has no user ids to give away."""
+"""User id of a program whose starter has no user ids to assign."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
@@ -70,18 +70,18 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 def clone_into_new_pid_namespace() -> int:
     """Fork without Python's fork hooks; the child is pid 1 of a new pid namespace and must only pause.
 
-    The GIL is held across the call so that the child, too, believes it holds it.
+    The GIL is held across the call, so that the child holds it, too.
     """
     return _check(_libc_with_gil.syscall(_SYS_CLONE, NEWPID | signal.SIGCHLD, 0, 0, 0, 0), "clone")
 
 
 def die_with_parent() -> None:
-    """Have SIGKILL sent to this process when its parent ends. Forgotten by the kernel when the uid changes."""
+    """Send SIGKILL to this process when its parent ends. A change of the uid clears the setting."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def be_killed_first() -> None:
-    """Where memory runs out, let the kernel kill this process and its children rather than ours."""
+    """Mark this process and its children as the first to be killed when memory runs out."""
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     try:
         os.write(fd, b"1000")
@@ -90,7 +90,7 @@ def be_killed_first() -> None:
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:
-    """In a fresh user namespace: make the outer `uid` and `gid` be `inside`."""
+    """In a fresh user namespace: map the outer `uid` and `gid` to `inside`."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
         try:
@@ -100,7 +100,7 @@ def map_ids(inside: int, uid: int, gid: int) -> None:
 
 
 def unused_ids(first: int, count: int) -> int:
-    """Return `first` where the ids from it on exist here, so that process limits count per user; else INSIDE_ID."""
+    """Return `first` if `count` ids from it exist here, else INSIDE_ID. Process limits count per user."""
     with open("/proc/self/uid_map") as lines:
         ranges = [(int(inside), int(length)) for inside, _, length in map(str.split, lines)]
     mapped = any(inside <= first and first + count <= inside + length for inside, length in ranges)
@@ -108,7 +108,7 @@ def unused_ids(first: int, count: int) -> int:
 
 
 def bring_up_loopback() -> None:
-    """Make 127.0.0.1 of this network namespace answer."""
+    """Bring up the loopback of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
 
@@ -123,7 +123,7 @@ def mount_proc(options: str | None) -> None:
 
 
 def mount_own_proc() -> None:
-    """Mount a /proc of nothing but processes, where the kernel knows such (5.8)."""
+    """Mount a /proc with only processes, if the kernel supports it (5.8)."""
     try:
         mount_proc("subset=pid")
     except OSError:
@@ -131,15 +131,16 @@ def mount_own_proc() -> None:
 
 
 def allow_many_open_files() -> None:
-    """Raise our own limit as far as the system lets us: the zygote holds six descriptors per network namespace."""
+    """Raise the limit on open files to the maximum: the zygote holds six descriptors per network namespace."""
     _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
 
 
 def limit_resources(limits: dict[str, int]) -> None:
-    """Set the resource limits. Where a control group counts the memory ("memory_is_counted"), the limit of a process
-    is only there to make it raise MemoryError; then reserved address space, of which threads and BLAS take a lot, and
-    libraries are left out of the count.
+    """Set the resource limits.
+
+    If a control group counts the memory ("memory_is_counted"), the limit of a process serves only to raise MemoryError.
+    It then excludes libraries and reserved address space, of which threads and BLAS take much.
     """
     counted = limits.get("memory_is_counted")
     for kind, value in (
@@ -150,18 +151,18 @@ def limit_resources(limits: dict[str, int]) -> None:
         *_SMALL_LIMITS,
     ):
         _lower(kind, value)
-    # The stack of the first thread counts as no data; code that recurses deeply may raise its own limit up to this one.
+    # The stack of the first thread is not data. Code that recurses deeply may raise its limit up to this one.
     hard = _allowed(resource.RLIMIT_STACK, limits["memory_bytes"])
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     soft = min(hard, _USUAL_STACK if soft == resource.RLIM_INFINITY else soft)
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
-    # SIGXCPU at the limit says why; SIGKILL some time later is for code that ignores it.
+    # SIGXCPU at the soft limit names the cause; SIGKILL later ends code that ignores it.
     hard = _allowed(resource.RLIMIT_CPU, limits["cpu_kill_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (_allowed(resource.RLIMIT_CPU, limits["cpu_s"]), hard))
 
 
 def lower_small_limits() -> None:
-    """Set the limits that are the same for whatever is confined: core dumps, priorities, memory of the kernel."""
+    """Set the limits of every confined process: core dumps, priorities, kernel memory."""
     for kind, value in _SMALL_LIMITS:
         _lower(kind, value)
 
@@ -177,9 +178,9 @@ def _allowed(kind: int, value: int) -> int:
 
 
 def empty_bounding_set() -> bool:
-    """Take every capability out of what a program may ever gain, and lock that; return whether all are out.
+    """Drop every capability from the bounding set, and lock it; return whether the set is empty.
 
-    It takes CAP_SETPCAP, which a process loses when it becomes another user. Without it nothing changes.
+    It takes CAP_SETPCAP, which a process loses when it changes its user. Without it nothing changes.
     """
     capability, left = 0, False
     while (held := _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0:
@@ -191,7 +192,7 @@ def empty_bounding_set() -> bool:
 
 
 class Lockdown:
-    """Drops every privilege of this process for good; the buffers are made once, before any fork."""
+    """Drops every privilege of this process for good. Its buffers are allocated once, before any fork."""
 
     def __init__(self, bpf: bytes) -> None:
         class Program(ctypes.Structure):
@@ -204,7 +205,7 @@ class Lockdown:
 
     def apply(self, *, with_parent: bool = True) -> None:
         """Args: with_parent: die when the thread that started this process ends."""
-        empty_bounding_set()  # done before by those that are another user by now
+        empty_bounding_set()  # a process that has changed its user did it before
         _check(_libc.capset(self._cap_header, self._no_caps), "capset")
         # Not dumpable: a crash must not start the host's core dump handler.
         _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
@@ -213,7 +214,7 @@ class Lockdown:
         self.filter_calls()
 
     def filter_calls(self) -> None:
-        """Load the filter alone, and give up whatever a program could gain by being run."""
+        """Load only the filter, and give up privileges that executing a program could grant."""
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 
@@ -234,12 +235,12 @@ def enter_minimal_root(packages: Sequence[tuple[str, str]] = ()) -> None:
 
 
 def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> None:
-    """Replace the root of this mount namespace by one that holds the system's programs, read-only.
+    """Replace the root of this mount namespace by a read-only one with the system's programs.
 
     Args:
-        shown: files and folders that are there too, read-only, at the paths that they have outside.
-        folder: one that can be written to; the only one beside /tmp, which is private.
-        tmp_bytes: what /tmp may hold.
+        shown: further files and folders, read-only, at their paths outside.
+        folder: the only writable folder beside the private /tmp.
+        tmp_bytes: size of /tmp in bytes.
     """
     named = [(os.path.realpath(path), path) for path in (*shown, folder)]
     _enter_new_root()
@@ -247,7 +248,7 @@ def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> Non
     mount_private_tmp(tmp_bytes)
     for name, descriptor in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{descriptor}", f"/dev/{name}")
-    # Folders before what lies in them. Real paths first: what a name leads to through links in them is then there.
+    # Folders before their contents. Real paths first: then the targets of links exist.
     for source, target in sorted((real, real) for real, _ in named):
         _bind(source, target)
     for source, target in sorted(named, key=lambda pair: pair[1]):
@@ -259,7 +260,7 @@ def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> Non
 
 def _enter_new_root() -> None:
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    # Mounted over /tmp and pivoted to at once, so that sources under the real /tmp stay reachable in /old.
+    # Mounted over /tmp and pivoted to immediately, so sources below the real /tmp stay reachable in /old.
     mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
     _check(_libc.syscall(_SYS_PIVOT_ROOT, b"/tmp", b"/tmp/old"), "pivot_root")
@@ -271,13 +272,13 @@ def _enter_new_root() -> None:
         _bind(path, path)
     for name in ("null", "zero", "full", "random", "urandom"):
         _bind(f"/dev/{name}", f"/dev/{name}")
-    # POSIX shared memory then counts against the size of the private /tmp.
+    # POSIX shared memory then counts towards the size of the private /tmp.
     os.symlink("/tmp", "/dev/shm")
 
 
 def _leave_old_root() -> None:
     os.mkdir("/proc")
-    # A user namespace may mount a proc only while it can see one whole; this one shows our own pid namespace.
+    # A user namespace may mount a /proc only while it sees a complete one; this one shows the zygote's pid namespace.
     mount_proc(None)
     _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
     os.rmdir("/old")
@@ -285,7 +286,7 @@ def _leave_old_root() -> None:
 
 
 def _interpreter_paths() -> list[tuple[str, str]]:
-    """Return (real path, path as Python knows it): library and program folders only, never a whole home folder."""
+    """Return pairs (real path, path in Python): only library and program folders, never a whole home folder."""
     nominal = {os.path.dirname(os.__file__), os.path.dirname(sys.executable)}
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         nominal |= {os.path.join(prefix, name) for name in ("lib", "lib64", "bin")}
@@ -313,7 +314,7 @@ def _bind(source: str, target: str) -> None:
 
 
 def _set_read_only(path: str, read_only: bool) -> None:
-    """Make all that is mounted at and under a path read-only; or that one mount writable again."""
+    """Make all mounts at and below a path read-only, or that one mount writable again."""
     # struct mount_attr: attributes to set, to clear; MOUNT_ATTR_RDONLY is 1, NOSUID 2.
     attributes = (ctypes.c_uint64 * 4)(0x1 | 0x2, 0, 0, 0) if read_only else (ctypes.c_uint64 * 4)(0, 0x1, 0, 0)
     recursive = 0x8000 if read_only else 0

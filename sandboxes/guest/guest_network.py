@@ -1,9 +1,9 @@
-"""The empty network namespace of one place, which many runs use one after the other: making one for each is too dear.
+"""The empty network namespace of a slot. Its runs reuse it, since creating one per run is too slow.
 
-Two things outlive the processes of a run in it. Sockets, where descriptors in flight between them form a ring: until
-the kernel collects them, they keep their names, the locks of files that are in flight with them, and their share of
-what the user may have in flight. And counters, of connections that found no way out for example. Standard library only;
-imported by `guest.py`, never by the host.
+Two things in it outlive the processes of a run. Sockets do, if descriptors in flight between them form a ring: until
+the kernel collects them, they keep their names, the locks of files in flight with them, and their share of the user's
+descriptors in flight. Counters do, for example of failed connections. Standard library only; imported by `guest.py`,
+never by the host.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import suppress
 import guest_kernel as kernel  # type: ignore[import-not-found]
 
 _SOCKETS = "/proc/self/net/unix"
-_COUNTERS = ("snmp", "netstat", "snmp6", "ip6_flowlabel")  # the last has what the flow manager keeps, not a count
+_COUNTERS = ("snmp", "netstat", "snmp6", "ip6_flowlabel")  # the last lists flow labels, not counts
 _MAX_BYTES = 64 * 2**10
 
 
 class Network:
-    """A new network namespace, which this process does not enter.
+    """A new network namespace; this process stays outside.
 
     Args: home: the network namespace of this process.
 
     Raises:
-        OSError: the kernel does not make one, or there are no descriptors left.
+        OSError: the kernel refuses to create it, or no descriptors are left.
     """
 
     def __init__(self, home: int) -> None:
@@ -33,7 +33,7 @@ class Network:
         kernel.unshare(kernel.NEWNET)
         try:
             self.descriptor = self._open("/proc/self/ns/net")
-            # What was opened here goes on to show this namespace, wherever its reader is.
+            # These files show this namespace to any later reader.
             self._sockets = self._open(_SOCKETS)
             names = (name for name in _COUNTERS if os.path.exists(f"/proc/self/net/{name}"))
             self._counters = [self._open(f"/proc/self/net/{name}") for name in names]
@@ -45,11 +45,11 @@ class Network:
             kernel.setns(home, kernel.NEWNET)
 
     def holds_sockets(self) -> bool:
-        """Whether there are sockets in it. A socket of any kind that outlives its processes hangs on a Unix socket."""
+        """Whether it has sockets. A socket of any kind outlives its processes only through a Unix socket."""
         return _read(self._sockets) != self._no_sockets
 
     def was_touched(self) -> bool:
-        """Whether one of its counters is not what it was at first."""
+        """Whether one of its counters has changed."""
         return self._count() != self._untouched
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Network:
 
 
 def collect_sockets() -> None:
-    """Have the kernel look for sockets that hang on nothing but each other, which it does when one is closed."""
+    """Make the kernel collect sockets that only refer to each other; closing a socket triggers it."""
     with suppress(OSError):  # no descriptors left
         for end in socket.socketpair():
             end.close()

@@ -1,7 +1,7 @@
-"""Runs one snippet or session where the engine forbids namespaces: as another user, in a container that is its own.
+"""Runs one snippet or session if the engine forbids namespaces: as another user, in a container of its own.
 
 Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `docker_plain.py`, which keeps SETUID,
-SETGID, SETPCAP and KILL for itself. What the snippet leaves behind ends with the container.
+SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
 """
 
 from __future__ import annotations

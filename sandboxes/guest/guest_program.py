@@ -1,13 +1,13 @@
-"""Runs one program in namespaces of its own: `python -I -S guest_program.py CONTROL SPEC COMMAND...`.
+"""Runs one program in its own namespaces: `python -I -S guest_program.py CONTROL SPEC COMMAND...`.
 
     launcher -> init (pid 1 of the program's namespaces) -> program
 
-Run by path by whoever `program.py` tells how, with nothing but the standard library importable. Each of the three ends
-with the one before it, and the death of init ends everything that the program has started. Init gets the namespaces
-ready, listens on the loopback of the program's network, hands that listener out through CONTROL, starts the program,
-and waits for it, without privileges. So the program's only way out is a connection to whoever holds the listener.
+It is run by path, with only the standard library; `program.py` builds the command line. Every process of the chain ends
+with its parent, and the death of init ends all processes of the program. Init prepares the namespaces, listens on the
+loopback of the program's network, sends that listener through CONTROL, starts the program, and waits for it without
+privileges. So the program's only way out is a connection to the holder of the listener.
 
-SIGTERM is for the program: the launcher ignores it, and so does a pid 1.
+SIGTERM is for the program: the launcher ignores it, as a pid 1 does.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import guest_kernel as kernel  # type: ignore[import-not-found]
 del sys.path[0]
 
 _BACKLOG = 128
-_FIRST_ID = 0x6F000000  # below those of guest.py; process ids are less than 2**22
+_FIRST_ID = 0x6F000000  # below the ids of guest.py; process ids are below 2**22
 
 
 def main() -> int:
-    """Run the program and return its exit code; 128 and more is a signal's."""
+    """Run the program and return its exit code; 128 + N for signal N."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     spec = json.loads(sys.argv[2])
@@ -58,27 +58,27 @@ def _start_init(control: socket.socket, spec: dict[str, Any], command: list[str]
     if init:
         return init
     try:
-        _be_init(control, spec, command, user)
+        _run_init(control, spec, command, user)
     except BaseException as failure:
         control.send(json.dumps({"failed": str(failure)}).encode())
     finally:
         os._exit(126)
 
 
-def _be_init(control: socket.socket, spec: dict[str, Any], command: list[str], user: int | None) -> NoReturn:
+def _run_init(control: socket.socket, spec: dict[str, Any], command: list[str], user: int | None) -> NoReturn:
     kernel.die_with_parent()
     if user is not None:
-        _give_away(spec["folder"], user)
-    kernel.unshare(kernel.NEWNS)  # not before: the launcher would lose its root in the middle of what it does
+        _change_owner(spec["folder"], user)
+    kernel.unshare(kernel.NEWNS)  # not earlier: the launcher still needs its root
     kernel.enter_program_root(spec["shown"], spec["folder"], spec["limits"]["tmp_bytes"])
-    kernel.mount_own_proc()  # over the one that shows the kernel's settings
+    kernel.mount_own_proc()  # over the /proc that shows kernel settings
     socket.sethostname("sandbox")
     kernel.bring_up_loopback()
     listener = socket.create_server(("127.0.0.1", spec["port"]), backlog=_BACKLOG)
     lockdown = kernel.Lockdown(base64.b64decode(spec["filter"]))
     program = os.fork()
     if not program:
-        _be_program(spec, command, user, lockdown)
+        _run_program(spec, command, user, lockdown)
     lockdown.apply()
     socket.send_fds(control, [b"{}"], [listener.fileno()])
     control.close()
@@ -91,7 +91,7 @@ def _be_init(control: socket.socket, spec: dict[str, Any], command: list[str], u
             os._exit(code if code >= 0 else 128 - code)
 
 
-def _be_program(spec: dict[str, Any], command: list[str], user: int | None, lockdown: Any) -> NoReturn:
+def _run_program(spec: dict[str, Any], command: list[str], user: int | None, lockdown: Any) -> NoReturn:
     code = 126
     try:
         kernel.be_killed_first()
@@ -107,7 +107,7 @@ def _be_program(spec: dict[str, Any], command: list[str], user: int | None, lock
         os.chdir(spec["cwd"])
         lockdown.apply()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores the last two, and what is ignored stays so
+            signal.signal(number, signal.SIG_DFL)  # Python ignores the last two, and the program would inherit that
         code = 127
         os.execvp(command[0], command)
     except BaseException as failure:
@@ -116,13 +116,13 @@ def _be_program(spec: dict[str, Any], command: list[str], user: int | None, lock
         os._exit(code)
 
 
-def _give_away(folder: str, user: int) -> None:
+def _change_owner(folder: str, user: int) -> None:
     for path in (folder, *(entry.path for entry in os.scandir(folder))):
         os.chown(path, user, user)
 
 
 def _drop_standard_streams() -> None:
-    """They are the program's alone: whoever reads them sees when it closes them."""
+    """Close the standard streams here, so that their reader sees when the program closes them."""
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

@@ -1,7 +1,7 @@
-"""Serves the cells of one session inside the session's own process. Standard library only; imported by `guest.py`.
+"""Serves the cells of one session inside the session's process. Standard library only; imported by `guest.py`.
 
-Host to guest: one JSON message with descriptors for each request. Guest to host: one `_ANSWER` for each. Foreign code
-shares this interpreter and may change anything here, so the host takes no verdict from what is said.
+Host to guest: one JSON message with descriptors per request. Guest to host: one `_ANSWER` per request. Untrusted code
+shares this interpreter and may change anything here, so the host takes no verdict from an answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SELF, _CHILDREN = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 
 
 def serve() -> NoReturn:
-    """Run the set-up that lies in BODY_FD, then one request after the other until the host closes its end."""
+    """Run the set-up in BODY_FD, then requests one by one until the host closes its end."""
     try:
         request, namespace = snippet.begin()
         Server(namespace, echo=request["echo"]).serve()
-    except BaseException as error:  # foreign code left us without memory or descriptors, for example
+    except BaseException as error:  # for example, untrusted code has used up memory or descriptors
         snippet.print_exception(error)
     os._exit(1)
 
@@ -57,7 +57,7 @@ class Server:
             cpu_s = _cpu_s()
             code, exhausted = self._answer(message, fds)
             if os.getpid() != self._owner:
-                os._exit(code)  # a process that the cell forked: only the first one answers
+                os._exit(code)  # a process forked by the cell: only the original process answers
             peak = resource.getrusage(_SELF).ru_maxrss * 1024
             os.write(snippet.REPORT_FD, _ANSWER.pack(message["number"], code, exhausted, _cpu_s() - cpu_s, peak))
 
@@ -76,7 +76,7 @@ class Server:
         return 0, b"\0"
 
     def _run(self, message: dict[str, Any], fds: list[int]) -> tuple[int, bytes]:
-        """Return the exit code that the cell would have as a script, and what ran out."""
+        """Return the exit code of the cell as if it were a script, and the exhausted resource."""
         name = self._next_name()
         exhausted = b"\0"
         try:
@@ -126,7 +126,7 @@ def _set_stdin(fds: list[int]) -> None:
 
 
 def _allow_cpu(cpu_s: int) -> None:
-    """The kernel counts from the start of the process, so each cell moves its soft limit on."""
+    """Raise the soft CPU limit for a cell: the kernel counts from the start of the process."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time() + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -1,8 +1,8 @@
-"""Runs one snippet inside the snippet's own process. Standard library only; imported by `guest.py`.
+"""Runs one snippet inside the snippet's process. Standard library only; imported by `guest.py`.
 
-Nothing said here is trusted by the host, except the first byte of the report, written before foreign code runs:
-"S" (started) or "E" and a text (the environment's own set-up broke). Then may follow "V", a length and the value,
-or the claim that memory ("M") or processes ("P") ran out.
+The host trusts only the first byte of the report, which is written before untrusted code runs: "S" (started), or "E"
+and a text (the environment's set-up failed). After it may follow "V", a length and the value, or the claim that memory
+("M") or processes ("P") ran out.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any, NoReturn
 import guest_files as files  # type: ignore[import-not-found]
 
 REPORT_FD, BODY_FD = 3, 4
-_BODY_PREFIX = struct.Struct("<Q")  # as zygote.py packs it
+_BODY_PREFIX = struct.Struct("<Q")  # zygote.py packs it
 MAX_VALUE_BYTES = 64 * 2**10
 _SNIPPET, _SETUP = "<snippet>", "<setup>"
 HIDDEN_FILES = {__file__, _SETUP}
-"""Of which tracebacks show nothing."""
+"""Files whose frames tracebacks leave out."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def add_site_builtins() -> None:
-    """Give the builtins that the `site` module, which the guest does not load, would have given."""
+    """Add the builtins of the `site` module, which the guest does not load."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
 
@@ -44,13 +44,13 @@ def report_broken_setup(text: str) -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Run the request that lies in BODY_FD and end this process."""
+    """Run the request in BODY_FD and end this process."""
     request, namespace = begin()
-    _finish(_run_foreign_code(request, namespace))
+    _finish(_run_untrusted_code(request, namespace))
 
 
 def begin() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the request that lies in BODY_FD, write its files, run its set-up and say so.
+    """Read the request in BODY_FD, write its files, run its set-up and report the start.
 
     Returns the request and the namespace for the code.
     """
@@ -84,7 +84,7 @@ def _read_request() -> dict[str, Any]:
 
 
 def open_standard_streams() -> None:
-    """Make the streams that every snippet inherits, once, on descriptors of the kind it will find: dearer per run.
+    """Create the standard streams that all snippets inherit; creating them per run would be slower.
 
     Standard input is a file (/dev/null or a memory file), output and errors are pipes, which cannot seek.
     """
@@ -97,7 +97,7 @@ def open_standard_streams() -> None:
 
 
 def open_streams() -> None:
-    """Make sys.stdin, stdout and stderr anew, on the descriptors 0 to 2."""
+    """Create sys.stdin, stdout and stderr on the descriptors 0 to 2."""
     # These stay open as long as the process lives.
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
@@ -105,8 +105,8 @@ def open_streams() -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
 
 
-def _run_foreign_code(request: dict[str, Any], namespace: dict[str, Any]) -> int:
-    """Return the exit code. A process that the code forked comes out here as well and must not report."""
+def _run_untrusted_code(request: dict[str, Any], namespace: dict[str, Any]) -> int:
+    """Return the exit code. A process forked by the code returns here, too, and must not report."""
     owner = os.getpid()
     code: str = request["code"]
     try:
@@ -127,7 +127,7 @@ def _run_foreign_code(request: dict[str, Any], namespace: dict[str, Any]) -> int
 
 
 def show_source(name: str, code: str) -> None:
-    """Have tracebacks show the lines of the code that is compiled under `name`."""
+    """Let tracebacks show the source lines of the code compiled as `name`."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
 
 
@@ -149,7 +149,7 @@ def _report_value(value: Any) -> None:
 
 
 def _require_plain(value: Any) -> None:
-    """Refuse subclasses too: an object that compares equal to everything must not get past."""
+    """Refuse subclasses, too: an object that compares equal to everything must not pass."""
     kind = type(value)
     if kind in (list, tuple):
         for item in value:
@@ -179,7 +179,7 @@ def exit_code(end: SystemExit) -> int:
 
 
 def exhausted(error: BaseException) -> bytes:
-    """Return what `error` says has run out: memory "M", processes "P", or nothing."""
+    """Return the resource that `error` says is exhausted: memory "M", processes "P", or nothing."""
     no_process = isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in error.args
     if isinstance(error, MemoryError):
@@ -188,7 +188,7 @@ def exhausted(error: BaseException) -> bytes:
 
 
 def print_exception(error: BaseException) -> None:
-    """Print the traceback without our frames and without those of the environment's setup code."""
+    """Print the traceback without frames of the sandbox and of the environment's set-up."""
 
     def show() -> None:
         shown = traceback.TracebackException.from_exception(error)
@@ -214,7 +214,7 @@ def _finish(code: int) -> NoReturn:
 
 
 def attempt(action: Any) -> bool:
-    """Foreign code may have replaced or closed anything we use at the end; its mischief ends here."""
+    """Run `action` and ignore every error: untrusted code may have replaced or closed anything."""
     try:
         action()
     except BaseException:

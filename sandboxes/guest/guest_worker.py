@@ -1,9 +1,9 @@
-"""Confines a process that reads text of models with libraries of others, and says what that came to.
+"""Confines a worker process that parses text of models with third-party libraries, and reports what is enforced.
 
-Imported by path, after those libraries (envs/math/worker.py, envs/reasoning/worker.py). Such a process keeps its user,
-and reads what that user may read: the libraries load their modules when they need them. What it may no longer do is
-what `seccomp.py` refuses a snippet, and to write files, open sockets, run programs and signal others. Threads that run
-already are not confined, forks are. Standard library only.
+envs/processes/worker.py imports it by path, after those libraries. Such a process keeps its user,
+and may read that user's files, since the libraries load modules late. It may no longer make the calls that `seccomp.py`
+refuses a snippet, write files, open sockets, run programs or signal other processes. Threads that already run are not
+confined; forks are. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NOT_ENFORCED = "it may read what its user may read, as its libraries do, and se
 
 
 def confine(needed: Sequence[str]) -> dict[str, Any]:
-    """Confine this process and its future forks for good. Never raises; what could not be had is in "missing".
+    """Confine this process and its future forks for good. Never raises; what is not enforced is in "missing".
 
-    Args: needed: files that it must still be able to read without the privileges of root.
+    Args: needed: files that it must be able to read without the privileges of root.
 
-    Returns: by name whether each denial works, found out by trying it; "limits", their names; and "missing", sentences.
+    Returns: for every denial whether a try was refused; "limits", their names; and "missing", sentences.
     """
     missing = [_NOT_ENFORCED]
     try:

@@ -1,4 +1,4 @@
-"""One control group, used by one run after the other: set its limits, and read what the kernel counted."""
+"""The control group of one slot, reused by its runs: set the limits, and read the kernel's counters."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 
 from forge_env.core.sandbox import Limits
 
-_OWN_BYTES = 16 * 2**20
-"""For our own processes in the group: the slot's helper and the snippet's init."""
-_GRAIN_BYTES = 2 * 2**20  # the kernel counts memory in batches for each CPU
-_CPU_PERIOD_US = 100_000  # one CPU for each slot: a snippet with many threads does not slow its neighbours down
+_HELPER_BYTES = 16 * 2**20
+"""Allowance for the sandbox's processes in the group: the slot's helper and the snippet's init."""
+_GRAIN_BYTES = 2 * 2**20  # the kernel counts memory in per-CPU batches
+_CPU_PERIOD_US = 100_000  # one CPU per slot: a snippet with many threads does not slow the other slots down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """What the kernel counted from `begin` to `end`. The code inside can change none of it."""
+class GroupUsage:
+    """The kernel's counts between `begin` and `end`. Code inside the group cannot change them."""
 
     memory_exceeded: bool = False
     """A process was killed because the group was at its memory limit."""
     host_out_of_memory: bool = False
-    """A process was killed for want of memory although the group was within its limit: the machine has too little."""
+    """A process was killed for lack of memory although the group was within its limit: the machine has too little."""
     processes_exceeded: bool = False
     """A process or thread was refused because of the limit of the group."""
     peak_bytes: int = 0
-    """The most memory that was held beyond what was held at `begin`, with files in /tmp."""
+    """Peak memory above the level at `begin`, with files in /tmp."""
     left: int = 0
-    """Processes that are in the group now."""
+    """Processes in the group now."""
 
 
-class Slot:
-    """The logic that both versions share; they differ in the names of the files.
+class SlotGroup:
+    """The control group of a slot. The versions of control groups differ in their file names.
 
     Args:
-        folders: where processes join: one for each controller, or one.
-        keep_open: keep the files open that every run reads or writes, for a slot of one short run after another.
+        folders: the folders that processes join: one per controller (version 1), or one.
+        keep_open: keep the files of every run open; it saves time for slots with many short runs.
     """
 
     def __init__(self, folders: list[Path], *, keep_open: bool) -> None:
@@ -51,24 +51,24 @@ class Slot:
         self._held = 0
 
     def join_files(self) -> list[int]:
-        """Return descriptors: a process that writes "0" to each of them joins. The caller closes them."""
+        """Return descriptors; a process joins by writing "0" to all of them. The caller closes them."""
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
 
-    def begin(self, limits: Limits, *, own_processes: int) -> None:
-        """Set the limits and note where the counters stand. Raises OSError."""
-        wanted = {"memory": limits.memory_bytes + _OWN_BYTES, "processes": limits.processes + own_processes}
+    def begin(self, limits: Limits, *, extra_processes: int) -> None:
+        """Set the limits and record the counters. Raises OSError."""
+        wanted = {"memory": limits.memory_bytes + _HELPER_BYTES, "processes": limits.processes + extra_processes}
         if wanted != self._set:
             self._set_limits(wanted["memory"], wanted["processes"])
             self._set = wanted
         self._held = self._reset_peak()
         self._before = self._counters()
 
-    def end(self) -> Use:
-        """Return what happened since `begin`. Raises OSError."""
+    def end(self) -> GroupUsage:
+        """Return the usage since `begin`. Raises OSError."""
         now = self._counters()
         more = {name: count - self._before.get(name, 0) for name, count in now.items()}
         at_limit = self._met_limit(more)
-        return Use(
+        return GroupUsage(
             memory_exceeded=more["killed"] > 0 and at_limit,
             host_out_of_memory=more["killed"] > 0 and not at_limit,
             processes_exceeded=more["refused"] > 0,
@@ -77,7 +77,7 @@ class Slot:
         )
 
     def close(self) -> None:
-        """Remove the group if no process is in it; otherwise a later reaper does."""
+        """Remove the group if it is empty; otherwise a later reaper removes it."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -96,7 +96,7 @@ class Slot:
             os.pwrite(fd, str(number).encode(), 0)
 
     def _fields(self, path: str) -> dict[str, int]:
-        """Return the numbers of a file of lines "name number"; empty where this kernel does not have the file."""
+        """Return the numbers of a file with lines "name number"; empty if the kernel lacks the file."""
         try:
             words = self._read(path).split()
         except FileNotFoundError:
@@ -122,15 +122,15 @@ class Slot:
         raise NotImplementedError
 
     def _reset_peak(self) -> int:
-        """Have the peak start at what is held now, and return that."""
+        """Restart the peak at the present level, and return that level."""
         raise NotImplementedError
 
     def _counters(self) -> dict[str, int]:
-        """Return how often a process was "killed" for memory, and how often one was "refused"."""
+        """Return the counts of processes "killed" for memory and "refused" by the limit on processes."""
         raise NotImplementedError
 
     def _met_limit(self, more: dict[str, int]) -> bool:
-        """Return whether the group was at its memory limit. Args: more: by how much the counters have grown."""
+        """Whether the group reached its memory limit. Args: more: the growth of the counters."""
         raise NotImplementedError
 
     def _peak(self) -> int:
@@ -140,7 +140,7 @@ class Slot:
         raise NotImplementedError
 
 
-class SlotV1(Slot):
+class SlotGroupV1(SlotGroup):
     """Args: folders: by controller: "memory", "pids" and perhaps "cpu"."""
 
     def __init__(self, folders: dict[str, Path], *, keep_open: bool) -> None:
@@ -149,7 +149,7 @@ class SlotV1(Slot):
         self._peak_file, self._oom_file = f"{memory}/memory.max_usage_in_bytes", f"{memory}/memory.oom_control"
         self._pids_file, self._events_file = f"{pids}/pids.current", f"{pids}/pids.events"
         self._max_processes = f"{pids}/pids.max"
-        # The limit with swap may never be the smaller one. Kernels without swap accounting do not have it.
+        # The limit with swap must not be the smaller one. Kernels without swap accounting do not have it.
         self._limits = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
         self._limits = [file for file in self._limits if os.path.exists(file)]
         if "cpu" in folders:
@@ -171,7 +171,7 @@ class SlotV1(Slot):
         return {"killed": killed, "refused": self._fields(self._events_file).get("max", 0)}
 
     def _met_limit(self, more: dict[str, int]) -> bool:
-        # Today's kernels do not count memory.failcnt, but here the peak starts anew with each run.
+        # Recent kernels do not count memory.failcnt, but version 1 can restart the peak for every run.
         return self._peak() >= self._set["memory"] - _GRAIN_BYTES
 
     def _peak(self) -> int:
@@ -181,7 +181,7 @@ class SlotV1(Slot):
         return int(self._read(self._pids_file))
 
 
-class SlotV2(Slot):
+class SlotGroupV2(SlotGroup):
     """Args: folder: the group, with the memory and pids controllers and perhaps cpu."""
 
     def __init__(self, folder: Path, *, keep_open: bool) -> None:
@@ -208,7 +208,7 @@ class SlotV2(Slot):
         return more["at_limit"] > 0
 
     def _peak(self) -> int:
-        """Not known: memory.peak of a reused group is that of all its runs. The figure of the process stays."""
+        """Return 0 for unknown: memory.peak of a reused group covers all its runs."""
         return 0
 
     def _processes(self) -> int:

@@ -1,12 +1,12 @@
-"""Control groups: memory, processes and CPU time of everything that one snippet starts, counted from outside.
+"""Control groups: they limit and count memory, processes and CPU share of all processes of a snippet.
 
-Where the kernel offers version 2 with the memory and pids controllers and lets us make groups, that is taken, else
-version 1 (which in practice needs root). The groups of one sandbox lie in a folder whose name says who owns it, next to
-or below the group that this process is in, so that what limits this process limits the snippets too:
+Version 2 is used if the kernel has its memory and pids controllers and lets this user create groups, else version 1
+(which in practice needs root). The groups of one sandbox are in a folder named after the owner. It is beside or below
+the group of this process, so the limits of this process apply to the snippets, too:
 
     forge_env-<pid namespace>-<pid>-<start time>-<number>/<slot>
 
-They are removed when the sandbox is closed. Those of an owner that was killed are removed when the next sandbox opens.
+They are removed when the sandbox is closed. Groups of a killed owner are removed when the next sandbox opens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from sandboxes.host.cgroup_slots import SlotV1, SlotV2
+from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
 
 Version = Literal["cgroup_v1", "cgroup_v2"]
 _PREFIX = "forge_env-"
@@ -29,21 +29,21 @@ _REMOVE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where groups can be made: one folder for each controller (version 1), or one for all (version 2)."""
+class CgroupFolders:
+    """Folders in which groups can be created: one per controller (version 1), or one for all (version 2)."""
 
     version: Version
     folders: dict[str, Path] = field(default_factory=dict)
 
 
 class Groups:
-    """The groups of one sandbox. Make one with `open_groups()`; `close()` it when every process in them is gone."""
+    """The groups of one sandbox, from `open_groups()`. Call `close()` after the last process in them has ended."""
 
-    def __init__(self, place: Place) -> None:
-        self.version = place.version
+    def __init__(self, folders: CgroupFolders) -> None:
+        self.version = folders.version
         name = f"{_PREFIX}{_owner(os.getpid())}-{next(_numbers)}"
-        self._folders = {controller: folder / name for controller, folder in place.folders.items()}
-        self._slots: dict[int, SlotV1 | SlotV2] = {}
+        self._folders = {controller: folder / name for controller, folder in folders.folders.items()}
+        self._slots: dict[int, SlotGroupV1 | SlotGroupV2] = {}
         wanted: list[str] = []
         try:
             for folder in set(self._folders.values()):  # controllers can share a hierarchy
@@ -58,71 +58,71 @@ class Groups:
             self.close()
             raise
 
-    def slot(self, number: int, *, keep_open: bool) -> SlotV1 | SlotV2:
-        """Return the group of a slot, made at its first use and kept (`keep_open`: see `Slot`). Raises OSError."""
+    def slot(self, number: int, *, keep_open: bool) -> SlotGroupV1 | SlotGroupV2:
+        """Return the group of a slot, created at its first use (`keep_open`: see `SlotGroup`). Raises OSError."""
         if number not in self._slots:
             folders = {controller: folder / str(number) for controller, folder in self._folders.items()}
             if self.version == "cgroup_v1":
-                self._slots[number] = SlotV1(folders, keep_open=keep_open)
+                self._slots[number] = SlotGroupV1(folders, keep_open=keep_open)
             else:
-                self._slots[number] = SlotV2(folders["memory"], keep_open=keep_open)
+                self._slots[number] = SlotGroupV2(folders["memory"], keep_open=keep_open)
         return self._slots[number]
 
     def close(self) -> None:
-        """Remove the groups. What the kernel still holds is left to the reaper of the next sandbox."""
+        """Remove the groups. The next sandbox reaps a group that the kernel still holds."""
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
         deadline = time.monotonic() + _REMOVE_S
         for folder in set(self._folders.values()):
-            # A process that has just ended can hold its group for a moment.
+            # A process that has just ended can hold its group for some milliseconds.
             while not _remove(folder) and time.monotonic() < deadline:
                 time.sleep(0.005)
 
 
 def open_groups() -> Groups | str:
-    """Return groups to limit snippets with, or the sentence that says what is missing for them."""
-    mounts, own = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+    """Return the groups, or a sentence with the reason for having none."""
+    mounts, membership = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
     reasons = []
     for find in (find_v2, find_v1):
-        place = find(mounts, own)
-        if isinstance(place, str):
-            reasons.append(place)
+        folders = find(mounts, membership)
+        if isinstance(folders, str):
+            reasons.append(folders)
             continue
-        reap(place)
+        reap(folders)
         try:
-            return Groups(place)
+            return Groups(folders)
         except OSError as error:
-            reasons.append(f"{place.version.replace('_', ' ')}: {error}")
+            reasons.append(f"{folders.version.replace('_', ' ')}: {error}")
     return "; ".join(reasons)
 
 
-def find_v2(mounts: str, own: str) -> Place | str:
-    """Return the nearest folder of version 2 in which we may make groups that have controllers, or why there is none.
+def find_v2(mounts: str, membership: str) -> CgroupFolders | str:
+    """Return the nearest folder of version 2 for groups with controllers, or the reason for having none.
 
-    Args: mounts, own: the text of /proc/self/mountinfo and /proc/self/cgroup.
+    Args: mounts, membership: the text of /proc/self/mountinfo and /proc/self/cgroup.
     """
-    mount = next((found for found in _mounts(mounts) if found.kind == "cgroup2"), None)
-    path = next((line.partition("::")[2] for line in own.splitlines() if line.startswith("0::")), None)
+    mount = next((mount for mount in _mounts(mounts) if mount.kind == "cgroup2"), None)
+    path = next((line.partition("::")[2] for line in membership.splitlines() if line.startswith("0::")), None)
     if mount is None or path is None:
         return "cgroup v2: it is not mounted"
     folder = _folder(mount, path)
-    # A group that holds processes, as our own does, can have no groups with controllers; one above it can.
+    # A group with processes, as this process's group, cannot hold groups with controllers; one above it can.
     for candidate in (folder, *folder.parents):
         if not candidate.is_relative_to(mount.point):
             break
         if _can_hold_groups(candidate):
-            return Place(version="cgroup_v2", folders=dict.fromkeys(_NEEDED, candidate))
+            return CgroupFolders(version="cgroup_v2", folders=dict.fromkeys(_NEEDED, candidate))
     return (
         f"cgroup v2: no group from {folder} upwards has the memory and pids controllers enabled for groups below it "
         "and lets this user make some (start it by `systemd-run --user --scope`, or as root)"
     )
 
 
-def find_v1(mounts: str, own: str) -> Place | str:
-    """Return the folders of the memory, pids and (where it may be used) cpu controllers of version 1, or why not."""
+def find_v1(mounts: str, membership: str) -> CgroupFolders | str:
+    """Return the folders of the memory, pids and (if usable) cpu controllers of version 1, or the reason against it."""
     paths: dict[str, str] = {}
-    for line in own.splitlines():
+    for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
     folders: dict[str, Path] = {}
@@ -138,14 +138,14 @@ def find_v1(mounts: str, own: str) -> Place | str:
         return f"cgroup v1: this user may not make groups in {' and '.join(locked)} (run as root)"
     if "cpu" in folders and not os.access(folders["cpu"], os.W_OK):
         del folders["cpu"]
-    return Place(version="cgroup_v1", folders=folders)
+    return CgroupFolders(version="cgroup_v1", folders=folders)
 
 
-def reap(place: Place) -> None:
-    """Remove the groups of owners in our pid namespace that do not live any more."""
+def reap(folders: CgroupFolders) -> None:
+    """Remove the groups of dead owners in this pid namespace."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    for folder in set(place.folders.values()):
-        # That owner may have been in a group beside ours, as with one group for each login or job.
+    for folder in set(folders.folders.values()):
+        # The owner may have been in a group beside this one: systems make one per login or job.
         for group in itertools.chain(
             folder.glob(f"{_PREFIX}{namespace}-*"), folder.parent.glob(f"*/{_PREFIX}{namespace}-*")
         ):
@@ -171,7 +171,7 @@ def _mounts(text: str) -> Iterator[_Mount]:
 
 
 def _folder(mount: _Mount, path: str) -> Path:
-    """Return the folder of the group `path`. In a container the mount may show only a part, or not our own."""
+    """Return the folder of the group `path`. In a container the mount may not show it: then the mount point."""
     inside = PurePosixPath(path)
     if inside.is_relative_to(mount.root):
         folder = mount.point / inside.relative_to(mount.root)
@@ -185,13 +185,13 @@ def _can_hold_groups(folder: Path) -> bool:
         enabled = (folder / "cgroup.subtree_control").read_text().split()
     except OSError:
         return False
-    # To move a process, the kernel wants the right to write this file of the nearest group above both places.
+    # To move a process, the kernel requires write access to this file of the nearest common group.
     may_write = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
     return may_write and set(_NEEDED) <= set(enabled)
 
 
 def _owner(pid: int) -> str:
-    """Return what names a process for as long as it lives, and never another one."""
+    """Return a name that is unique to a process: pid namespace, pid and start time."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     try:
         start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -201,7 +201,7 @@ def _owner(pid: int) -> str:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a group and those below it; return whether it is gone. The files in it are the kernel's."""
+    """Remove a group and the groups below it; return whether it is gone."""
     try:
         for below in folder.iterdir():
             if below.is_dir():

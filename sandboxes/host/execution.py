@@ -1,4 +1,4 @@
-"""One attempt at one request: what goes in, what comes out, and how it ended by the kernel's word."""
+"""One attempt at one request: its inputs, its outputs, and its end as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import signal
 import time
 
 from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits
-from sandboxes.host.cgroup_slots import Slot, Use
+from sandboxes.host.cgroup_slots import GroupUsage, SlotGroup
 from sandboxes.host.streams import CappedPipe, sealed_files
-from sandboxes.host.zygote import Driver, Ended, guest_limits, whole_cpu_s
+from sandboxes.host.zygote import Driver, ExitReport, guest_limits, whole_cpu_s
 
 _FLOOD_FACTOR = 16
-_OWN_PROCESSES = 2  # in a slot's control group: its helper, and the init of the snippet
+_EXTRA_PROCESSES = 2  # in a slot's control group: its helper, and the init of the snippet
 _REPORT_BYTES = 64 * 2**10 + 6  # started byte, frame kind, length and the largest value
 _GRACE_S = 10.0
-"""How long the zygote may take to answer once a snippet was killed, before it is taken for dead itself."""
+"""Seconds that the zygote may take to report a killed snippet before it is treated as dead."""
 
 
 class Execution:
     """One attempt at one request."""
 
-    def __init__(self, backend: str, zygote: Driver, limits: Limits, group: Slot | None) -> None:
+    def __init__(self, backend: str, zygote: Driver, limits: Limits, group: SlotGroup | None) -> None:
         self._backend = backend
         self._zygote = zygote
         self._group = group
@@ -46,13 +46,13 @@ class Execution:
         self._close_pipes()
 
     async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
-        """Return the result, and whether the zygote failed before any foreign code ran."""
+        """Return the result, and whether the zygote failed before any untrusted code ran."""
         begin = time.monotonic()
         order = {"slot": slot, "limits": guest_limits(self._limits, counted=self._group is not None)}
         if self._group is not None:
             order["helped"] = True
             self._zygote.open_helper(slot, self._group)
-            self._group.begin(self._limits, own_processes=_OWN_PROCESSES)
+            self._group.begin(self._limits, extra_processes=_EXTRA_PROCESSES)
         with sealed_files(*inputs) as (body, *stdin):
             self._number, ended = self._zygote.submit(order, [body, *(pipe.write_fd for pipe in self._pipes), *stdin])
         for pipe in self._pipes:
@@ -63,27 +63,27 @@ class Execution:
         use = self._used(slot, end)
         return self._result(request, end, use, wall_s), bool(end.failure) and not self._started
 
-    def _used(self, slot: int, end: Ended) -> Use:
+    def _used(self, slot: int, end: ExitReport) -> GroupUsage:
         if self._group is None:
-            return Use()
+            return GroupUsage()
         use = self._group.end()
         if end.failure:
             self._zygote.close_helper(slot)
-        elif use.left > 1:  # only the helper may be there: never seen, and never to be built upon
+        elif use.left > 1:  # only the helper may be in the group: anything else would be a bug, so all are killed
             self._zygote.kill_all()
         return use
 
     @property
     def _started(self) -> bool:
-        """Whether foreign code began: the guest's first byte, written before it."""
+        """Whether untrusted code began: the guest writes its first byte before it."""
         return self._report.data.startswith(b"S")
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             pipe.close()
 
-    async def _wait(self, ended: asyncio.Future[Ended]) -> Ended:
-        """Wait for the end, which the deadline brings about. When cancelled, wait until the snippet is dead."""
+    async def _wait(self, ended: asyncio.Future[ExitReport]) -> ExitReport:
+        """Wait for the end, at the latest at the deadline. After a cancellation, wait until the snippet is dead."""
         deadline = asyncio.get_running_loop().call_later(self._limits.wall_s, self._time_out)
         try:
             return await self._bounded(ended, self._limits.wall_s + _GRACE_S)
@@ -94,7 +94,7 @@ class Execution:
         finally:
             deadline.cancel()
 
-    async def _bounded(self, ended: asyncio.Future[Ended], timeout_s: float) -> Ended:
+    async def _bounded(self, ended: asyncio.Future[ExitReport], timeout_s: float) -> ExitReport:
         done, _ = await asyncio.wait([ended], timeout=timeout_s)
         if not done:
             self._zygote.kill_all()  # resolves `ended`
@@ -107,12 +107,12 @@ class Execution:
     def _kill(self) -> None:
         self._zygote.kill(self._number)
 
-    def _result(self, request: ExecRequest, end: Ended, use: Use, wall_s: float) -> ExecResult:
+    def _result(self, request: ExecRequest, end: ExitReport, use: GroupUsage, wall_s: float) -> ExecResult:
         error = end.failure or self._setup_error()
         if use.host_out_of_memory:
             error = "the machine ran out of memory although the snippet was within its limit"
         elif self._started and use.memory_exceeded:
-            error = ""  # even where it took the helper of the slot with it
+            error = ""  # the kernel may have killed the slot's helper as well
         exit_code = os.waitstatus_to_exitcode(end.status)
         value = _value(self._report.data) if request.call is not None and not error else None
         status = ExecStatus.SANDBOX_ERROR if error else self._status(request, end, use, exit_code, value)
@@ -141,7 +141,9 @@ class Execution:
             return "the snippet was not ready to start within wall_s"
         return "the snippet's process ended before it was ready to start"
 
-    def _status(self, request: ExecRequest, end: Ended, use: Use, exit_code: int, value: str | None) -> ExecStatus:
+    def _status(
+        self, request: ExecRequest, end: ExitReport, use: GroupUsage, exit_code: int, value: str | None
+    ) -> ExecStatus:
         if self._stdout.flooded or self._stderr.flooded or self._report.flooded:
             return ExecStatus.OUTPUT_LIMIT
         if use.memory_exceeded and (exit_code or end.failure) and not self._timed_out:
@@ -163,7 +165,7 @@ class Execution:
 
 
 def _value(report: bytes) -> str | None:
-    """Return the JSON text of one complete frame that ends the report, else None."""
+    """Return the JSON text if the report ends with one complete frame, else None."""
     if report[1:2] != b"V" or len(report) < 6:
         return None
     length = int.from_bytes(report[2:6], "little")
@@ -172,7 +174,7 @@ def _value(report: bytes) -> str | None:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether it can be decoded: forged text may be none, or nested so deeply that decoding fails."""
+    """Whether the text can be decoded: forged text may be invalid, or nested too deeply to decode."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

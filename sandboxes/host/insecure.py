@@ -1,11 +1,11 @@
-"""The "subprocess" sandbox: plain child processes. It is NO sandbox: code in it can do whatever this user can.
+"""The "subprocess" sandbox: plain child processes. It does NOT isolate: code in it can do whatever this user can.
 
-For debugging, and for code that you would run by hand. It has the same contract as the real backends, so that an
-environment can be tried where nothing isolates; it opens only when it is asked for by name and allowed in words.
+Use it for debugging, and for code that you would run by hand. It has the contract of the isolating backends, so an
+environment can be tried on a machine where none works. It must be named and explicitly allowed.
 
-It keeps: a fresh process and folder for each run, the wall-clock limit, CPU time, address space and file size for each
-process, capped output. It does not keep: files, processes, network and environment variables of this user from the
-code; the number of processes; `tmp_bytes`; background processes that left their process group from living on.
+Enforced: a fresh process and folder per run; the wall-clock limit; CPU time, address space and file size per process;
+capped output. Not enforced: the code can reach this user's files, processes, network and environment variables; the
+number of processes and `tmp_bytes` are not limited; background processes that leave their process group survive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Capabilities
-from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.namespace import NamespaceSandbox
-from sandboxes.host.zygote import Ended
+from sandboxes.host.zygote import ExitReport
 
 NAME = "subprocess (insecure)"
 _GUEST = Path(__file__).parents[1] / "guest" / "guest_insecure.py"
@@ -46,10 +46,10 @@ _CAPABILITIES = Capabilities(
 async def open_insecure(
     *, allow_insecure: bool = False, slots: int | None = None, max_sessions: int = 256
 ) -> NamespaceSandbox:
-    """Open it; refused unless `allow_insecure` is true, here or as FORGE_ENV_ALLOW_INSECURE_SANDBOX=1.
+    """Open the sandbox, if `allow_insecure` is true or FORGE_ENV_ALLOW_INSECURE_SANDBOX is 1.
 
     Raises:
-        UserError: it was not allowed.
+        UserError: it is not allowed.
     """
     if not (allow_insecure or os.environ.get("FORGE_ENV_ALLOW_INSECURE_SANDBOX") == "1"):
         raise UserError(
@@ -69,17 +69,17 @@ async def open_insecure(
 
 
 class Spawner:
-    """Starts a plain interpreter for each snippet and session; has the methods of a `Zygote`."""
+    """Starts a plain interpreter for every snippet and session; a `Driver`."""
 
     def __init__(self) -> None:
         self.alive = True
         self._numbers = 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: dict[int, asyncio.Future[Ended]] = {}
+        self._ended: dict[int, asyncio.Future[ExitReport]] = {}
         self._loop = asyncio.get_running_loop()
 
-    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
-        """Start one snippet; return its number and the future of its end. Raises OSError."""
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
+        """Start one snippet; return its number and the future of its exit report. Raises OSError."""
         self._numbers += 1
         number, ended = self._numbers, self._loop.create_future()
         folder = tempfile.mkdtemp(prefix="forge-env-insecure-")
@@ -101,7 +101,7 @@ class Spawner:
         for number in tuple(self._processes):
             self.kill(number)
 
-    def open_helper(self, slot: int, groups: Slot) -> None:
+    def open_helper(self, slot: int, groups: SlotGroup) -> None:
         raise NotImplementedError("there are no control groups here")
 
     def close_helper(self, slot: int) -> None:
@@ -119,13 +119,13 @@ class Spawner:
         self._loop.remove_reader(pidfd)
         os.close(pidfd)
         process, ended = self._processes.pop(number), self._ended.pop(number)
-        _kill_group(process.pid)  # what it left in the background; before the wait, which frees the number
+        _kill_group(process.pid)  # background processes; before the wait, which frees the pid
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         shutil.rmtree(folder, ignore_errors=True)
         failure = "" if self.alive else "the sandbox was closed"
         cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        ended.set_result(Ended(status=status, cpu_s=cpu_s, peak_memory_bytes=peak, failure=failure))
+        ended.set_result(ExitReport(status=status, cpu_s=cpu_s, peak_memory_bytes=peak, failure=failure))
 
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:

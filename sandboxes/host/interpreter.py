@@ -1,4 +1,4 @@
-"""The host's handle on the live interpreter of one session (`guest_session.py`): it answers requests until it ends."""
+"""The host's handle on the interpreter of one session (`guest_session.py`), which answers requests until it ends."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.sandbox import Limits
-from sandboxes.host.cgroup_slots import Slot, Use
+from sandboxes.host.cgroup_slots import GroupUsage, SlotGroup
 from sandboxes.host.streams import CappedPipe, sealed_file, sealed_files
-from sandboxes.host.zygote import Driver, Ended, encode_body, guest_limits, whole_cpu_s
+from sandboxes.host.zygote import Driver, ExitReport, encode_body, guest_limits, whole_cpu_s
 
-_ANSWER = struct.Struct("<IBcdq")  # as guest_session.py packs it
+_ANSWER = struct.Struct("<IBcdq")  # guest_session.py packs it
 _MAX_FRAME = 4096
 _FLOOD_FACTOR = 16
 _START_S = 10.0
 _GRACE_S = 10.0
-"""How long the zygote may take to end a killed interpreter before it is taken for dead itself."""
+"""Seconds that the zygote may take to end a killed interpreter before it is treated as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """How the interpreters of a session are made."""
+    """Settings of the interpreters of a session."""
 
     setup: str
     limits: Limits
@@ -38,7 +38,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The guest's word on one request. Foreign code can forge it; only its types and ranges are certain."""
+    """The guest's answer to one request. Untrusted code can forge it; only its types and ranges are checked."""
 
     code: int
     """Exit code of a cell, or errno of a file request."""
@@ -51,22 +51,22 @@ class Answer:
 class Interpreter:
     """A started interpreter. Use: construct, `await ready()`, requests one at a time until `end` is set.
 
-    It is killed when a request passes its deadline, is cancelled, floods or is answered with rubbish. Whatever the way,
-    everything of it is freed when the zygote reports that every process of it is gone.
+    It is killed when a request passes its deadline, is cancelled, floods its output, or gets a malformed answer. In all
+    cases its resources are freed when the zygote reports the end of its last process.
 
     Raises:
-        OSError: the host has no more descriptors or memory.
+        OSError: the host has run out of descriptors or memory.
     """
 
-    def __init__(self, zygote: Driver, slot: int, spec: Spec, group: Slot | None = None) -> None:
-        self.end: Ended | None = None
+    def __init__(self, zygote: Driver, slot: int, spec: Spec, group: SlotGroup | None = None) -> None:
+        self.end: ExitReport | None = None
         self.failure = ""
-        """What broke on our side."""
+        """What broke in the sandbox itself."""
         self.timed_out = False
         self.answered_cpu_s = 0.0
-        """CPU time of the requests that were answered."""
-        self.use = Use()
-        """What the control group counted, once it has ended."""
+        """CPU seconds of the answered requests."""
+        self.group_usage = GroupUsage()
+        """Counts of the control group, after the end."""
         self._zygote = zygote
         self._group = group
         self._limits = spec.limits
@@ -85,17 +85,17 @@ class Interpreter:
         return self.stdout.flooded or self.stderr.flooded
 
     def idle(self) -> bool:
-        """Whether it lives and has said nothing out of turn."""
+        """Whether it is alive and has sent nothing unrequested."""
         if self.end is not None:
             return False
         try:
             self._control.recv(1, socket.MSG_PEEK)
-        except OSError as nothing:
-            return isinstance(nothing, BlockingIOError)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     async def ready(self) -> str:
-        """Wait until the set-up has run; return what went wrong, "" if nothing."""
+        """Wait until the set-up has run; return the error, or "" for none."""
         frame = await self._exchange(max(_START_S, self._limits.wall_s))
         if frame == b"S" and not self._killed:
             return ""
@@ -108,10 +108,10 @@ class Interpreter:
         return "the session was not ready in time" if self.timed_out else "the session's process ended in its set-up"
 
     async def run(self, code: str, stdin: str) -> Answer | None:
-        """Run a cell, after which `stdout` and `stderr` hold what it printed; None if the interpreter ended."""
+        """Run a cell; `stdout` and `stderr` then hold its output. None if the interpreter ended."""
         self.stdout.restart()
         self.stderr.restart()
-        # A cell that is empty still needs a file.
+        # An empty cell needs a file, too.
         contents = (code.encode("utf-8", "surrogatepass") or b"\n", stdin.encode("utf-8", "replace"))
         with sealed_files(*contents) as fds:
             return await self._ask({"do": "run", "cpu_s": whole_cpu_s(self._limits)}, fds)
@@ -135,15 +135,15 @@ class Interpreter:
         return answer, pipe.data
 
     def kill(self, failure: str = "") -> None:
-        """Have every process of the session killed; `failure` is why, when it is not for what the code did."""
+        """Kill every process of the session; `failure` is the reason if the code is not to blame."""
         self._killed = True
         self.failure = self.failure or failure
         if self.end is None and self._last_resort is None:
             self._zygote.kill(self._number)
             self._last_resort = self._loop.call_later(_GRACE_S, self._zygote.kill_all)
 
-    async def ended(self) -> Ended:
-        """Wait until every process of the session is gone. Bounded once it was killed."""
+    async def ended(self) -> ExitReport:
+        """Wait until every process of the session is gone. The wait is bounded after `kill`."""
         await asyncio.wait([self._ended])
         return self._ended.result()
 
@@ -155,7 +155,7 @@ class Interpreter:
         self._control, self._guest_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.callback(self._control.close)
         undo.callback(self._guest_control.close)
-        # A name, so that foreign code cannot give it another: names are shared by all in the host's network namespace.
+        # A bound socket: untrusted code cannot bind it to a name of the host's network namespace.
         self._guest_control.bind("")
         self._control.setblocking(False)
         cap = self._limits.output_bytes
@@ -165,7 +165,7 @@ class Interpreter:
         undo.callback(self.stderr.close)
 
     def _submit(self, slot: int, spec: Spec) -> None:
-        # No hard CPU limit: an interpreter may serve any number of cells, and each moves the soft limit on.
+        # No hard CPU limit: an interpreter serves any number of cells, and every cell raises the soft limit.
         limits = guest_limits(spec.limits, counted=self._group is not None) | {"cpu_kill_s": resource.RLIM_INFINITY}
         order: dict[str, Any] = {"slot": slot, "limits": limits, "session": True}
         joins = self._join_group(order)
@@ -183,19 +183,19 @@ class Interpreter:
         self._ended.add_done_callback(self._on_end)
 
     def _join_group(self, order: dict[str, Any]) -> list[int]:
-        """Prepare the control group, if there is one; return the files through which the interpreter joins it."""
+        """Prepare the control group, if there is one; return the files for joining it."""
         if self._group is None:
             return []
-        self._group.begin(self._limits, own_processes=0)
+        self._group.begin(self._limits, extra_processes=0)
         joins = self._group.join_files()
         order["groups"] = len(joins)
         return joins
 
-    def _on_end(self, ended: asyncio.Future[Ended]) -> None:
+    def _on_end(self, ended: asyncio.Future[ExitReport]) -> None:
         self.end = ended.result()
         if self._group is not None:
             try:
-                self.use = self._group.end()
+                self.group_usage = self._group.end()
             except OSError as error:
                 self.failure = self.failure or f"the control group could not be read: {error}"
         if self._last_resort is not None:
@@ -222,7 +222,7 @@ class Interpreter:
     async def _exchange(
         self, wall_s: float, message: dict[str, Any] | None = None, fds: Sequence[int] = ()
     ) -> bytes | None:
-        """Send `message`, if there is one, and return the next frame, None if the interpreter ended first."""
+        """Send `message`, if any, and return the next frame; None if the interpreter ended first."""
         if self.end is not None:
             return None
         self._answer = self._loop.create_future()
@@ -245,11 +245,11 @@ class Interpreter:
     def _send(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
-        except OSError:  # it does not listen: it has just died, or foreign code has closed its end
+        except OSError:  # it has just died, or untrusted code has closed its end
             self.kill()
 
     def _receive(self) -> None:
-        """Read one frame; whatever else is sent stays in the socket, which is of a limited size."""
+        """Read one frame; further data stays in the socket, whose size is limited."""
         try:
             frame = self._control.recv(_MAX_FRAME)
         except BlockingIOError:
@@ -257,7 +257,7 @@ class Interpreter:
         except OSError:
             frame = b""
         self._loop.remove_reader(self._control.fileno())
-        # No frame: it has ended or is about to, or it became another program, which may run until the deadline.
+        # No frame: it has ended, or it has become another program, which may run until the deadline.
         if frame and not self._answer.done():
             self._answer.set_result(frame)
 

@@ -1,22 +1,23 @@
-"""The "namespace" sandbox: Linux namespaces, seccomp and resource limits, by our own system calls.
+"""The "namespace" sandbox: Linux namespaces, seccomp and resource limits, set by system calls.
 
-Each request runs in a fork of a warm interpreter (see `guest.py`), in pid, mount, ipc, uts and network namespaces of
-its own, as a user of its own, on a read-only root that holds only what Python needs, with a small private /tmp.
+Every request runs in a fork of a warm interpreter (see `guest.py`), in separate pid, mount, ipc, uts and network
+namespaces, as a separate user, on a read-only root with only the files that Python needs, and with a small private
+/tmp.
 
-A session (see `session.py`) is such a fork that stays and serves one cell after the other.
+A session (see `session.py`) is such a fork that stays alive and serves one cell after another.
 
-Memory, processes and CPU share of all that a snippet starts are limited by a control group (see `cgroups.py`) where
-the machine offers one. Where it does not, the capabilities say "rlimit": then memory is limited per process, so that
-`processes` processes may use as many times `memory_bytes`.
+A control group (see `cgroups.py`) limits memory, processes and CPU share of everything that a snippet starts, if the
+machine has control groups. Otherwise the capabilities say "rlimit": memory is then limited per process, so `processes`
+processes may each use `memory_bytes`.
 
-Not covered: the CPU limit has a grain of one second, and is per process (the wall-clock limit holds for all); what a
-session's cell leaves running in the background is not stopped between cells, and ends with the session; what time and
-the counts of the whole machine tell of other runs, and locks of files of the shared root among runs that live at the
-same time (docs/sandboxes.md, "Between runs"); holes in the kernel itself.
+Not covered: the CPU limit counts whole seconds, and is per process (the wall-clock limit covers all processes);
+background processes of a session's cell run on until the session ends; timing and machine-wide counters reveal other
+runs, and concurrent runs can see each other's locks on files of the shared root (docs/sandboxes.md, "Between runs");
+vulnerabilities of the kernel.
 
-bubblewrap is not used for the outer ring, even where it is installed: the same ring takes a few system calls of our own
-(`guest_kernel.enter_minimal_root`), and bubblewrap would take one more process, could not give the snippets user ids of
-their own inside it, and started by root with --uid it leaves the outer user root, whose files stay readable.
+bubblewrap is not used for the outer ring: the ring takes a few system calls (`guest_kernel.enter_minimal_root`).
+bubblewrap would take one more process and could not give snippets separate user ids. Started by root with --uid, it
+leaves the outer user root, whose files stay readable.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from collections.abc import Awaitable, Callable
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, Limits
 from forge_env.utils.deadlines import queued
-from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups, open_groups
 from sandboxes.host.execution import Execution
 from sandboxes.host.interpreter import Spec
-from sandboxes.host.packages import find_packages
+from sandboxes.host.packages import NO_PACKAGES
 from sandboxes.host.selftest import check_isolation
 from sandboxes.host.session import NamespaceSession
 from sandboxes.host.zygote import Driver, Zygote, encode
@@ -54,31 +55,35 @@ async def open_namespace_sandbox(
     packages: tuple[str, ...] = (),
     cgroups: bool = True,
 ) -> NamespaceSandbox:
-    """Open the sandbox and prove that it isolates (once per process).
+    """Open the sandbox and check that it isolates (once per process).
 
     Args:
-        slots: requests and cells of sessions that run at once; twice the number of CPUs by default. The others wait.
-        max_sessions: sessions that are open at once; more wait a minute for one to be closed. Each takes three file
+        slots: concurrent requests and cells; twice the number of CPUs by default. Further ones wait.
+        max_sessions: open sessions; a further one waits up to a minute until one is closed. A session takes three file
             descriptors and a few MB.
-        preimport: standard library modules that are loaded already when a snippet starts.
-        packages: installed packages that snippets may import, for example "numpy", by the name of a module or of a
-            distribution. What they require is there as well, and nothing else that is installed. The named ones are
-            loaded when a snippet starts, which makes every run a little dearer.
-        cgroups: limit each snippet as a whole where the machine offers control groups; without, each of its processes.
+        preimport: standard library modules that are loaded before a snippet starts.
+        packages: installed packages that snippets may import, for example "numpy", by module or distribution name.
+            Their requirements are visible, too; other installed packages are not. The named packages are loaded before
+            a snippet starts, which makes every run a little slower.
+        cgroups: limit every snippet as a whole if the machine has control groups; otherwise each of its processes.
 
     Raises:
         UserError: `slots` or `max_sessions` is out of range, or a package is not installed or cannot be imported.
-        SandboxUnavailable: the kernel does not let us isolate, or a canary got out.
+        SandboxUnavailable: the kernel refuses to isolate, or a canary of the self-test escaped.
     """
     slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
     if not 1 <= slots <= _MAX_SLOTS:
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
-    found = find_packages(packages)
+    installed = NO_PACKAGES
+    if packages:
+        from sandboxes.host.find_packages import find_packages  # needs a library that a container does not have
+
+        installed = find_packages(packages)
 
     async def start() -> Zygote:
-        return await Zygote.start(preimport=preimport, packages=found)
+        return await Zygote.start(preimport=preimport, packages=installed)
 
     async def open_with(groups: Groups | str) -> NamespaceSandbox:
         try:
@@ -95,23 +100,23 @@ async def open_namespace_sandbox(
             raise
         return sandbox
 
-    groups = open_groups() if cgroups else "control groups were not asked for (cgroups=False)"
+    groups = open_groups() if cgroups else "control groups are switched off (cgroups=False)"
     try:
         return await open_with(groups)
     except SandboxUnavailable as error:
         if isinstance(groups, str):
             raise
-        return await open_with(f"those that could be made were of no use: {error}")  # the capabilities tell
+        return await open_with(f"control groups do not work here: {error}")  # reported in the capabilities
 
 
 class NamespaceSandbox:
-    """A `Sandbox` with one zygote, `slots` places and the sessions. Made by `open_namespace_sandbox`.
+    """A `Sandbox` with one zygote, `slots` slots and the sessions. Created by `open_namespace_sandbox`.
 
     Args:
-        zygote: what starts the processes.
-        groups: the control groups, which are closed with the sandbox, or why there are none.
-        start: starts another zygote when the last one died; by default one with the modules in `preimport`.
-        backend: its name in results.
+        zygote: starts the processes.
+        groups: the control groups, which are closed with the sandbox, or the reason for having none.
+        start: starts a new zygote after the last one died; by default with the modules in `preimport`.
+        backend: the name of the backend in results.
     """
 
     capabilities: Capabilities
@@ -162,10 +167,10 @@ class NamespaceSandbox:
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
     ) -> NamespaceSession:
-        """Open a session, whose directory is /tmp. A cell takes a slot while it runs; `wall_s` starts when it has one.
+        """Open a session with the working directory /tmp. A running cell takes a slot; `wall_s` starts when it has one.
 
         Raises:
-            SandboxError: the set-up raised, `max_sessions` are open, or the sandbox is closed.
+            SandboxError: the set-up raised, `max_sessions` sessions are open, or the sandbox is closed.
         """
         slot = await self._free_session_slot()
         try:
@@ -180,7 +185,7 @@ class NamespaceSandbox:
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
         session = NamespaceSession(
-            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, places=self._slots, free=free
+            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, slots=self._slots, free=free
         )
         self._sessions.add(session)
         try:
@@ -193,14 +198,14 @@ class NamespaceSandbox:
     async def close(self) -> None:
         """End every process of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
         self._closed = True
-        async with self._starting:  # not while a new zygote starts, which would outlive us
+        async with self._starting:  # not while a new zygote starts: it would outlive the sandbox
             await self._zygote.close()
         for session in tuple(self._sessions):
             await session.close()
         if self._groups is not None:
             self._groups.close()
 
-    def _group(self, slot: int) -> Slot | None:
+    def _group(self, slot: int) -> SlotGroup | None:
         """Return the control group of a slot, None where there are none. Raises SandboxError."""
         if self._closed:
             raise SandboxError(f"the {self._backend} sandbox is closed")
@@ -222,7 +227,7 @@ class NamespaceSandbox:
             ) from None
 
     async def _attempt(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
-        """Return the result, and whether it is only that the zygote failed before any foreign code ran."""
+        """Return the result, and whether the zygote failed before any untrusted code ran."""
         zygote = await self._live_zygote()
         try:
             with Execution(self._backend, zygote, request.limits, self._group(slot)) as execution:
@@ -231,7 +236,7 @@ class NamespaceSandbox:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
 
     async def _live_zygote(self) -> Driver:
-        async with queued(), self._starting:  # the sandbox's own processes: a start has a deadline of its own
+        async with queued(), self._starting:  # the start of a zygote has its own deadline
             if self._closed:
                 raise SandboxError(f"the {self._backend} sandbox is closed")
             if not self._zygote.alive:

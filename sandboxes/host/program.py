@@ -1,10 +1,10 @@
-"""A whole program in namespaces of its own, for as long as it runs: the host's side of `guest_program.py`.
+"""A program in its own namespaces, for as long as it runs: the host's side of `guest_program.py`.
 
-The program sees the system's folders, its installation and what else it is shown, all of it read-only, a private /tmp,
-and one folder that it may write to. Its network is a loopback with one listener, which the host serves: the socket
-itself is handed out, so that nothing stands between the program and the server.
+The program sees the system's folders, its installation and further paths that it is shown, all read-only; a private
+/tmp; and one writable folder. Its network is a loopback with one listener. The host receives the listening socket
+itself and serves it, without a proxy in between.
 
-Memory and processes are limited by resource limits: the memory of each process, the number of all.
+Resource limits bound the memory of every process and the number of processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import Limits
-from sandboxes.host.seccomp import seccomp_filter
+from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.zygote import guest_limits, require_supported_platform, why_not
 
 LIMITS = Limits(cpu_s=24 * 3600.0, memory_bytes=8 * 2**30, processes=256, file_bytes=2 * 2**30, tmp_bytes=256 * 2**20)
@@ -37,11 +37,11 @@ def confined(
     """Return the command line that runs a command in a sandbox.
 
     Args:
-        control: a descriptor that it inherits, the other end of what `listener_of` reads.
-        shown: what it may read beside the folders of the system.
-        folder: the one folder that it may write to; as root it is given away to the program's user.
-        cwd: where it starts; one of `shown`, or in one of them.
-        port: where its listener listens.
+        control: a descriptor that it inherits; `listener_of` reads the other end.
+        shown: paths that it may read beside the folders of the system.
+        folder: the one writable folder; as root its owner becomes the program's user.
+        cwd: its working directory, in one of `shown`.
+        port: the port of its listener.
     """
     limits = guest_limits(LIMITS, counted=True)  # address space is not counted: some runtimes reserve terabytes of it
     spec = {
@@ -56,10 +56,10 @@ def confined(
 
 
 async def listener_of(control: socket.socket) -> socket.socket:
-    """Return the listening socket in the network of a program that was started.
+    """Return the listening socket in the network namespace of a started program.
 
     Raises:
-        SandboxUnavailable: the kernel refused; it says what would help.
+        SandboxUnavailable: the kernel refused; with the remedy.
     """
     control.setblocking(False)
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
@@ -83,10 +83,10 @@ async def check_programs() -> None:
         SandboxUnavailable: programs cannot be isolated on this machine.
     """
     require_supported_platform()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
-        with theirs:
-            control = theirs.fileno()
+    host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with host_end, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
+        with guest_end:
+            control = guest_end.fileno()
             command = confined(["true"], control=control, shown=(), folder=Path(folder), cwd=folder, port=1)
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -97,36 +97,38 @@ async def check_programs() -> None:
                 stderr=asyncio.subprocess.PIPE,
             )
         try:
-            (await listener_of(ours)).close()
-            _, said = await asyncio.wait_for(process.communicate(), START_SECONDS)
+            (await listener_of(host_end)).close()
+            _, stderr = await asyncio.wait_for(process.communicate(), START_SECONDS)
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
     if process.returncode:
-        raise SandboxUnavailable(why_not(said.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"))
+        raise SandboxUnavailable(
+            why_not(stderr.decode("utf-8", "replace").strip() or f"exit code {process.returncode}")
+        )
 
 
 def installation(program: str) -> list[str]:
-    """Return the folders that a program needs: those of its virtual environment, of the interpreter, and its own.
+    """Return the folders that a program needs: of its virtual environment, of its interpreter, and its folder.
 
-    Library and program folders only, never a whole home folder. Those of the system are left out.
+    Only library and program folders, never a whole home folder. Folders of the system are left out.
 
     Args: program: the path of its file.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for file in (Path(os.path.abspath(program)), Path(program).resolve()):
         prefix = file.parent.parent
         if file.parent.name != "bin":
-            found.append(file.parent)
+            folders.append(file.parent)
             continue
-        found += _parts(prefix)
+        folders += _parts(prefix)
         config = prefix / "pyvenv.cfg"
         if config.is_file():
             settings = dict(line.split(" = ", 1) for line in config.read_text().splitlines() if " = " in line)
             home = Path(settings.get("home", "/usr/bin"))
-            found += [*_parts(home.parent), *_parts(home.resolve().parent)]
-    return [str(path) for path in dict.fromkeys(found) if not any(path.is_relative_to(root) for root in _SYSTEM)]
+            folders += [*_parts(home.parent), *_parts(home.resolve().parent)]
+    return [str(path) for path in dict.fromkeys(folders) if not any(path.is_relative_to(root) for root in _SYSTEM)]
 
 
 def _parts(prefix: Path) -> list[Path]:
@@ -135,23 +137,23 @@ def _parts(prefix: Path) -> list[Path]:
 
 
 def check_shown(paths: Sequence[str]) -> None:
-    """Refuse to show what is not meant to be shown, and what could not be read.
+    """Refuse paths that must not be shown, and paths that the program could not read.
 
     Raises:
-        UserError: for a folder that has the home folder or the temporary files in it, and as root, whose programs run
-            as another user, for what only its owner may read.
+        UserError: for a folder that contains the home folder or the temporary files; as root, also for a path that
+            only its owner may read, since the program runs as another user.
     """
     for path in map(Path, paths):
         real = path.resolve()
         for private in (Path.home(), Path(tempfile.gettempdir())):
             if private.resolve().is_relative_to(real):
                 raise UserError(
-                    f"a program in the sandbox would see all of {path}, and {private} with it: start it in a folder of "
-                    "its own, with cwd, and keep its files in one"
+                    f"a program in the sandbox would see all of {path}, and {private} with it: start it in a separate "
+                    "folder, with cwd, and keep its files there"
                 )
         needed = 0o005 if real.is_dir() else 0o004
         if os.geteuid() == 0 and real.exists() and real.stat().st_mode & needed != needed:
             raise UserError(
-                f"a program in the sandbox runs as a user of its own, who may not read {path}: chmod o+rX {path}, or "
-                "start forge_env as the user that it belongs to"
+                f"a program in the sandbox runs as another user, who may not read {path}: chmod o+rX {path}, or "
+                "start forge_env as the owner of that path"
             )

@@ -1,4 +1,4 @@
-"""The self-test of a sandbox: canaries that try to get out, run once per process when a sandbox opens."""
+"""The self-test of a sandbox: canaries that try to escape. It runs once per process, when a sandbox opens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sandboxes.host.cgroups import Groups
 LIMITS = Limits(wall_s=20.0, cpu_s=20.0, processes=8, memory_bytes=128 * 2**20)
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
 _LIMITED = {"core", "cpu", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending", "stack"}
-"""What is limited everywhere; "data" or "as", the memory of a process, come to it."""
+"""Resource limits of every snippet; "data" or "as", the memory of a process, comes on top."""
 
-# Every canary returns what it saw; the judgement is the host's.
+# Every canary returns its observation; the host judges.
 _CANARIES = """
 import ctypes, os, resource, signal, socket
 
@@ -105,7 +105,7 @@ def look(secret, size, namespaces):
     }
 """
 
-# Memory that no resource limit of the process counts once address space is left out: only the group stops it.
+# Memory that no resource limit counts unless address space is limited: only the control group stops it.
 _SHARED_MEMORY = f"""
 import mmap
 held = mmap.mmap(-1, {LIMITS.memory_bytes + 64 * 2**20})
@@ -117,11 +117,11 @@ _passed: dict[str, Capabilities] = {}
 
 
 async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
-    """Return what the namespace backend enforces here. Raises SandboxUnavailable and names each canary that got out.
+    """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
 
-    A success is remembered for the life of this process.
+    A success is cached for the life of this process.
 
-    Args: groups: the control groups of the sandbox, or why it has none.
+    Args: groups: the control groups of the sandbox, or the reason for having none.
     """
     kind = groups if isinstance(groups, str) else groups.version
     if kind not in _passed:
@@ -132,8 +132,8 @@ async def check_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilitie
 
 async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Groups | str) -> Capabilities:
     if isinstance(groups, str):
-        lost = f"memory and processes are limited per process only, as there is no control group: {groups}"
-        return replace(capabilities, missing=(*capabilities.missing, lost))
+        missing = f"memory and processes are limited per process only, as there is no control group: {groups}"
+        return replace(capabilities, missing=(*capabilities.missing, missing))
     result = await sandbox.run(ExecRequest(code=_SHARED_MEMORY, limits=LIMITS))
     if result.status is not ExecStatus.MEMORY:
         raise SandboxUnavailable(
@@ -145,7 +145,7 @@ async def with_limits(capabilities: Capabilities, sandbox: Sandbox, groups: Grou
 
 
 async def look(sandbox: Sandbox) -> dict[str, Any]:
-    # Lies where any user may pass, so that only its mode and the sandbox protect it.
+    # In a folder that every user may enter, so only its mode and the sandbox protect it.
     with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
         call = Call(function="look", args=[secret.name, 2 * LIMITS.memory_bytes, _NAMESPACES])
         result = await sandbox.run(ExecRequest(code=_CANARIES, call=call, limits=LIMITS))
@@ -169,10 +169,10 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
         "it can write to its root": seen["writes_root"],
         **privileges_of(seen),
     }
-    found = [text for text, escaped in escapes.items() if escaped]
-    if found:
+    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    if reasons:
         raise SandboxUnavailable(
-            f"namespace sandbox: the self-test failed, because {'; '.join(found)}. This kernel does not isolate well "
+            f"namespace sandbox: the self-test failed, because {'; '.join(reasons)}. This kernel does not isolate well "
             "enough; use a newer one (5.14 or later), or run as root."
         )
     return Capabilities(
@@ -189,7 +189,7 @@ def _judge(seen: dict[str, Any]) -> Capabilities:
 
 
 def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
-    """Return what no snippet may keep on any backend, by the sentence that says so, and whether it did."""
+    """Return privileges that no snippet may have on any backend: by sentence, whether the snippet has it."""
     held = [name for name, value in seen["capabilities"].items() if name != "CapBnd" and int(value, 16)]
     unlimited = sorted(_LIMITED - set(seen["limited"]))
     return {
@@ -202,12 +202,14 @@ def privileges_of(seen: dict[str, Any]) -> dict[str, bool]:
 
 
 def denials_of(seen: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Capabilities` that say so, once `privileges_of` has found nothing."""
+    """Return the fields of `Capabilities` on denials; call it only if `privileges_of` reports no privilege."""
     bounded = int(seen["capabilities"]["CapBnd"], 16) == 0
-    lost = "the bounding set of capabilities is not empty, as that takes CAP_SETPCAP; no_new_privs alone stands for it"
+    missing = (
+        "the bounding set of capabilities is not empty, since emptying it takes CAP_SETPCAP; only no_new_privs protects"
+    )
     return {
         "capabilities_dropped": bounded,
         "host_watch_denied": True,
         "limits": tuple(sorted(seen["limited"])),
-        "missing": () if bounded else (lost,),
+        "missing": () if bounded else (missing,),
     }

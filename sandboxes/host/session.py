@@ -1,4 +1,4 @@
-"""A session of the namespace sandbox: one interpreter at a time, which keeps its state from cell to cell."""
+"""A session of the namespace sandbox: one interpreter at a time, whose state lasts from cell to cell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import PurePosixPath
 from forge_env.core.errors import SandboxError
 from forge_env.core.sandbox import ExecResult, ExecStatus, SessionFileError
 from forge_env.utils.deadlines import queued
-from sandboxes.host.cgroup_slots import Slot
+from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.interpreter import Answer, Interpreter, Spec
-from sandboxes.host.zygote import Driver, Ended
+from sandboxes.host.zygote import Driver, ExitReport
 
 _MAX_PATH_BYTES = 1024
 _REFUSALS = {
@@ -33,13 +33,13 @@ _REFUSALS = {
 
 
 class NamespaceSession:
-    """A `Session`. Made by `NamespaceSandbox.open_session`.
+    """A `Session`. Created by `NamespaceSandbox.open_session`.
 
     Args:
-        slot: the network namespace and the user that are this session's.
-        zygote: returns the zygote that lives, or raises SandboxError.
+        slot: number of the session's network namespace and user.
+        zygote: returns the live zygote, or raises SandboxError.
         groups: the control group of the slot, if there is one.
-        places: a cell takes one while it runs, as a one-shot request does.
+        slots: a running cell takes one, as a one-shot request does.
         free: called once, when the session is closed and every process of it is gone.
     """
 
@@ -50,8 +50,8 @@ class NamespaceSession:
         *,
         backend: str,
         zygote: Callable[[], Awaitable[Driver]],
-        groups: Slot | None,
-        places: asyncio.LifoQueue[int],
+        groups: SlotGroup | None,
+        slots: asyncio.LifoQueue[int],
         free: Callable[[], None],
     ) -> None:
         self._spec = spec
@@ -59,54 +59,54 @@ class NamespaceSession:
         self._backend = backend
         self._live_zygote = zygote
         self._groups = groups
-        self._places = places
+        self._slots = slots
         self._free = free
-        self._turn = asyncio.Lock()
+        self._one_request = asyncio.Lock()
         self._interpreter: Interpreter | None = None
-        self._lost = False  # state was lost, and no result has said so
+        self._lost = False  # state was lost, and no result has reported it yet
         self._closed = False
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
         """Run a cell. Raises SandboxError if the session is closed."""
-        async with self._place():
+        async with self._running():
             try:
                 interpreter = await self._live()
             except SandboxError as error:
                 self._require_open()
                 failed = ExecResult(status=ExecStatus.SANDBOX_ERROR, backend=self._backend, error=str(error))
-                return self._tell_loss(failed)
+                return self._with_state_lost(failed)
             begin = time.monotonic()
             answer = await interpreter.run(code, stdin)
             result = _result(interpreter, answer, time.monotonic() - begin)
-            return self._tell_loss(replace(result, backend=self._backend))
+            return self._with_state_lost(replace(result, backend=self._backend))
 
     async def put(self, path: str, data: bytes) -> None:
         """Write a file. Raises SessionFileError, SandboxError."""
         name = _inside(path)
         if len(data) > self._spec.limits.file_bytes:
             raise SessionFileError(f"{path!r} has {len(data)} bytes; file_bytes is {self._spec.limits.file_bytes}")
-        async with self._place():
+        async with self._running():
             interpreter = await self._live()
             _require_done(path, interpreter, await interpreter.put(name, data))
 
     async def get(self, path: str) -> bytes:
         """Read a file. Raises SessionFileError, SandboxError."""
         name = _inside(path)
-        async with self._place():
+        async with self._running():
             interpreter = await self._live()
             answer, data = await interpreter.get(name)
             _require_done(path, interpreter, answer)
             return data
 
     async def reset(self) -> None:
-        """Start afresh. Raises SandboxError if the set-up raises or the session is closed."""
-        async with self._place():
+        """Start a fresh interpreter. Raises SandboxError if the set-up raises or the session is closed."""
+        async with self._running():
             await self._stop()
             await self._start()
             self._lost = False
 
     async def close(self) -> None:
-        """End every process of the session, at once: the kill is sent before this first waits. Idempotent."""
+        """End every process of the session. The kill is sent before the first wait. Idempotent."""
         interpreter = self._interpreter
         if not self._closed:
             self._closed = True
@@ -119,17 +119,17 @@ class NamespaceSession:
             await interpreter.ended()
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """Wait for the requests before this one and for a place to run in."""
-        async with self._turn:
+    async def _running(self) -> AsyncIterator[None]:
+        """Wait for earlier requests of the session and for a slot."""
+        async with self._one_request:
             self._require_open()
             async with queued():
-                place = await self._places.get()
+                slot = await self._slots.get()
             try:
                 self._require_open()
                 yield
             finally:
-                self._places.put_nowait(place)
+                self._slots.put_nowait(slot)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -139,7 +139,7 @@ class NamespaceSession:
         if self._interpreter is not None:
             if self._interpreter.idle():
                 return self._interpreter
-            self._lost = True  # it ended, or broke the rules, since the last result
+            self._lost = True  # it ended, or sent unrequested data, since the last result
             await self._stop()
         return await self._start()
 
@@ -149,7 +149,7 @@ class NamespaceSession:
             await self._interpreter.ended()
 
     async def _start(self) -> Interpreter:
-        """Start an interpreter, a second time where the first failed only because the zygote died."""
+        """Start an interpreter; try again if the first try failed only because the zygote died."""
         zygote = await self._live_zygote()
         interpreter, failure = await self._try_to_start(zygote)
         if failure and not zygote.alive:
@@ -166,7 +166,7 @@ class NamespaceSession:
             raise SandboxError(f"the {self._backend} sandbox could not start a session: {error}") from error
         return interpreter, await interpreter.ready()
 
-    def _tell_loss(self, result: ExecResult) -> ExecResult:
+    def _with_state_lost(self, result: ExecResult) -> ExecResult:
         ended = self._interpreter is None or self._interpreter.end is not None
         lost, self._lost = self._lost or ended, False
         if ended:
@@ -175,7 +175,7 @@ class NamespaceSession:
 
 
 def _inside(path: str) -> str:
-    """Return the path in normal form. Raises SessionFileError if it can lead out of the directory."""
+    """Return the normalised path. Raises SessionFileError if it leads out of the directory."""
     parts = PurePosixPath(path).parts
     if not parts or parts[0].startswith("/") or ".." in parts or "\0" in path:
         raise SessionFileError(f"{path!r} is no relative path inside the session's directory")
@@ -189,7 +189,7 @@ def _require_done(path: str, interpreter: Interpreter, answer: Answer | None) ->
         failure = interpreter.end.failure if interpreter.end else ""
         if failure or interpreter.failure:
             raise SandboxError(interpreter.failure or failure)
-        raise SessionFileError(f"{path!r}: the code in the session kept it from answering; its state is lost")
+        raise SessionFileError(f"{path!r}: the code in the session prevented an answer; its state is lost")
     if answer.code:
         raise SessionFileError(f"{path!r}: {_REFUSALS.get(answer.code) or os.strerror(answer.code)}")
 
@@ -218,10 +218,10 @@ def _answered(printed: ExecResult, answer: Answer) -> ExecResult:
     return replace(printed, status=status, exit_code=answer.code, cpu_s=cpu_s, peak_memory_bytes=peak)
 
 
-def _ended(printed: ExecResult, interpreter: Interpreter, end: Ended) -> ExecResult:
-    """The cell ended the interpreter; the kernel says how."""
+def _ended(printed: ExecResult, interpreter: Interpreter, end: ExitReport) -> ExecResult:
+    """The result of a cell that ended the interpreter, from the kernel's report."""
     failure = interpreter.failure or end.failure
-    if interpreter.use.host_out_of_memory:
+    if interpreter.group_usage.host_out_of_memory:
         failure = "the machine ran out of memory although the session was within its limit"
     if failure:
         return replace(printed, status=ExecStatus.SANDBOX_ERROR, error=failure)
@@ -239,7 +239,7 @@ def _ended(printed: ExecResult, interpreter: Interpreter, end: Ended) -> ExecRes
 def _status(interpreter: Interpreter, exit_code: int) -> ExecStatus:
     if interpreter.flooded:
         return ExecStatus.OUTPUT_LIMIT
-    if interpreter.use.memory_exceeded and exit_code and not interpreter.timed_out:
+    if interpreter.group_usage.memory_exceeded and exit_code and not interpreter.timed_out:
         return ExecStatus.MEMORY
     if exit_code == -signal.SIGXCPU or (interpreter.timed_out and exit_code == -signal.SIGKILL):
         return ExecStatus.TIMEOUT

@@ -1,4 +1,4 @@
-"""What goes into and comes out of one execution: sealed memory files in, capped pipes out."""
+"""Inputs and outputs of an execution: sealed memory files in, capped pipes out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF  # F_SEAL_SEAL | SHRINK | GROW | WRITE
 
 
 def sealed_file(data: bytes) -> int:
-    """Return the descriptor of a memory file with `data`, at its start, that nobody can change any more.
+    """Return the descriptor of an immutable memory file with `data`, positioned at its start.
 
-    Unlike a pipe it needs no writer that could block on a reader that never reads.
+    Unlike a pipe it needs no writer, which could block on a reader that never reads.
     """
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -33,7 +33,7 @@ def sealed_file(data: bytes) -> int:
 
 @contextmanager
 def sealed_files(*contents: bytes) -> Iterator[list[int]]:
-    """Yield the descriptors of one sealed file for each of `contents` that is not empty."""
+    """Yield the descriptors of sealed files, one for every non-empty content."""
     fds: list[int] = []
     try:
         for data in contents:
@@ -46,19 +46,19 @@ def sealed_files(*contents: bytes) -> Iterator[list[int]]:
 
 
 class CappedPipe:
-    """A pipe that is read to its end, of which the first `cap` bytes are kept.
+    """A pipe that is read to its end and keeps the first `cap` bytes.
 
     Args:
-        cap: bytes to keep; the rest is counted and thrown away, so that a flood costs no memory.
-        on_flood: called once when more than `flood` bytes have come.
+        cap: bytes to keep; the rest is counted and discarded, so a flood costs no memory.
+        on_flood: called once after more than `flood` bytes.
     """
 
     def __init__(self, cap: int, flood: int, on_flood: Callable[[], None]) -> None:
         self._cap = cap
         self._flood = flood
         self._on_flood = on_flood
-        self._told = False
-        self._listening = True
+        self._reported = False
+        self._reading = True
         self._kept = bytearray()
         self._total = 0
         self._loop = asyncio.get_running_loop()
@@ -87,31 +87,31 @@ class CappedPipe:
             self.write_fd = -1
 
     def restart(self) -> None:
-        """Forget what came so far, and listen again after a `pause`."""
+        """Discard the data so far, and read again after a `pause`."""
         self._kept.clear()
         self._total = 0
-        self._told = False
-        if self._read_fd >= 0 and not self._listening:
-            self._listening = True
+        self._reported = False
+        if self._read_fd >= 0 and not self._reading:
+            self._reading = True
             self._loop.add_reader(self._read_fd, self._read)
 
     def pause(self) -> None:
-        """Take what is in the pipe now and stop listening: writers then wait as soon as the pipe is full."""
-        if self._listening:
+        """Read what is in the pipe and stop reading: writers then block when the pipe is full."""
+        if self._reading:
             self._drain()
-        self._listening = False
+        self._reading = False
         if self._read_fd >= 0:
             self._loop.remove_reader(self._read_fd)
 
     def close(self) -> None:
-        """Take what is still in the pipe and free both ends."""
+        """Read what is left in the pipe and close both ends."""
         self.close_write_end()
         self._drain()
         if self._read_fd >= 0:
             self._stop_reading()
 
     def _drain(self) -> None:
-        """Never waits, and ends even while somebody goes on writing."""
+        """Read what is there without waiting; bounded, even if a process keeps writing."""
         for _ in range(_MAX_PIPE_CHUNKS):
             if not self._read():
                 return
@@ -129,8 +129,8 @@ class CappedPipe:
             return False
         self._total += len(chunk)
         self._kept += chunk[: max(0, self._cap - len(self._kept))]
-        if self.flooded and not self._told:
-            self._told = True
+        if self.flooded and not self._reported:
+            self._reported = True
             self._on_flood()
         return True
 

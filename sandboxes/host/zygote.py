@@ -1,4 +1,4 @@
-"""The host's handle on one zygote process (`guest.py`): start it, give it requests, hear how they ended."""
+"""The host's handle on one zygote process (`guest.py`): start it, submit requests, receive their exit reports."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecRequest, Limits
-from sandboxes.host.cgroup_slots import Slot
-from sandboxes.host.packages import Packages, cannot_import
-from sandboxes.host.seccomp import seccomp_filter, supported_machines
+from sandboxes.guest.seccomp import seccomp_filter, supported_machines
+from sandboxes.host.cgroup_slots import SlotGroup
+from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
 
 _GUEST = Path(__file__).parents[1] / "guest" / "guest.py"
 _START_S = 30.0
@@ -30,13 +30,13 @@ _CLOSE_S = 5.0
 _MAX_MESSAGE = 64 * 2**10
 BACKSTOP_PROCESSES = 16
 BODY_PREFIX = struct.Struct("<Q")
-"""Bytes of the JSON that a request begins with; as guest_snippet.py unpacks it."""
+"""Length of the JSON at the start of a request; guest_snippet.py unpacks it."""
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The kernel's word on one snippet, or `failure`: what broke on our side."""
+class ExitReport:
+    """The kernel's report on one snippet, or `failure`: what broke in the sandbox itself."""
 
     status: int = 0
     """Wait status, as `os.waitpid` returns it."""
@@ -46,14 +46,14 @@ class Ended:
 
 
 def encode(request: ExecRequest) -> tuple[bytes, bytes]:
-    """Return what the guest reads: the request without its limits, and the standard input."""
+    """Return the input of the guest: the request without its limits, and the standard input."""
     call = request.call and {"function": request.call.function, "args": list(request.call.args)}
     body = {"code": request.code, "setup": request.setup, "call": call}
     return encode_body(body, request.contents()), request.stdin.encode("utf-8", "replace")
 
 
 def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> bytes:
-    """Return what `guest_snippet.begin` reads: the length of the JSON, the JSON, the contents of the files."""
+    """Return the input of `guest_snippet.begin`: the length of the JSON, the JSON, the contents of the files."""
     text = json.dumps(body | {"files": [[path, len(data)] for path, data in files.items()]}).encode()
     return b"".join((BODY_PREFIX.pack(len(text)), text, *files.values()))
 
@@ -61,7 +61,7 @@ def encode_body(body: dict[str, Any], files: Mapping[str, bytes] = NO_FILES) -> 
 def guest_limits(limits: Limits, *, counted: bool = False) -> dict[str, int]:
     """Return the limits that the kernel enforces, as the guest sets them.
 
-    Args: counted: a control group has the last word on memory and processes, so that it can tell of them.
+    Args: counted: a control group enforces memory and processes, and reports when a limit is hit.
     """
     cpu_s = whole_cpu_s(limits)
     return {
@@ -80,54 +80,51 @@ def whole_cpu_s(limits: Limits) -> int:
 
 
 class Driver(Protocol):
-    """What starts and ends the processes of a backend, as `Zygote` does."""
+    """Starts and ends the processes of a backend, as `Zygote` does."""
 
     alive: bool
 
-    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]: ...
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]: ...
     def kill(self, number: int) -> None: ...
     def kill_all(self) -> None: ...
-    def open_helper(self, slot: int, groups: Slot) -> None: ...
+    def open_helper(self, slot: int, groups: SlotGroup) -> None: ...
     def close_helper(self, slot: int) -> None: ...
     async def close(self) -> None: ...
 
 
-NO_PACKAGES = Packages()
-
-
 class Zygote:
-    """A running zygote. Make one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
+    """A running zygote. Create one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._waiting: dict[int, asyncio.Future[ExitReport]] = {}
         self._unsent_kills: list[int] = []
-        self._helpers: set[int] = set()  # slots that have one
+        self._helpers: set[int] = set()  # slots that have a helper
         self._numbers = 0
-        self._importing = ""  # the module that it imports before it takes requests
+        self._importing = ""  # the module that the zygote is importing
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.alive = True
         self._loop.add_reader(control.fileno(), self._receive)
 
     @classmethod
     async def start(cls, *, preimport: tuple[str, ...], packages: Packages = NO_PACKAGES) -> Zygote:
-        """Start a zygote and wait until it takes requests.
+        """Start a zygote and wait until it accepts requests.
 
-        The kernel kills the zygote when the calling thread ends, however it ends.
+        The kernel kills the zygote when the calling thread ends, in whatever way.
 
         Raises:
             UserError: a module cannot be imported in it.
             SandboxUnavailable: it cannot isolate itself.
         """
         require_supported_platform()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = _spawn(theirs.fileno())
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
-        zygote = cls(process, ours)
+        host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with guest_end:
+            process = _spawn(guest_end.fileno())
+        host_end.setblocking(False)
+        host_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        zygote = cls(process, host_end)
         try:
             config: dict[str, Any] = {"owner": os.getpid(), "privileged": os.geteuid() == 0}
             config |= {"preimport": [*preimport, *packages.imports], "packages": list(packages.shown)}
@@ -147,15 +144,15 @@ class Zygote:
         return self._process.pid
 
     def _refusal(self, answer: dict[str, Any], packages: Packages) -> UserError:
-        """Return why it does not start: a module, the kernel, or something that says only how it ended."""
+        """Return why the zygote did not start: a module, the kernel, or an early end."""
         if answer.get("errno") is not None:
             return SandboxUnavailable(why_not(answer["failed"]))
         if self._importing:
             return cannot_import(self._importing, answer["failed"], answer.get("missing"), packages.imports)
         return SandboxUnavailable(f"namespace sandbox: its first process did not start: {answer['failed']}.")
 
-    def open_helper(self, slot: int, groups: Slot) -> None:
-        """Have a helper in the control groups of `slot` serve it, unless one does. Raises OSError."""
+    def open_helper(self, slot: int, groups: SlotGroup) -> None:
+        """Start the helper of `slot` in its control groups, unless it runs. Raises OSError."""
         if slot in self._helpers:
             return
         fds = groups.join_files()
@@ -167,11 +164,11 @@ class Zygote:
         self._helpers.add(slot)
 
     def close_helper(self, slot: int) -> None:
-        """Take the helper of `slot` for dead; the next run there gets a new one."""
+        """Drop the helper of `slot`; the next run there gets a new one."""
         self._helpers.discard(slot)
 
-    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[Ended]]:
-        """Start one snippet; return its number and the future of its end, which never raises."""
+    def submit(self, order: dict[str, Any], fds: list[int]) -> tuple[int, asyncio.Future[ExitReport]]:
+        """Start one snippet; return its number and the future of its exit report, which never raises."""
         self._numbers += 1
         number, ended = self._numbers, self._loop.create_future()
         self._waiting[number] = ended
@@ -179,7 +176,7 @@ class Zygote:
         return number, ended
 
     def kill(self, number: int) -> None:
-        """Have every process of snippet `number` killed; its future then resolves. No-op if it has ended."""
+        """Kill every process of snippet `number`; its future then resolves. No-op if it has ended."""
         if number in self._waiting and self.alive:
             self._unsent_kills.append(number)
             self._send_kills()
@@ -193,7 +190,7 @@ class Zygote:
         """End the zygote and everything under it. Idempotent."""
         self._lose("the sandbox was closed")
         self._ready.cancel()
-        # The zygote ends when it reads the end of its control socket; its starter only after all below is gone.
+        # The zygote ends at the end of its control socket; its starter ends after all processes below it.
         await self._exited(_CLOSE_S)
         self._process.kill()
         self._process.wait()
@@ -213,7 +210,8 @@ class Zygote:
             os.close(pidfd)
 
     def _send_kills(self) -> None:
-        """A great many sessions may be closed at once, more than the socket takes; the rest goes when it has room."""
+        """Send pending kills: closing very many sessions at once can fill the socket; the rest follows when it has
+        room."""
         self._loop.remove_writer(self._control.fileno())
         while self._unsent_kills:
             try:
@@ -222,7 +220,7 @@ class Zygote:
                 self._loop.add_writer(self._control.fileno(), self._send_kills)
                 return
             except OSError as error:
-                self._lose(f"the zygote does not listen: {error.strerror}")
+                self._lose(f"the zygote does not read its socket: {error.strerror}")
                 return
             self._unsent_kills.pop()
 
@@ -233,7 +231,7 @@ class Zygote:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
         except OSError as error:
-            self._lose(f"the zygote does not listen: {error.strerror}")
+            self._lose(f"the zygote does not read its socket: {error.strerror}")
 
     def _receive(self) -> None:
         try:
@@ -256,7 +254,7 @@ class Zygote:
         ended = self._waiting.pop(message.pop("run"), None)
         if ended is not None and not ended.done():
             failure = message.pop("failed", "")
-            ended.set_result(Ended(**message, failure=failure and f"the zygote could not start it: {failure}"))
+            ended.set_result(ExitReport(**message, failure=failure and f"the zygote could not start it: {failure}"))
 
     def _lose(self, reason: str) -> None:
         if self.alive:
@@ -269,16 +267,16 @@ class Zygote:
         waiting, self._waiting = self._waiting, {}
         for ended in waiting.values():
             if not ended.done():
-                ended.set_result(Ended(failure=reason))
+                ended.set_result(ExitReport(failure=reason))
 
 
 def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
     python = getattr(sys, "_base_executable", None) or sys.executable
-    # -P -s and an environment of our own isolate like -I, which would ignore the hash seed: with a fixed one the
-    # same code iterates its sets in the same order in every zygote, so a grade can be reproduced.
+    # -P -s and a clean environment isolate like -I, which would ignore the hash seed. With a fixed seed the same code
+    # iterates its sets in the same order in every zygote, so a grade can be reproduced.
     return subprocess.Popen(
         [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), str(control_fd)],
-        # BLAS libraries would start a thread for each CPU, and glibc reserve address space for each thread.
+        # BLAS libraries would start a thread per CPU, and glibc would reserve address space per thread.
         env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -290,7 +288,7 @@ def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
 
 
 def require_supported_platform() -> None:
-    """Raise SandboxUnavailable where there are no namespaces, or no list of system calls."""
+    """Raise SandboxUnavailable on a platform without namespaces, or without a list of its system calls."""
     if sys.platform != "linux" or platform.machine() not in supported_machines():
         raise SandboxUnavailable(
             f"namespace sandbox: needs Linux on {' or '.join(supported_machines())}, "
@@ -299,7 +297,7 @@ def require_supported_platform() -> None:
 
 
 def why_not(failed: str) -> str:
-    """Say that the kernel refused to isolate, and what would help."""
+    """Return the error sentence for a kernel that refused to isolate, with the remedy."""
     if os.geteuid() == 0:
         remedy = (
             "root needs CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID and Linux 5.12 or newer (in a container add "

@@ -40,11 +40,11 @@ async def test_with_a_model_turns_are_demonstrations(tiny_model: Path) -> None:
     assert [turn.kind for turn in result.turns] == ["tokens", "tokens"]
     assert not result.is_trainable
     [row] = result.rows
-    assert row.logprobs == (0.0,) * len(row.token_ids)
+    assert row.generator_logprobs == (0.0,) * len(row.token_ids)
     assert set(row.versions) == {-1}
     decode = FastTokenizer(tiny_model).decode
     assert decode(row.token_ids) + "\n" == Renderer(tiny_model).text(result.messages, Math().tools)
-    written = [i for i, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    written = [i for i, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
     [call] = result.turns[0].tool_calls
     assert decode(written) == (
         f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{call.arguments["expression"]}"}}}}\n'

@@ -64,11 +64,11 @@ async def test_an_episode_is_token_exact(tiny_model: Path) -> None:
     (first, *_), (second, *_) = policy.asked
     assert row.token_ids == (*second, *answer)
     assert second[: len(first) + len(call)] == (*first, *call)
-    written = [i for i, mask in enumerate(row.mask) if mask]
+    written = [i for i, mask in enumerate(row.loss_mask) if mask]
     assert written == [*range(len(first), len(first) + len(call)), *range(len(second), len(row.token_ids))]
     assert {row.versions[i] for i in written[: len(call)]} == {0}
     assert {row.versions[i] for i in written[len(call) :]} == {1}
-    assert row.logprobs[len(first)] == -1.0 and row.logprobs[len(second) + 1] == -2.125
+    assert row.generator_logprobs[len(first)] == -1.0 and row.generator_logprobs[len(second) + 1] == -2.125
     assert [turn.context_digest for turn in result.turns] == [digest(first), digest(second)]
     assert Episode.from_json(result.to_json()) == result
 

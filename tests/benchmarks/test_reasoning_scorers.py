@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
-
 from benchmarks.reasoning_scorers import measure, table
 from envs.reasoning.env import dataset_names
 from envs.reasoning.process import worker
+from tests.helpers.packages import needs
+
+pytestmark = needs("reasoning_gym")
 
 TABLE = json.loads((Path(__file__).parents[2] / "benchmarks/results/reasoning_scorers.json").read_text())
 

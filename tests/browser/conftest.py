@@ -133,7 +133,7 @@ def view(watch: Callable[..., Watched]) -> Iterator[Open]:
         if indexed:
             for opened in library.runs:
                 opened.open()
-                opened.follow()
+                opened.update_index()
         return watch(server.url + at, **options)
 
     yield open_run

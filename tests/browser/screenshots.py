@@ -31,7 +31,7 @@ def main(runs: Path, name: str) -> None:
     with Library(runs) as library, ViewServer(library) as server, sync_playwright() as playwright:
         number = next(opened.number for opened in library.runs if opened.run.name == name)
         library.runs[number].open()
-        library.runs[number].follow()
+        library.runs[number].update_index()
         wanted = {"phase": "train", "has": "tool_error", "order": "turns"}
         rows = library.answer(f"{number}/episodes", wanted)["rows"] or library.answer(f"{number}/episodes", {})["rows"]
         browser = playwright.chromium.launch(executable_path=program, args=arguments)

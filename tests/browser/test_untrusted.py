@@ -156,7 +156,7 @@ def look_everywhere(watched: Watched) -> None:
             for shade in ("off", "logprob") if tab in ("talk", "tokens") else ("off",):
                 watched.go(f"{link}&tab={tab}&shade={shade}", ".tabs")
                 check(watched, f"{link} {tab} {shade}")
-    watched.go(f"{links[0]}&shade=off", ".talk")
+    watched.go(f"{links[0]}&shade=off", ".conversation")
     touch_everything(page)
     shown = page.locator(".message.tool pre").first.text_content()
     for payload in PAYLOADS[:-3]:
@@ -175,7 +175,7 @@ def test_nothing_runs_in_the_exported_file(run: Path, tmp_path: Path, watch: Any
 def test_what_cannot_be_seen_is_made_visible(run: Path, view: Open) -> None:
     watched = view(run)
     name = watched.page.evaluate("encodeURIComponent", NAME)
-    page = watched.go(f"#/{name}/episode?key=train%2F0&shade=off", ".talk")
+    page = watched.go(f"#/{name}/episode?key=train%2F0&shade=off", ".conversation")
     touch_everything(page)
     marks = page.locator(".message.tool").first.locator(".ctl").all_inner_texts()
     assert {

@@ -39,9 +39,9 @@ def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view:
     until(page, "location.hash.includes('axis=time')")
     drawn(page)
     page.hover(".chart svg")
-    assert "reward" in page.locator(".reading").first.inner_text()
+    assert "reward" in page.locator(".readout").first.inner_text()
     page.select_option("select[aria-label='Along']", "step")
-    until(page, "document.querySelector('.reading').textContent.includes('step')")  # drawn anew beneath the pointer
+    until(page, "document.querySelector('.readout').textContent.includes('step')")  # drawn anew beneath the pointer
 
 
 def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> None:
@@ -56,7 +56,7 @@ def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> 
         until(page, "document.title.startsWith('Overview') || document.title.startsWith('first')")
         drawn(page)
         assert page.locator(".cards b").count() == 0, "it has been drawn before any of it was read"
-        library.runs[0].follow()
+        library.runs[0].update_index()
         page.clock.run_for(10_000)
         page.wait_for_selector(".cards a")
         assert "13" in page.locator(".cards").inner_text()
@@ -78,11 +78,12 @@ def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view:
 
 def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Open) -> None:
     watched = view(run)
-    page = watched.go(EPISODE + "&shade=off", ".talk")
-    assert [each.split()[0] for each in texts(page, ".message .who b")] == ["System", "User", "Model", "Tool", "Model"]
+    page = watched.go(EPISODE + "&shade=off", ".conversation")
+    senders = [text.split()[0] for text in texts(page, ".message .message-head b")]
+    assert senders == ["System", "User", "Model", "Tool", "Model"]
     assert "print('What is 0 + 0?')" in page.locator(".call").inner_text()
     assert page.locator(".message.tool pre.output").inner_text() == "0"
-    assert "200 ms" in page.locator(".message.tool .who").inner_text()
+    assert "200 ms" in page.locator(".message.tool .message-head").inner_text()
     page.get_by_role("tab", name="JSON").click()
     page.wait_for_selector("pre.code")
     drawn(page)
@@ -99,12 +100,12 @@ def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Ope
     ],
 )
 def test_tokens_are_shaded(run: Path, view: Open, shade: str, first: str, last: str, words: str) -> None:
-    page = view(run).go(f"{EPISODE}&shade={shade}", ".talk .tok")
-    marks = page.locator(".talk .tok")
+    page = view(run).go(f"{EPISODE}&shade={shade}", ".conversation .tok")
+    marks = page.locator(".conversation .tok")
     assert marks.count() == 5
     assert first in marks.first.get_attribute("class") and last in marks.last.get_attribute("class")
     marks.last.hover()
-    assert words in page.locator(".told").inner_text()
+    assert words in page.locator(".token-line").inner_text()
     assert page.locator(".shade-bar .legend").is_visible()
     page.get_by_role("tab", name="Tokens").click()
     page.wait_for_selector(".token-row")
@@ -116,7 +117,7 @@ def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Open) -> None:
     data["turns"][1]["starts_row"] = True
     (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
     watched = view(tmp_path / "rows.jsonl")
-    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0", ".talk")
+    page = watched.go("#/rows.jsonl/episode?key=episodes%2F0", ".conversation")
     assert page.locator(".break").count() == 1
     page = watched.go("#/rows.jsonl/episode?key=episodes%2F0&tab=tokens", ".token-row")
     assert page.locator(".token-row").count() == 2
@@ -208,7 +209,7 @@ def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: 
     assert {"run.json", "config.yaml"} <= set(texts(page, ".document summary"))
     page.keyboard.press("g")
     page.keyboard.press("c")
-    page.wait_for_selector(".console .told-of")
+    page.wait_for_selector(".console .problem")
     page.get_by_role("link", name="trainer.log").click()
     page.wait_for_selector("pre.code")
     drawn(page)
@@ -268,7 +269,7 @@ def walk(watched: Watched) -> list[str]:
     """The ids of all episodes that n leads to, from the first row of the list on."""
     page = watched.page
     page.locator(".tr.row").first.click()
-    page.wait_for_selector(".talk")
+    page.wait_for_selector(".conversation")
     drawn(page)
     found = [page.locator("h1 .id").inner_text()]
     while page.locator("a[aria-label='Next episode']").count():
@@ -308,7 +309,7 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     page.keyboard.press("k")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".talk")
+    page.wait_for_selector(".conversation")
     assert "key=" in page.url
     first = page.url
     page.keyboard.press("n")
@@ -322,7 +323,7 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     drawn(page)
     page.locator(".tokens").first.focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator(".told").inner_text().startswith("token 1")
+    assert page.locator(".token-line").inner_text().startswith("token 1")
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
     page.keyboard.press("Escape")
@@ -461,19 +462,19 @@ def test_several_runs_are_compared(tmp_path: Path, view: Open) -> None:
 
 def test_a_long_output_is_folded(tmp_path: Path, view: Open) -> None:
     write(tmp_path / "long.jsonl", make_episode(output="0123456789" * 20_000))
-    page = view(tmp_path / "long.jsonl").go("#/long.jsonl/episode?key=episodes%2F0", ".talk")
+    page = view(tmp_path / "long.jsonl").go("#/long.jsonl/episode?key=episodes%2F0", ".conversation")
     length = "document.querySelector('.message.tool pre').textContent.length"
     assert page.evaluate(length) == 6000
     page.get_by_role("button", name="more of 200 k characters").click()
     assert page.evaluate(length) == 200_000
 
 
-def test_lines_that_are_no_episode_are_told_of(run: Path, view: Open) -> None:
+def test_lines_that_hold_no_episode_are_shown(run: Path, view: Open) -> None:
     with (run / "episodes" / "train.jsonl").open("a") as file:
         file.write("not JSON\n{}\n")
     page = view(run).page
     page.wait_for_selector(".warning")
-    assert "2 lines are no episode" in page.locator(".warning").inner_text()
+    assert "2 lines hold no episode" in page.locator(".warning").inner_text()
 
 
 def test_an_empty_run_says_so(tmp_path: Path, view: Open) -> None:
@@ -526,7 +527,7 @@ def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Any
     page.fill("#search", "what is 1 + 1")
     until(page, "document.querySelectorAll('.tr.row').length === 1")
     page.locator(".tr.row").first.click()
-    page.wait_for_selector(".talk .tok")
+    page.wait_for_selector(".conversation .tok")
     watched.go("#/run/timeline", ".board .span")
     watched.go("#/run/faults", "table")
     watched.go("#/run/console")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from envs.procedural import draw_tasks
+from envs.task_splits import draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.registry.registry import env_class

@@ -25,7 +25,7 @@ from weights_process import WeightsProcess, make_weights
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, WeightStore
-from forge_env.runtime.weights.puller import Link
+from forge_env.runtime.weights.nccl.puller import Link
 
 pytestmark = [
     pytest.mark.gpu,

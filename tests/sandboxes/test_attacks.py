@@ -22,7 +22,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
 from sandboxes import open_sandbox
-from sandboxes.host.seccomp import denied_calls
+from sandboxes.guest.seccomp import denied_calls
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses
@@ -52,7 +52,8 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
 
 
 async def fill(sandbox: Sandbox) -> None:
-    """Use every place and the places of two sessions, so that what is kept for them is there before any attack."""
+    """Use every place and the places of two sessions, so that what is kept for them is there before any
+    attack."""
     await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)") for _ in range(SLOTS)))
     sessions = [await sandbox.open_session() for _ in range(2)]
     for session in sessions:

@@ -11,7 +11,7 @@ from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
-from forge_env.runtime.client import View
+from forge_env.runtime.calls.client import View
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings, _know
+from agents.generator.start import EngineSettings, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
@@ -171,10 +171,10 @@ def test_the_class_of_a_model_is_looked_at_in_the_engine_s_own_process(engine: V
     assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls is Qwen3ForCausalLM
     before = dict(ModelRegistry.models)
     for unknown in ("nobody/has-this", "not a name", str(tmp_path / "missing")):
-        _know(unknown)
+        _register_architecture(unknown)
     for config in ('{"architectures": ["NobodysModel"]}', '{"architectures": null}', "{}", "[]", "no JSON"):
         (tmp_path / "config.json").write_text(config)
-        _know(str(tmp_path))
+        _register_architecture(str(tmp_path))
     assert ModelRegistry.models == before
 
 

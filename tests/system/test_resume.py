@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.episode import read_jsonl
-from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start  # noqa: F401
+from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
 from trainers.checkpoints import steps_of
 
 OPTIONS = ("--env", "math", "--checkpoint.interval", "2", *UNTRAINED)
@@ -30,6 +31,35 @@ def _wait(done: Callable[[], object], run: Started | None = None) -> None:
                 run.process.kill()
             raise AssertionError(f"it never came to that; the run said:\n{run.end() if run else ''}")
         time.sleep(0.02)
+
+
+def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    """Everything of the run ends, W&B and the meters too; and from the newest checkpoint it goes on."""
+    ended = start(
+        "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--steps", "100000",
+        "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2",
+        "--metrics.wandb", "offline", "--metrics.system_seconds", "1",
+    )  # fmt: skip
+    _wait(lambda: steps_of(ended.output), ended)
+    ended.process.send_signal(signal.SIGTERM)
+    console = ended.end()
+    assert ended.process.returncode == 143, console
+    assert "Traceback" not in console
+    ended.assert_nothing_left()
+    page = (ended.output / "report.html").read_text()
+    assert "incomplete" in page and "it was stopped" in page
+    assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
+
+    step, newest = list(steps_of(ended.output).items())[-1]
+    again = start("trainers.sft", "--output", str(ended.output), "--resume", "--steps", str(step + 2))
+    console = again.end()
+    assert again.process.returncode == 0, console
+    assert f"sft goes on after step {step}, from {newest}" in console
+    again.assert_nothing_left()
+    assert _steps(ended.output) == list(range(1, step + 3))  # each once
+    summary = json.loads((ended.output / "summary.json").read_text())
+    assert summary["steps"] == step + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]
+    assert "complete" in (ended.output / "report.html").read_text()
 
 
 @pytest.mark.slow

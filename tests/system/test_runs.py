@@ -111,8 +111,8 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     """The whole loop, and everything that it promises to leave behind."""
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "256", "--dataset.held_out", "16",
-        "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
-        "--metrics.system_seconds", "1",
+        "--warmup.steps", "20", "--warmup.learning_rate_warmup", "10", "--warmup.probe_every", "20",
+        "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16", "--metrics.system_seconds", "1",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
@@ -308,10 +308,9 @@ def _check_export(folder: Path) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
-# Ctrl-C is also tested while the engine starts; each of these runs takes a minute.
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+# The quick test of a signal is that of supervised training, which starts no engine: test_resume.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
     options = ("--metrics.wandb", "offline", "--metrics.system_seconds", "1")  # whose processes end too
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
@@ -400,17 +399,21 @@ def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: py
     run.assert_nothing_left()
 
 
-@pytest.mark.slow
-def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """No environment, no engine: the trainer alone, on what a user wrote down."""
+def write_chats(path: Path) -> Path:
+    """A hundred conversations, and a line that cannot be read."""
     chats = [
         {"messages": [{"role": "user", "content": f"What follows {n}?"}, {"role": "assistant", "content": f"{n + 1}."}]}
         for n in range(100)
     ]
-    lines = [*map(json.dumps, chats), "{broken"]
-    (tmp_path / "chats.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join([*map(json.dumps, chats), "{broken"]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """No environment, no engine: the trainer alone, on what a user wrote down."""
     run = start(
-        "trainers.sft", "--sft.data", str(tmp_path / "chats.jsonl"), "--sft.tokens_per_step", "1024",
+        "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--sft.tokens_per_step", "1024",
         "--sft.epochs", "2", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2",
     )  # fmt: skip
     console = run.end()

@@ -1,8 +1,11 @@
 """From episodes to model inputs and back: samples, micro-batches and the layout that a loss sees.
 
-A model wants rectangles of tokens; a loss wants one line per episode. `pack` makes the rectangles (padded or
+The way of a token: `Episode.rows` -> `Sample`, the rows of one episode with its advantage -> `MicroBatch`.
+
+A model reads rectangles of tokens; a loss reads one row of values per episode. `pack` makes the rectangles (padded or
 packed, as `trainers.batching.packing` plans them), and each `MicroBatch` carries the indices that bring per-token
-values into the loss layout `(episodes, tokens)`. No loss ever learns how its tokens were packed, or who else trains.
+values into the loss layout `(episodes, tokens)`. A loss does not depend on how its tokens were packed, nor on the
+number of ranks.
 
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
 N sampled targets of the micro-batch.
@@ -35,7 +38,7 @@ class Sample:
     """The episode's training rows, in order."""
     advantage: float | tuple[float, ...] = 0.0
     """The episode's advantage, the same for every token; or one per sampled target."""
-    ref_logprobs: tuple[float, ...] | None = None
+    reference_logprobs: tuple[float, ...] | None = None
     """The reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
     old_logprobs: tuple[float, ...] | None = None
     """The trainer's own logprobs of the weights before the step, or before the first step of a window, likewise."""
@@ -51,7 +54,7 @@ class Sample:
         tokens = sum(
             sampled and math.isfinite(logprob)
             for row in self.rows
-            for sampled, logprob in zip(row.mask[1:], row.logprobs[1:], strict=False)
+            for sampled, logprob in zip(row.loss_mask[1:], row.generator_logprobs[1:], strict=False)
         )
         return tokens, int(tokens > 0)
 
@@ -61,7 +64,7 @@ class MicroBatch:
     """What one forward pass needs, and the way from its values to the loss layout."""
 
     samples: tuple[int, ...]
-    """Which sample each line of the loss layout is: indices into the list given to `pack`."""
+    """Which sample each episode of the loss layout is: indices into the list given to `pack`."""
     tokens: Tensor
     """(B, L) int64 model input."""
     positions: Tensor | None
@@ -74,11 +77,11 @@ class MicroBatch:
     """(N,) int64 places in the flattened (E, T) of the sampled targets, in loss order."""
     targets: Tensor
     """(N,) int64 sampled token ids."""
-    padding_mask: Tensor
+    loss_mask: Tensor
     """(E, T) bool, True on the targets that count: sampled, with a finite generator logprob."""
     generator_logprobs: Tensor
-    """(E, T) float32, 0 wherever `padding_mask` is False."""
-    ref_logprobs: Tensor | None
+    """(E, T) float32, 0 wherever `loss_mask` is False."""
+    reference_logprobs: Tensor | None
     """(E, T) float32, or None unless every sample given to `pack` has them."""
     old_logprobs: Tensor | None
     """(E, T) float32, or None unless every sample given to `pack` has them."""
@@ -107,18 +110,7 @@ class MicroBatch:
         return dataclasses.replace(self, **moved)
 
 
-class _Line(NamedTuple):
-    """One row, cut to what the model has to read: the inputs up to the last sampled token."""
-
-    sample: int
-    row: int
-    inputs: np.ndarray  # (n,) int64
-    targets: np.ndarray  # (n,) int64, the token after each input
-    sampled: np.ndarray  # (n,) bool, on targets
-    generator: np.ndarray  # (n,) float32, on targets
-
-
-_EXTRA = ("ref_logprobs", "old_logprobs")
+_OPTIONAL = ("reference_logprobs", "old_logprobs")
 
 
 class _Format(NamedTuple):
@@ -127,7 +119,7 @@ class _Format(NamedTuple):
     pad_id: int
     multiple: int
     packed: bool
-    extra: frozenset[str]  # the optional values that all samples have
+    optional: frozenset[str]  # which of `_OPTIONAL` all samples have
 
 
 def pack(
@@ -168,9 +160,9 @@ def pack(
         layouts = plan_padded(lengths, **limits)[rank]
     # Decided over all samples, so that a loss sees the same whatever the micro-batches are.
     learned = [sample for sample, rows in zip(samples, lengths, strict=True) if any(rows)]
-    extra = frozenset(name for name in _EXTRA if all(getattr(sample, name) is not None for sample in learned))
-    format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), extra=extra)
-    return [_build(samples, layout, format_) for layout in layouts]
+    optional = frozenset(name for name in _OPTIONAL if all(getattr(sample, name) is not None for sample in learned))
+    format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), optional=optional)
+    return [_build(samples, lengths, layout, format_) for layout in layouts]
 
 
 def empty_batch(length: int) -> MicroBatch:
@@ -185,9 +177,9 @@ def empty_batch(length: int) -> MicroBatch:
         selected=index,
         slots=index,
         targets=index,
-        padding_mask=torch.zeros((1, 1), dtype=torch.bool),
+        loss_mask=torch.zeros((1, 1), dtype=torch.bool),
         generator_logprobs=zero,
-        ref_logprobs=None,
+        reference_logprobs=None,
         old_logprobs=None,
         advantages=zero,
         units=(0, 0),
@@ -198,105 +190,83 @@ def _lengths(index: int, sample: Sample) -> list[int]:
     """How many inputs the model has to read of each row: those up to the last sampled token."""
     lengths, sampled = [], 0
     for number, row in enumerate(sample.rows):
-        if not len(row.token_ids) == len(row.mask) == len(row.logprobs):
-            lengths_differ = "has token_ids, mask and logprobs of different lengths"
+        if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
+            lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
-        targets = row.mask[1:]
+        targets = row.loss_mask[1:]
         sampled += sum(targets)
         # Attention is causal: later tokens change nothing.
         lengths.append(next((n for n in range(len(targets), 0, -1) if targets[n - 1]), 0))
-    for name in ("advantage", *_EXTRA):
+    for name in ("advantage", *_OPTIONAL):
         values = getattr(sample, name)
         if isinstance(values, tuple) and len(values) != sampled:
             raise InvariantError(f"sample {index} has {len(values)} values of {name} for {sampled} sampled targets")
     return lengths
 
 
-def _line(samples: Sequence[Sample], sample: int, number: int) -> _Line:
-    row = samples[sample].rows[number]
-    sampled = np.asarray(row.mask[1:], dtype=bool)
-    end = int(np.flatnonzero(sampled)[-1]) + 1
-    ids = np.asarray(row.token_ids[: end + 1], dtype=np.int64)
-    generator = np.asarray(row.logprobs[1 : end + 1], dtype=np.float32)
-    return _Line(sample, number, ids[:-1], ids[1:], sampled[:end], generator)
-
-
-def _build(samples: Sequence[Sample], layout: Layout, format_: _Format) -> MicroBatch:
-    sequences = [[_line(samples, *place) for place in sequence] for sequence in layout]
-    longest = max(sum(len(line.inputs) for line in sequence) for sequence in sequences)
-    shape = len(sequences), round_up(longest, format_.multiple)
-    tokens = np.full(shape, format_.pad_id, dtype=np.int64)
-    positions = np.zeros(shape, dtype=np.int64)
-    placed: dict[int, list[tuple[int, _Line]]] = {}  # sample -> its rows with the place of their first input
-    for number, sequence in enumerate(sequences):
-        offset = 0
-        for line in sequence:
-            end = offset + len(line.inputs)
-            tokens[number, offset:end] = line.inputs
-            positions[number, offset:end] = np.arange(len(line.inputs))
-            placed.setdefault(line.sample, []).append((number * shape[1] + offset, line))
-            offset = end
-        positions[number, offset:] = np.arange(shape[1] - offset)  # the padding is a document of its own
-    return _to_tensors(samples, placed, tokens, positions if format_.packed else None, format_.extra)
-
-
-def _to_tensors(
-    samples: Sequence[Sample],
-    placed: dict[int, list[tuple[int, _Line]]],
-    tokens: np.ndarray,
-    positions: np.ndarray | None,
-    extra: frozenset[str],
-) -> MicroBatch:
-    order = tuple(sorted(placed))
-    shape = (len(order), max(sum(len(line.inputs) for _, line in placed[index]) for index in order))
+def _build(samples: Sequence[Sample], lengths: Sequence[Sequence[int]], layout: Layout, format_: _Format) -> MicroBatch:
+    """Write each row of the layout at its two places: in a sequence of the model, and in its episode's loss row."""
+    longest = max(sum(lengths[sample][row] for sample, row in sequence) for sequence in layout)
+    B, L = len(layout), round_up(longest, format_.multiple)
+    tokens = np.full((B, L), format_.pad_id, dtype=np.int64)
+    positions = np.zeros((B, L), dtype=np.int64)
+    order = sorted({sample for sequence in layout for sample, _ in sequence})
+    episode_of = {sample: episode for episode, sample in enumerate(order)}
+    shape = len(order), max(sum(lengths[sample]) for sample in order)  # (E, T)
     source = np.full(shape, -1, dtype=np.int64)
     targets = np.zeros(shape, dtype=np.int64)
     sampled = np.zeros(shape, dtype=bool)
-    generator = np.zeros(shape, dtype=np.float32)
-    for episode, index in enumerate(order):
+    generator_logprobs = np.zeros(shape, dtype=np.float32)
+    for number, sequence in enumerate(layout):
         start = 0
-        for place, line in sorted(placed[index], key=lambda item: item[1].row):
-            span = slice(start, start + len(line.inputs))
-            source[episode, span] = np.arange(place, place + len(line.inputs))
-            targets[episode, span] = line.targets
-            sampled[episode, span] = line.sampled
-            generator[episode, span] = line.generator
-            start = span.stop
+        for sample, row_number in sequence:
+            row, n = samples[sample].rows[row_number], lengths[sample][row_number]
+            token_ids = np.asarray(row.token_ids[: n + 1], dtype=np.int64)
+            inputs = number, slice(start, start + n)  # of (B, L)
+            tokens[inputs] = token_ids[:-1]
+            positions[inputs] = np.arange(n)
+            first = sum(lengths[sample][:row_number])
+            outputs = episode_of[sample], slice(first, first + n)  # of (E, T)
+            source[outputs] = np.arange(n) + (number * L + start)
+            targets[outputs] = token_ids[1:]
+            sampled[outputs] = row.loss_mask[1 : n + 1]
+            generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
+            start += n
+        positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
     # A sampled token whose generator logprob is not finite has no ratio: it leaves the mask and every count.
-    mask = sampled & np.isfinite(generator)
+    loss_mask = sampled & np.isfinite(generator_logprobs)
     slots = np.flatnonzero(sampled)
-    batch = MicroBatch(
-        samples=order,
+    values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
+    for name in format_.optional:
+        values[name] = _in_loss_layout([getattr(samples[sample], name) for sample in order], shape, slots)
+    return MicroBatch(
+        samples=tuple(order),
         tokens=torch.from_numpy(tokens),
-        positions=None if positions is None else torch.from_numpy(positions),
+        positions=torch.from_numpy(positions) if format_.packed else None,
         source=torch.from_numpy(source),
         selected=torch.from_numpy(source.ravel()[slots]),
         slots=torch.from_numpy(slots),
         targets=torch.from_numpy(targets.ravel()[slots]),
-        padding_mask=torch.from_numpy(mask),
-        generator_logprobs=torch.from_numpy(np.where(mask, generator, np.float32(0))),
-        advantages=_advantages([samples[index].advantage for index in order], sampled),
-        units=(int(np.count_nonzero(mask)), int(np.count_nonzero(mask.any(-1)))),
-        ref_logprobs=None,
-        old_logprobs=None,
+        loss_mask=torch.from_numpy(loss_mask),
+        generator_logprobs=torch.from_numpy(np.where(loss_mask, generator_logprobs, np.float32(0))),
+        advantages=_advantages([samples[sample].advantage for sample in order], sampled),
+        units=(int(np.count_nonzero(loss_mask)), int(np.count_nonzero(loss_mask.any(-1)))),
+        **values,
     )
-    values: dict[str, Any] = {
-        name: _laid_out([getattr(samples[index], name) for index in order], shape, slots) for name in extra
-    }
-    return dataclasses.replace(batch, **values)
 
 
-def _laid_out(parts: list[tuple[float, ...]], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
-    """Values of the sampled targets in the loss layout, zero elsewhere."""
-    laid_out = np.zeros(shape[0] * shape[1], dtype=np.float32)
-    laid_out[slots] = [value for part in parts for value in part]
-    return torch.from_numpy(laid_out.reshape(shape))
+def _in_loss_layout(values: list[tuple[float, ...]], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
+    """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
+    flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
+    flat[slots] = [value for of_episode in values for value in of_episode]
+    return torch.from_numpy(flat.reshape(shape))
 
 
-def _advantages(parts: list[float | tuple[float, ...]], sampled: np.ndarray) -> Tensor:
-    if not any(isinstance(part, tuple) for part in parts):
-        return torch.tensor(parts, dtype=torch.float32)[:, None]
-    laid_out = np.zeros(sampled.shape, dtype=np.float32)
-    for line, (mask, part) in enumerate(zip(sampled, parts, strict=True)):
-        laid_out[line, mask] = part
-    return torch.from_numpy(laid_out)
+def _advantages(values: list[float | tuple[float, ...]], sampled: np.ndarray) -> Tensor:
+    """(E, 1), or (E, T) where an episode has one advantage for each of its sampled targets."""
+    if not any(isinstance(value, tuple) for value in values):
+        return torch.tensor(values, dtype=torch.float32)[:, None]
+    advantages = np.zeros(sampled.shape, dtype=np.float32)
+    for episode, (is_sampled, value) in enumerate(zip(sampled, values, strict=True)):
+        advantages[episode, is_sampled] = value
+    return torch.from_numpy(advantages)

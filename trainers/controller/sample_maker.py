@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forge_env.core.episode import Group
 from trainers.batching.batch import Sample
@@ -40,12 +40,7 @@ class SampleMaker:
             started = time.perf_counter()
             references = await self.reference([Sample(rows=episode.rows) for episode in episodes])
             metrics["seconds/reference"] = time.perf_counter() - started
-        samples = self.objective.samples(groups, references)
-        if old_logprobs is not None:
-            samples = [
-                sample if values is None else replace(sample, old_logprobs=tuple(values))
-                for sample, values in zip(samples, old_logprobs, strict=True)
-            ]
+        samples = self.objective.samples(groups, references, old_logprobs)
         penalty = self.objective.kl_penalty
         if penalty is not None and references is not None:
             taken = [sum(penalty.by_turn(e, values)) for e, values in zip(episodes, references, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.process.visible_gpus import names_of
 
 
 class Gpus:

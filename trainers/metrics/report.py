@@ -1,4 +1,4 @@
-"""Where a run writes down what happens: its metrics, its episodes, its timeline, the curve, the summary, the page."""
+"""What a run writes into its folder: metrics, episodes, timeline, reward plot, summary and report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forge_env.report.page import write_page
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
-from trainers.metrics.picture import draw_curve
+from trainers.metrics.reward_plot import write_reward_plot
 from trainers.metrics.sink import Sink
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.timeline import Timeline
@@ -33,8 +33,8 @@ class Report:
 
     Args:
         folder: of the run.
-        config: of the run, as nested dictionaries; its section `metrics` says where metrics go. Without
-            one, to the run's own files and the console.
+        config: of the run, as nested dictionaries; its section `metrics` names further sinks. Without a config,
+            metrics go to the files of the run and to the console only.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
@@ -55,13 +55,13 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Say how the run ended, finish everything, and write report.html with what there is."""
+        """Record how the run ended, close everything, and write report.html from what the folder holds."""
         if error is not None:
-            self.console.keep("error", _how(error))
+            self.console.keep("error", _end_reason(error))
         self.close()
         try:
             page = write_page(self.folder)
-        except Exception as failure:  # the run has its result, and the page can be made later
+        except Exception as failure:  # the result of the run is safe, and `forge-env report` can write the page later
             self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
         else:
             if error is None:
@@ -69,18 +69,18 @@ class Report:
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """All that are told of every record, the run's own first."""
+        """Every sink, those of the run itself first."""
         return (self._metrics, self.console, *self._others)
 
     @property
     def started(self) -> float:
-        """`time.perf_counter()` when the run began; one that goes on began as long ago as it has run."""
+        """`time.perf_counter()` when the run began; of a resumed run, now minus the seconds that it has run."""
         return self.console.started
 
     # ---- resuming ----
 
     def mark(self) -> dict[str, Any]:
-        """How far this report has come: the bytes of each file, which are on the disk by then, and the seconds."""
+        """A mark to resume from: the bytes of each file, which are on the disk by then, and the seconds of the run."""
         sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained.size()}
         for path in sorted((self.folder / "episodes").glob("*.jsonl")):
             with path.open("rb") as file:
@@ -89,25 +89,25 @@ class Report:
         return {"bytes": sizes, "seconds": self.console.seconds()}
 
     def check(self, mark: Mapping[str, Any]) -> None:
-        """Check that this folder has all that it had at a mark.
+        """Check that the files still hold what they held at a mark.
 
         Raises:
-            UserError: when a file holds less than it did.
+            UserError: when a file has fewer bytes than at the mark.
         """
         for name, size in mark["bytes"].items():
             path = self.folder / name
-            found = path.stat().st_size if path.is_file() else 0
-            if found < size:
+            bytes_now = path.stat().st_size if path.is_file() else 0
+            if bytes_now < size:
                 raise UserError(
-                    f"{path} has {found} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
+                    f"{path} has {bytes_now} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
                     f"without its record"
                 )
 
     def go_back(self, mark: Mapping[str, Any]) -> None:
-        """Be again as at a mark: cut off what was written after it, and have every sink that can forget do the same.
+        """Return to a mark: cut off what was written after it, and let every sink do the same.
 
         Raises:
-            UserError: as `check`, before anything is changed.
+            UserError: as `check`, before anything changes.
         """
         self.check(mark)
         sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
@@ -131,12 +131,12 @@ class Report:
     # ---- metrics ----
 
     def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Tell every sink one record; see `trainers.metrics.sink.Record`."""
+        """Log one record to every sink; see `trainers.metrics.sink.Record`."""
         for sink in self.sinks:
             sink.log(phase, step, values)
 
     def measure_system(self, metrics: SystemMetrics, interval: float) -> None:
-        """Record what the run takes of its machine, every `interval` seconds from now on."""
+        """Log what the run uses of its machine, every `interval` seconds from now on."""
 
         def take(values: Mapping[str, float]) -> None:
             self._keep_peaks(values)
@@ -145,7 +145,7 @@ class Report:
         self._sampler = Sampler(metrics, interval, take, self.warn)
 
     def stop_measuring(self) -> None:
-        """Measure no more: the processes of the run are about to end."""
+        """Stop `measure_system`, before the processes of the run end."""
         if self._sampler is not None:
             self._sampler.close()
 
@@ -154,13 +154,13 @@ class Report:
             self._peaks[name] = max(self._peaks.get(name, value), value)
 
     def peaks(self) -> dict[str, float]:
-        """The most that was measured of the run's memory and of its GPUs."""
+        """The largest measured values of the run's memory and of its GPUs, for summary.json."""
         names = {"run/memory_bytes": "peak_memory_bytes"}
         names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
         return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step to the curve."""
+        """Add a step to `curve`, which the reward plot shows."""
         names = {"reward": "reward", "success": "success", "seconds": "s/step"}
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
 
@@ -170,11 +170,11 @@ class Report:
         write_jsonl(self._episodes(phase), episodes)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
-        """Record which episodes an optimizer step was made of; see `trainers.metrics.trained`."""
+        """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
         self._trained.write(step, advantages)
 
     def evaluation(self, phase: str) -> Evaluation:
-        """Read back an evaluation whose episodes were written down."""
+        """Read an evaluation back from its file of episodes."""
         return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
 
     def _episodes(self, phase: str) -> Path:
@@ -183,20 +183,20 @@ class Report:
     # ---- the end ----
 
     def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
-        """Draw the reward of every step, its running mean, and the two evaluations, into reward.png."""
+        """Write reward.png; returns its path."""
         path = self.folder / "reward.png"
-        draw_curve(path, self.curve, title, before, after)
+        write_reward_plot(path, self.curve, title, before, after)
         return path
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json in one go: it exists only when the run is complete."""
+        """Write summary.json atomically; it exists only when the run is complete."""
         partial = self.folder / "summary.json.partial"
         partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
         partial.rename(self.folder / "summary.json")
 
     def close(self) -> None:
-        """Finish every file and sink."""
-        with ExitStack() as stack:  # each of them, also where the disk is full
+        """Close every file and sink."""
+        with ExitStack() as stack:  # one that fails, as on a full disk, does not keep the others open
             stack.callback(self.console.close)
             stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
@@ -206,7 +206,7 @@ class Report:
             stack.callback(self.stop_measuring)
 
 
-def _how(error: BaseException) -> str:
+def _end_reason(error: BaseException) -> str:
     """Why a run ended, in one sentence."""
     cause = first_error(error)
     if isinstance(cause, asyncio.CancelledError | KeyboardInterrupt):

@@ -33,7 +33,7 @@ def target_logprobs(episode: Episode) -> tuple[float, ...]:
     return tuple(
         logprob
         for row in episode.rows
-        for logprob, sampled in zip(row.logprobs[1:], row.mask[1:], strict=True)
+        for logprob, sampled in zip(row.generator_logprobs[1:], row.loss_mask[1:], strict=True)
         if sampled
     )
 

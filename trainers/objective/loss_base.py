@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, get_args
+import inspect
+from typing import Any, TypedDict, Unpack, get_args
 
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from trainers.objective.loss_terms import (
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings that every loss of `trainers.objective.losses` takes; `PolicyLoss` says what they mean."""
+    """Settings that every policy-gradient loss takes beside `beta` and `aggregation`; `PolicyLoss` explains them."""
 
     kl: KL
     kl_straight_through: bool
@@ -34,7 +35,20 @@ class LossOptions(TypedDict, total=False):
     correction_high: float
 
 
-class PolicyLoss(nn.Module):
+TORCHFORGE_NAMES = {"padding_mask": "loss_mask", "ref_logprobs": "reference_logprobs"}
+"""torchforge's names of tensors, and ours: a loss may be written, and called, with either."""
+
+
+class TensorLoss(nn.Module):
+    """A loss that is called with its tensors by name, by ours or by torchforge's."""
+
+    def __call__(self, *args: Any, **tensors: Any) -> Any:
+        names = inspect.signature(self.forward).parameters  # those of a user's subclass may be torchforge's
+        renamed = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
+        return super().__call__(*args, **renamed)
+
+
+class PolicyLoss(TensorLoss):
     """A policy-gradient loss: `sum of w * policy term + beta * KL - entropy_coef * entropy`, aggregated.
 
     Args:
@@ -121,15 +135,15 @@ class PolicyLoss(nn.Module):
         policy: Tensor,
         mask: Tensor,
         logprobs: Tensor,
-        ref_logprobs: Tensor | None,
+        reference_logprobs: Tensor | None,
         entropy: Tensor | None,
         normalizer: Tensor | None,
     ) -> Tensor:
         """Add the KL penalty and the entropy bonus to the policy term, (E, T), and aggregate."""
         if self.beta > 0:
-            if ref_logprobs is None:
-                raise UserError(f"beta={self.beta} needs ref_logprobs: give a reference model, or set beta to 0.")
-            difference = log_ratio(logprobs, ref_logprobs, mask)
+            if reference_logprobs is None:
+                raise UserError(f"beta={self.beta} needs reference_logprobs: give a reference model, or set beta to 0.")
+            difference = log_ratio(logprobs, reference_logprobs, mask)
             policy = policy + self.beta * kl_estimate(difference, self.kl, straight_through=self.kl_straight_through)
         if self.entropy_coef:
             if entropy is None:
@@ -157,8 +171,8 @@ class RatioLoss(PolicyLoss):
         logprobs: Tensor,
         generator_logprobs: Tensor,
         advantages: Tensor,
-        padding_mask: Tensor,
-        ref_logprobs: Tensor | None = None,
+        loss_mask: Tensor,
+        reference_logprobs: Tensor | None = None,
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
         old_logprobs: Tensor | None = None,
@@ -170,24 +184,75 @@ class RatioLoss(PolicyLoss):
             generator_logprobs: (episodes, tokens) of the policy that sampled. A token where it is not finite is left
                 out, of the sum and of the count.
             advantages: (episodes,), (episodes, 1) or (episodes, tokens).
-            padding_mask: (episodes, tokens) bool, True on the tokens to learn from.
-            ref_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
+            loss_mask: (episodes, tokens) bool, True on the tokens to learn from.
+            reference_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
             normalizer: what to divide the sum by; None for the number of episodes or tokens given.
             entropy: (episodes, tokens) of the model being trained, with gradient; needed when entropy_coef is not 0.
             old_logprobs: (episodes, tokens) of the trainer's weights before the step, or before the first step of a
                 window, where the ratio is taken against them.
         """
-        mask = valid_tokens(padding_mask, generator_logprobs)
+        mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
         ratio = log_ratio(logprobs, old, mask)
         policy = self.policy_term(ratio, keep(logprobs, mask), per_token(advantages, mask), mask)
         policy = policy * self._weight(logprobs, generator_logprobs, old_logprobs, mask)
-        return self._total(policy, mask, logprobs, ref_logprobs, entropy, normalizer)
+        return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Where the ratio is beyond the lower and the upper bound: two (E, T) bools. For the metrics."""
         none = mask & False
         return none, none
+
+
+class ClippedLoss(RatioLoss):
+    """A loss that clips its importance ratio to [1 - clip_low, 1 + clip_high]; subclasses write `policy_term`.
+
+    Args:
+        clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
+        clip_high: how far above 1.
+        beta: weight of the KL penalty against the reference model; 0 turns it off.
+        aggregation: see `PolicyLoss`, as `options`.
+        dual_clip: bounds the loss of a negative advantage at -dual_clip * A, above 1 + clip_high (arXiv 1912.09729;
+            verl 3.0, TRL's `delta`); None does not.
+
+    Raises:
+        UserError: on a value out of range, and in `forward` when beta > 0 and there are no `reference_logprobs`.
+    """
+
+    policy_term_vanishes = True
+
+    def __init__(
+        self,
+        clip_low: float,
+        clip_high: float,
+        beta: float,
+        aggregation: Aggregation,
+        *,
+        dual_clip: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(beta=beta, aggregation=aggregation, **options)
+        check_range("clip_low", clip_low, low=0.0, high=1.0)
+        check_range("clip_high", clip_high, low=0.0)
+        if dual_clip is not None and not dual_clip > 1 + clip_high:
+            raise UserError(f"dual_clip={dual_clip} must be above 1 + clip_high={1 + clip_high:g}, or None for off.")
+        self.clip_low = clip_low
+        self.clip_high = clip_high
+        self.dual_clip = dual_clip
+
+    def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+        """The ratio that is clipped, (E, T): each token's own."""
+        return log_ratio.exp()
+
+    def dual_clipped(self, ratio: Tensor) -> Tensor:
+        """The ratio, at most `dual_clip`: above both bounds of the clip, so it changes nothing where A > 0."""
+        return ratio if self.dual_clip is None else ratio.clamp(max=self.dual_clip)
+
+    def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the gradient vanishes: below the range at A < 0, above it at A > 0."""
+        ratio = self.ratio(log_ratio, log_ratio, mask)
+        low = (ratio < 1 - self.clip_low) & (advantages < 0)
+        return low & mask, (ratio > 1 + self.clip_high) & (advantages > 0) & mask
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -9,29 +9,33 @@ from torch import Tensor, nn
 
 from forge_env.core.errors import UserError, nearest
 from trainers.batching.batch import MicroBatch
+from trainers.objective.loss_base import TORCHFORGE_NAMES
 
 Loss = Callable[..., Tensor]
 
 LOSS_TENSORS = (
     "logprobs",
     "generator_logprobs",
-    "ref_logprobs",
+    "reference_logprobs",
     "old_logprobs",
     "advantages",
-    "padding_mask",
+    "loss_mask",
     "entropy",
     "normalizer",
 )
+ACCEPTED = {name: name for name in LOSS_TENSORS} | TORCHFORGE_NAMES
+"""Each parameter name that a loss may have, and the tensor that it is given."""
 
 
 class LossCall:
     """A loss together with what its signature asks for.
 
     Args:
-        loss: a function or module whose parameters are any of `LOSS_TENSORS`. One that names `normalizer` returns a
-            sum over it; any other returns a local mean, which is weighted by the micro-batch's share of the valid
-            tokens (of the episodes, if its `normalizer_unit` is "episodes"). What its `unused_tensors` names is not
-            computed for it; where its `skips_idle` is true, neither are samples without any advantage.
+        loss: a function or module whose parameters are any of `LOSS_TENSORS`, two of them also by torchforge's names,
+            `padding_mask` and `ref_logprobs`. One that names `normalizer` returns a sum over it; any other returns a
+            local mean, which is weighted by the micro-batch's share of the valid tokens (of the episodes, if its
+            `normalizer_unit` is "episodes"). What its `unused_tensors` names is not computed for it; where its
+            `skips_idle` is true, neither are samples without any advantage.
 
     Raises:
         UserError: the loss asks for something else.
@@ -42,14 +46,17 @@ class LossCall:
         self._per_episode = getattr(loss, "normalizer_unit", "tokens") == "episodes"
         self.skips_idle = bool(getattr(loss, "skips_idle", False))
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
-        self.names = {p.name for p in parameters if p.name in LOSS_TENSORS}
+        names = {p.name for p in parameters}
         variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         self._required = {p.name for p in parameters if p.default is p.empty} - variadic
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            self.names |= set(LOSS_TENSORS) - {"entropy"}  # entropy costs, so it has to be asked for by name
-        self.names -= set(getattr(loss, "unused_tensors", ()))
-        for name in sorted(self._required - set(LOSS_TENSORS)):
-            raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, LOSS_TENSORS)}")
+            names |= ACCEPTED.keys() - {"entropy"}  # entropy costs, so it has to be asked for by name
+        unused = {ACCEPTED.get(name, name) for name in getattr(loss, "unused_tensors", ())}
+        self._tensor_of = {name: ACCEPTED[name] for name in names & ACCEPTED.keys() if ACCEPTED[name] not in unused}
+        self.names = set(self._tensor_of.values())
+        """Which of `LOSS_TENSORS` the loss is given."""
+        for name in sorted(self._required - ACCEPTED.keys()):
+            raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, tuple(ACCEPTED))}")
 
     def units(self, tokens: int, episodes: int) -> int:
         """Of the counts of valid tokens and of episodes that have any, the one that this loss is divided by."""
@@ -73,17 +80,17 @@ class LossCall:
         tensors = {
             "logprobs": logprobs,
             "generator_logprobs": batch.generator_logprobs,
-            "ref_logprobs": batch.ref_logprobs,
+            "reference_logprobs": batch.reference_logprobs,
             "old_logprobs": batch.old_logprobs,
             "advantages": batch.advantages,
-            "padding_mask": batch.padding_mask,
+            "loss_mask": batch.loss_mask,
             "entropy": entropy,
             "normalizer": normalizer,
         }
         for name in sorted(self._required):
-            if tensors[name] is None:
+            if tensors[ACCEPTED[name]] is None:
                 raise UserError(f"the loss asks for {name!r}, which the samples do not have: give a reference model.")
-        value = self.loss(**{name: tensors[name] for name in self.names})
+        value = self.loss(**{name: tensors[tensor] for name, tensor in self._tensor_of.items()})
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise UserError("the loss must return one number as a tensor that depends on logprobs or entropy.")
         return value.squeeze() if "normalizer" in self.names else value.squeeze() * (units / normalizer)

@@ -46,7 +46,7 @@ class LossMetrics:
             entropy: None where it was not computed.
             gradient: (episodes, tokens) of the loss by the logprobs; None where it does not depend on them.
         """
-        mask = batch.padding_mask
+        mask = batch.loss_mask
         difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
         old = batch.old_logprobs
         ratio_log = difference if old is None else log_ratio(logprobs.double(), old.double(), mask)

@@ -32,9 +32,9 @@ def per_token(values: Tensor, mask: Tensor) -> Tensor:
     return keep(values.reshape(len(values), -1).expand(mask.shape), mask)
 
 
-def valid_tokens(padding_mask: Tensor, generator_logprobs: Tensor | None) -> Tensor:
+def valid_tokens(loss_mask: Tensor, generator_logprobs: Tensor | None) -> Tensor:
     """The tokens to learn from; one without a finite generator logprob has no ratio, and is not among them."""
-    mask = padding_mask.bool()
+    mask = loss_mask.bool()
     return mask if generator_logprobs is None else mask & generator_logprobs.isfinite()
 
 
@@ -49,7 +49,7 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bool = False) -> Tensor:
-    """Estimate KL(policy || reference) at each sampled token from d = logprobs - ref_logprobs.
+    """Estimate KL(policy || reference) at each sampled token from d = logprobs - reference_logprobs.
 
     k1 = d is unbiased and may be negative; k2 = d^2 / 2 is biased, and its gradient is the KL's own on-policy;
     k3 = exp(-d) + d - 1 is unbiased, never negative, and its gradient is not the KL's. k1's gradient is that of the

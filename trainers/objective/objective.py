@@ -63,13 +63,20 @@ class Objective:
     signal_error: int = 512
     """And after which it ends."""
 
-    def samples(self, groups: Sequence[Group], references: Sequence[Sequence[float]] | None = None) -> list[Sample]:
+    def samples(
+        self,
+        groups: Sequence[Group],
+        reference_logprobs: Sequence[Sequence[float]] | None = None,
+        old_logprobs: Sequence[Sequence[float] | None] | None = None,
+    ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
         Args:
             groups: of one step.
-            references: the reference model's logprobs of the sampled targets of every valid episode, one after the
-                other; needed where `kl_reference` is "model".
+            reference_logprobs: the reference model's, of the sampled targets of every valid episode; needed where
+                `kl_reference` is "model".
+            old_logprobs: the trainer's, of the sampled targets of every sample, where they were computed before the
+                step; None for a sample that needs none.
 
         Raises:
             UserError: when an advantage function of the user's own returns something else than a number for each, and
@@ -77,18 +84,24 @@ class Objective:
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
-        found = self._references(episodes, references)
-        penalties = [self._penalty(episode, found[i]) for i, episode in enumerate(episodes)]
+        references = self._references(episodes, reference_logprobs)
+        penalties = [self._penalty(*pair) for pair in zip(episodes, references, strict=True)]
         rewards = [self._reward(episode) for episode in episodes]
         scale = self.scale(rewards) if self.scale else 1.0
         advantages: list[float | tuple[float, ...]] = []
         for group in groups:
             members = slice(len(advantages), len(advantages) + len(group.valid))
             advantages += self._credit(group.valid, rewards[members], penalties[members], scale)
+        learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
+        old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [
-            Sample(rows=episode.rows, advantage=advantages[i], ref_logprobs=found[i])
-            for i, episode in enumerate(episodes)
-            if self.learns_from(episode)
+            Sample(
+                rows=episodes[i].rows,
+                advantage=advantages[i],
+                reference_logprobs=references[i],
+                old_logprobs=None if values is None else tuple(values),
+            )
+            for i, values in zip(learned, old, strict=True)
         ]
 
     def learns_from(self, episode: Episode) -> bool:
@@ -206,7 +219,7 @@ def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
 
 
 def make_objective(
-    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline = "mean", **parts: Any
+    algorithm: str, loss: Loss, section: AlgorithmConfig, *, baseline: Baseline, **parts: Any
 ) -> Objective:
     """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
 
@@ -214,7 +227,8 @@ def make_objective(
         algorithm: the section's name, for what an error says.
         loss: see `Objective`, as `parts`.
         section: the algorithm's settings.
-        baseline: what is subtracted from the rewards of a group.
+        baseline: what is subtracted from the rewards of a group; `section.normalization` says what the difference is
+            divided by.
 
     Raises:
         UserError: for a setting out of range.

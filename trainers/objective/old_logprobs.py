@@ -77,10 +77,10 @@ class OldLogprobs:
         objective = self.objective
         if LossCall(objective.loss).skips_idle and objective.kl_reference != "model":
             samples = objective.samples(groups)
-            is_asked = [sample.has_advantage for sample in samples]
+            is_computed = [sample.has_advantage for sample in samples]
         else:  # the advantages are not known before the reference model has been asked, or do not decide it
             samples = [Sample(rows=e.rows) for group in groups for e in group.valid if objective.learns_from(e)]
-            is_asked = [True] * len(samples)
-        asked = [Sample(rows=sample.rows) for sample in compress(samples, is_asked)]
-        values = iter(await self.logprobs(asked) if asked else ())
-        return [next(values) if each else None for each in is_asked]
+            is_computed = [True] * len(samples)
+        computed = list(compress(samples, is_computed))
+        values = iter(await self.logprobs(computed) if computed else ())
+        return [next(values) if of_sample else None for of_sample in is_computed]

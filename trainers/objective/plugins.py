@@ -1,7 +1,7 @@
 """Parts of the user's own: `--loss module:MyLoss --advantages module:function --reward module:function`.
 
 class MyLoss(torch.nn.Module):
-    def forward(self, logprobs, ref_logprobs, advantages, padding_mask):
+    def forward(self, logprobs, reference_logprobs, advantages, loss_mask):
         ...                                  # (episodes, tokens), advantages (episodes, 1); returns a scalar
 
 def my_advantages(rewards):                  # of the valid episodes of one group
@@ -167,7 +167,7 @@ def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
         objective = replace(objective, reward=_shaped(objective.reward, own), signal_reward=own)
     if training.loss:
         loss = load_loss(training.loss)
-        named = "ref_logprobs" in LossCall(loss).names or objective.kl_penalty is not None
+        named = "reference_logprobs" in LossCall(loss).names or objective.kl_penalty is not None
         objective = replace(objective, loss=loss, kl_reference="generator" if named else "")
     return objective
 

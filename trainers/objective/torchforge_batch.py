@@ -124,8 +124,8 @@ class _Part:
         for index, mask in enumerate(self.mask.tolist()):
             row = Row(
                 token_ids=tuple(tokens[index]),
-                mask=(False,) * request + tuple(mask),
-                logprobs=(0.0,) * request + tuple(generator[index] if generator else (0.0,) * self.width),
+                loss_mask=(False,) * request + tuple(mask),
+                generator_logprobs=(0.0,) * request + tuple(generator[index] if generator else (0.0,) * self.width),
                 versions=(-1,) * (request + self.width),
             )
             one = len(advantages[index]) == 1
@@ -133,7 +133,7 @@ class _Part:
                 Sample(
                     rows=(row,),
                     advantage=advantages[index][0] if one else _where(advantages[index], mask),
-                    ref_logprobs=_where(reference[index], mask) if reference else None,
+                    reference_logprobs=_where(reference[index], mask) if reference else None,
                 )
             )
         return samples

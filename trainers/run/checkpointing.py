@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from forge_env.runtime.calls import within
+from forge_env.runtime.calls.answers import within
 from trainers.checkpoints import Checkpoint, clean, path_of
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.calls import within
+from forge_env.runtime.calls.answers import within
 from trainers.run.reference import KEPT_AS, ReferenceActor
 from trainers.run.training_run import TrainingRun
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
-from envs.actor import EnvActor
+from envs.actors.env import EnvActor, GroupSpec
 from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate
@@ -63,10 +63,19 @@ class Rollouts:
         **env_options: Any,
     ) -> list[Group]:
         """Run groups of (task, index) in lockstep; each has the seed that it has in `run_group`."""
-        members = [(task, self._seed(phase, index), f"{phase}/{index}") for task, index in numbered]
-        call = self._services.envs.route(
-            EnvActor.run_wave, members, agent=agent, count=count, env_options=env_options, is_measured=is_measured
-        )
+        specs = [
+            GroupSpec(
+                task=task,
+                agent=agent,
+                count=count,
+                seed=self._seed(phase, index),
+                group_id=f"{phase}/{index}",
+                env_options=env_options,
+                is_measured=is_measured,
+            )
+            for task, index in numbered
+        ]
+        call = self._services.envs.route(EnvActor.run_wave, specs)
         with self._span(phase, f"groups {numbered[0][1]} to {numbered[-1][1]}"):
             groups = await call
         self.tokens_generated += sum(episode.num_sampled for group in groups for episode in group.episodes)

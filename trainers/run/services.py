@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from envs.actor import AgentSpec, EnvActor
+from envs.actors.env import AgentSpec, EnvActor
 from forge_env.core.errors import ServiceError
 from forge_env.core.protocols import Policy
 from forge_env.rollout.lockstep import LockstepPolicy
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.calls import unless_gone, within
-from forge_env.runtime.client import ServiceClient
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.calls.answers import unless_gone, within
+from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Launcher, Spawned
-from forge_env.runtime.ranks import LOOPBACK, AllRanks
+from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.config import ServiceConfig

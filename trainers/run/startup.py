@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from forge_env.runtime.clock import process_began
+from forge_env.runtime.process.lifetime import process_began
 
 Span = tuple[float | None, float]
 """When it began, in seconds since the epoch, and how many seconds it took. Only a part of another, "A: B", has none."""

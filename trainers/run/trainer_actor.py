@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
 
 if TYPE_CHECKING:
     from forge_env.runtime.launcher import Launcher

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.core.types import Task
-from forge_env.runtime.calls import within
+from forge_env.runtime.calls.answers import within
 from trainers.batching.batch import Sample
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig

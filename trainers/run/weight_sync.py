@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from agents.generator.policy import PolicyActor
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.calls import unless_gone, within
+from forge_env.runtime.calls.answers import unless_gone, within
 from forge_env.runtime.launcher import Spawned
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.metrics.timeline import Timeline
 from trainers.run.startup import Startup

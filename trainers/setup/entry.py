@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +11,7 @@ from forge_env.core.errors import ForgeError, InvariantError, UserError, first_e
 from trainers.config import RunConfig
 from trainers.setup.packages import check_ours
 from trainers.setup.read_config import read_config
+from trainers.setup.signals import with_signals
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -45,35 +45,10 @@ def main(
 
             return dry_run(plan)
         plan.check()
-        return asyncio.run(_with_signals(run(plan)))
+        return asyncio.run(with_signals(run(plan)))
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-
-
-async def _with_signals(work: Awaitable[None]) -> int:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, so that everything it started is ended in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    received: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) == 1:
-            print("\nstopping: ending every process of this run", file=sys.stderr, flush=True)
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not received:
-            raise
-    except Exception:
-        if not received:
-            raise
-    return 128 + received[0] if received else 0

@@ -117,7 +117,7 @@ class SFTData:
             self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
         if not self._samples:
             raise UserError(self._nothing_left())
-        learned = sum(sum(row.mask) for sample in self._samples for row in sample.rows)
+        learned = sum(sum(row.loss_mask) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
         seen = "the beginning of the stream" if config.sft.streaming else "all of it"
         say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")

@@ -93,7 +93,7 @@ async def _steps(run: TrainingRun, data: SFTData) -> dict[str, Any]:
     Returns:
         What a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
     """
-    from forge_env.runtime.calls import within
+    from forge_env.runtime.calls.answers import within
     from trainers.objective.plain_losses import SFTLoss
     from trainers.run.checkpointing import is_due, restore, save_checkpoint
 
@@ -133,7 +133,7 @@ async def _evaluate(run: TrainingRun, step: int) -> None:
 
 async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | None:
     """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
-    from forge_env.runtime.calls import within
+    from forge_env.runtime.calls.answers import within
     from trainers.run.trainer_actor import TrainerActor
 
     if not samples:

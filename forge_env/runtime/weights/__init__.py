@@ -12,9 +12,9 @@ third is publisher.py and puller.py, and what the two have in common, line.py an
 from __future__ import annotations
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.weights.cuda_ipc import CudaIpcStore
-from forge_env.runtime.weights.nccl import NcclStore
-from forge_env.runtime.weights.shared import SHARED_MEMORY, SharedMemoryStore, has_room, room
+from forge_env.runtime.weights.nccl.store import NcclStore
+from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
+from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, SharedMemoryStore, has_room, room
 from forge_env.runtime.weights.store import KEEP, WeightStore
 from forge_env.runtime.weights.torchstore import TorchStoreWeights
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError, ServiceError
-from forge_env.runtime.torchstore_compat import import_torchstore
-from forge_env.runtime.weights.layout import Layout
 from forge_env.runtime.weights.store import KEEP, WeightStore
+from forge_env.runtime.weights.tensor_layout import Layout
+from forge_env.runtime.weights.torchstore_compat import import_torchstore
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,172 +1,202 @@
-import { ask, exported } from "./api.js";
-import { button, fill, h, say, seconds } from "./dom.js";
+import { address, readAddress } from "./address.js";
+import { request } from "./api.js";
 import { showConsole } from "./console.js";
+import { announce, button, fill, h } from "./dom.js";
 import { showEpisode } from "./episode.js";
 import { showEpisodes } from "./episodes.js";
+import { exported } from "./exported.js";
 import { showFaults } from "./faults.js";
 import { showGroups } from "./groups.js";
-import { helpDialog, listen } from "./keys.js";
-import { address, readAddress } from "./lists.js";
-import { showOverview, showRuns } from "./runs.js";
+import { helpDialog, listenToKeys } from "./keys.js";
+import { seconds } from "./numbers.js";
+import { showOverview } from "./overview.js";
+import { showRuns } from "./runs.js";
 import { showTimeline } from "./timeline.js";
 
-// What is shown follows the address; what a run writes meanwhile is followed too.
+// Draws the view that the address names, and redraws it when the run has written something.
 
-const POLL = 1500;
-const VIEWS = { overview: showOverview, groups: showGroups, episodes: showEpisodes, episode: showEpisode, faults: showFaults, timeline: showTimeline, console: showConsole };
-const TITLES = { overview: "Overview", groups: "Groups", episodes: "Episodes", faults: "Faults", timeline: "Timeline", console: "Console" };
+const POLL_MS = 1500;
+const POLL_WHILE_INDEXING_MS = 400;
+const REDRAW_WHILE_SEARCHING_MS = 500;
+const VIEWS = {
+  overview: showOverview, groups: showGroups, episodes: showEpisodes, episode: showEpisode, faults: showFaults,
+  timeline: showTimeline, console: showConsole,
+};
+const TITLES = {
+  overview: "Overview", groups: "Groups", episodes: "Episodes", faults: "Faults", timeline: "Timeline",
+  console: "Console",
+};
 const THEMES = ["", "light", "dark"];
 
 const main = document.getElementById("main");
-const shown = { runs: [], run: null, route: readAddress(), view: {}, state: null, stamp: null, choices: null, drawn: "" };
-let stopping = new AbortController();
-let again = 0;
-let pressed = false;
+const shown = {
+  runs: [], run: null, route: readAddress(),
+  view: {}, // what the function of the view returned
+  state: null, // of the run, from the server
+  stamp: null, choices: null, header: "",
+};
+let drawing = new AbortController();
+let redrawTimer = 0;
+let isPointerDown = false;
 
-async function show(quiet) {
-  stopping.abort();
-  stopping = new AbortController();
-  clearTimeout(again);
-  const { signal } = stopping;
+async function show(isRedraw) {
+  drawing.abort();
+  drawing = new AbortController();
+  clearTimeout(redrawTimer);
+  const { signal } = drawing;
   const { hash } = location;
   const route = readAddress();
-  const moved = !quiet && (route.view !== shown.route.view || route.run !== shown.route.run || route.params.key !== shown.route.params.key || route.params.page !== shown.route.params.page);
+  const isNewPlace = !isRedraw && isElsewhere(route, shown.route);
   try {
-    if (!shown.runs.length || !route.run || !shown.runs.some((run) => run.name === route.run)) {
-      shown.runs = (await ask("runs", {}, signal)).runs;
-    }
+    if (!shown.runs.some((run) => run.name === route.run)) shown.runs = (await request("runs", {}, signal)).runs;
     if (!route.run && shown.runs.length === 1) return void location.replace(address(shown.runs[0].name, "overview"));
-    const run = route.run ? shown.runs.find((each) => each.name === route.run) : null;
+    const run = route.run ? shown.runs.find(({ name }) => name === route.run) : null;
     if (route.run && !run) throw new Error(`There is no run ${route.run} here.`);
     if (shown.run !== run) Object.assign(shown, { run, choices: null, state: null, stamp: null });
     shown.route = route;
-    // What is drawn is at least as new as this state: whatever comes while it is drawn is seen by the next look at it.
-    if (run && !exported) look(await ask(`${run.number}/state`, {}, signal));
+    // The state is requested before the view is drawn, so a change during the drawing is noticed by the next poll.
+    if (run && !exported) keepState(await request(`${run.number}/state`, {}, signal));
     shown.stamp = stampOf(shown.state, route);
-    drawTop();
+    drawHeader();
     const draw = !run ? showRuns : Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : showOverview;
-    const kept = keepPlace();
+    const restore = keepFocusAndFolds();
     shown.view = (await draw(main, route, contextOf(run, signal))) || {};
-    if (quiet || !moved) kept();
-    if (moved) arrive(route);
-    document.title = [route.view && (TITLES[route.view] || "Episode"), run && run.name, "forge-env view"].filter(Boolean).join(" · ");
+    if (isNewPlace) announcePlace(route);
+    else restore();
+    const title = route.view && (TITLES[route.view] || "Episode");
+    document.title = [title, run && run.name, "forge-env view"].filter(Boolean).join(" · ");
     main.dataset.place = hash;
-    if (shown.view.again) again = setTimeout(() => show(true), 500);
-    drawTop();
+    if (shown.view.again) redrawTimer = setTimeout(() => show(true), REDRAW_WHILE_SEARCHING_MS);
+    drawHeader();
   } catch (error) {
     if (error.name === "AbortError") return;
     shown.route = route;
     shown.view = {};
-    drawTop();
+    drawHeader();
     fill(main, h("p", { class: "empty" }, error.message));
     main.dataset.place = hash;
   }
 }
 
+function isElsewhere(a, b) {
+  return a.view !== b.view || a.run !== b.run || a.params.key !== b.params.key || a.params.page !== b.params.page;
+}
+
+// What a view gets: the run, the signal that ends its requests, the choices of the filters, the text of an empty list.
 function contextOf(run, signal) {
   return {
     run, signal,
-    choices: async () => (shown.choices ||= (await ask(`${run.number}/overview`, {}, signal)).choices),
+    choices: async () => (shown.choices ||= (await request(`${run.number}/overview`, {}, signal)).choices),
     empty: (text) => (shown.state && !shown.state.indexed ? "The run is still being read." : text),
   };
 }
 
-// The focus and the fold-outs stay where they were when the same view is drawn anew.
-function keepPlace() {
+// Returns a function that restores the focus and the open folds after a redraw of the same view.
+function keepFocusAndFolds() {
   const active = document.activeElement;
-  const rows = [...main.querySelectorAll(".row")];
-  const row = rows.indexOf(active);
-  const href = row >= 0 ? active.getAttribute("href") : null;
+  const row = [...main.querySelectorAll(".row")].find((element) => element === active);
+  const href = row ? row.getAttribute("href") : null;
   const search = active && active.id === "search" ? active : null;
-  const open = [...main.querySelectorAll("details")].map((each) => each.open);
+  const folds = [...main.querySelectorAll("details")].map((details) => details.open);
   return () => {
-    [...main.querySelectorAll("details")].forEach((each, i) => { if (open[i]) each.open = true; });
-    if (search) {
-      const box = document.getElementById("search");
-      if (box) {
-        const typed = search.value; // also what was typed while the answer was on its way
-        box.value = typed;
-        box.focus();
-        box.setSelectionRange(search.selectionStart, search.selectionStart);
-        if (typed !== (readAddress().params.q || "")) box.dispatchEvent(new Event("input"));
-      }
-    } else if (href) {
-      const found = [...main.querySelectorAll(".row")].find((each) => each.getAttribute("href") === href);
-      if (found) found.focus({ preventScroll: true });
-    }
+    [...main.querySelectorAll("details")].forEach((details, i) => { if (folds[i]) details.open = true; });
+    if (search) restoreSearch(search);
+    if (!href) return;
+    const same = [...main.querySelectorAll(".row")].find((element) => element.getAttribute("href") === href);
+    if (same) same.focus({ preventScroll: true });
   };
 }
 
-function arrive(route) {
-  scrollTo(0, 0);
-  main.focus({ preventScroll: true });
-  say(TITLES[route.view] || (route.view === "episode" ? "Episode" : "Runs"));
+function restoreSearch(old) {
+  const box = document.getElementById("search");
+  if (!box) return;
+  box.value = old.value; // with what was typed while the answer was on its way
+  box.focus();
+  box.setSelectionRange(old.selectionStart, old.selectionStart);
+  if (box.value !== (readAddress().params.q || "")) box.dispatchEvent(new Event("input"));
 }
 
-function drawTop() {
+function announcePlace(route) {
+  scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+  announce(TITLES[route.view] || (route.view === "episode" ? "Episode" : "Runs"));
+}
+
+function drawHeader() {
   const { run, route, runs, state } = shown;
-  const key = JSON.stringify([run && run.name, route.view, runs.length, state && [state.indexed, state.done, state.changed < 10, state.trouble, state.step]]);
-  if (key === shown.drawn) return;
-  shown.drawn = key;
+  const shownOfState = state && [state.indexed, state.done, state.changed < 10, state.index_error, state.step];
+  const key = JSON.stringify([run && run.name, route.view, runs.length, shownOfState]);
+  if (key === shown.header) return;
+  shown.header = key;
+  const currentTab = route.view === "episode" ? "episodes" : route.view || "overview";
   const tabs = run ? Object.entries(TITLES).map(([view, text]) => h("a", {
-    href: address(run.name, view), "aria-current": (route.view || "overview") === view || (view === "episodes" && route.view === "episode") ? "page" : null,
+    href: address(run.name, view), "aria-current": view === currentTab ? "page" : null,
   }, text)) : [];
+  const theme = { class: "quiet", "aria-label": "Light or dark", title: "Light or dark (d)" };
   fill(document.getElementById("top"),
-    h("div", { class: "brand" }, h("a", { href: "#/" }, "forge-env"), run ? h("span", { class: "crumb" }, run.name) : null),
+    h("div", { class: "brand" },
+      h("a", { href: "#/" }, "forge-env"), run ? h("span", { class: "crumb" }, run.name) : null),
     h("nav", { class: "views", "aria-label": "Views" }, tabs),
-    h("div", { class: "tools" }, stateMark(), button("◐", nextTheme, { class: "quiet", "aria-label": "Light or dark", title: "Light or dark (d)" }),
+    h("div", { class: "tools" }, stateMark(), button("◐", nextTheme, theme),
       button("?", () => helpDialog().showModal(), { class: "quiet", "aria-label": "Keys", title: "Keys (?)" })));
 }
 
 function stateMark() {
   const { state } = shown;
-  if (exported) return h("span", { class: "mark none", title: "This file needs no server; it holds the most telling episodes" }, `exported: ${exported.note}`);
-  if (!state) return null;
-  if (state.lost) return h("span", { class: "mark fault", role: "status" }, "no connection");
-  if (state.trouble) return h("span", { class: "mark fault", title: state.trouble }, "index broken");
-  if (!state.indexed) {
-    const share = state.total ? Math.floor((state.done / state.total) * 100) : 0;
-    return h("span", { class: "mark some", role: "status" }, `reading ${share} %`);
+  const mark = (kind, text, props) => h("span", { class: `mark ${kind}`, ...props }, text);
+  if (exported) {
+    const title = "This file needs no server; it holds the most informative episodes";
+    return mark("none", `exported: ${exported.note}`, { title });
   }
-  if (state.changed !== null && state.changed < 10) return h("span", { class: "mark good live" }, "live");
-  return h("span", { class: "dim small" }, state.changed === null ? "" : `written ${seconds(state.changed)} ago`);
+  if (!state) return null;
+  if (state.lost) return mark("fault", "no connection", { role: "status" });
+  if (state.index_error) return mark("fault", "index error", { title: state.index_error });
+  if (!state.indexed) {
+    const percent = state.total ? Math.floor((state.done / state.total) * 100) : 0;
+    return mark("some", `reading ${percent} %`, { role: "status" });
+  }
+  if (state.changed === null) return null;
+  if (state.changed < 10) return mark("good live", "live");
+  return h("span", { class: "dim small" }, `written ${seconds(state.changed)} ago`);
 }
 
-function look(state) {
+function keepState(state) {
   if (stampOf(state) !== stampOf(shown.state)) shown.choices = null;
   shown.state = state;
 }
 
-// What has to change for a view to be drawn anew.
+// A view is redrawn when its stamp changes.
 function stampOf(state, route) {
-  return state && JSON.stringify([state.stamp, state.step, state.indexed, route && route.view === "console" ? state.said : 0]);
+  const consoleBytes = route && route.view === "console" ? state && state.console_bytes : 0;
+  return state && JSON.stringify([state.stamp, state.step, state.indexed, consoleBytes]);
 }
 
 async function poll() {
   const { run } = shown;
   if (run && !exported && !document.hidden) {
     try {
-      const state = await ask(`${run.number}/state`, {});
+      const state = await request(`${run.number}/state`, {});
       if (run === shown.run) {
-        look(state);
-        drawTop();
-        if (stampOf(state, shown.route) !== shown.stamp && !shown.view.fixed && !busy()) await show(true);
+        keepState(state);
+        drawHeader();
+        if (stampOf(state, shown.route) !== shown.stamp && !shown.view.fixed && !isBusy()) await show(true);
       }
     } catch (error) {
       shown.state = { ...(shown.state || {}), lost: true };
-      drawTop();
+      drawHeader();
     }
-  } else if (!shown.run && !exported && !document.hidden && !busy()) {
+  } else if (!shown.run && !exported && !document.hidden && !isBusy()) {
     shown.runs = [];
     await show(true);
   }
-  setTimeout(poll, shown.state && !shown.state.indexed ? 400 : POLL);
+  setTimeout(poll, shown.state && !shown.state.indexed ? POLL_WHILE_INDEXING_MS : POLL_MS);
 }
 
-// Nothing is drawn anew under the hands of somebody who chooses, types or drags.
-function busy() {
+// Nothing is redrawn while the user chooses, types, drags or has selected text.
+function isBusy() {
   const active = document.activeElement;
-  return pressed || Boolean(active && active.matches && active.matches("#main select, #main input[type=text]")) || Boolean(getSelection && String(getSelection()));
+  const isInField = active && active.matches && active.matches("#main select, #main input[type=text]");
+  return isPointerDown || Boolean(isInField) || Boolean(getSelection && String(getSelection()));
 }
 
 function nextTheme() {
@@ -180,9 +210,9 @@ function setTheme(theme) {
   try {
     localStorage.setItem("forge-env-theme", theme);
   } catch {
-    // a browser that keeps nothing
+    // the browser stores nothing
   }
-  say(theme ? `${theme} theme` : "the system's theme");
+  announce(theme ? `${theme} theme` : "the system's theme");
 }
 
 function start() {
@@ -190,14 +220,17 @@ function start() {
     const theme = localStorage.getItem("forge-env-theme");
     if (THEMES.includes(theme)) setTheme(theme);
   } catch {
-    // a browser that keeps nothing
+    // the browser stores nothing
   }
-  if (location.search) history.replaceState(null, "", location.pathname + location.hash); // the key is in a cookie by now
+  // The token of the first address is in a cookie now.
+  if (location.search) history.replaceState(null, "", location.pathname + location.hash);
   helpDialog();
-  // The address, and not what is drawn: the next key may come before the view of the last one.
-  listen(() => ({ route: readAddress(), run: shown.run, view: shown.view, theme: nextTheme }));
+  // The route is that of the address: a key may be pressed before the view of the last address is drawn.
+  listenToKeys(() => ({ route: readAddress(), run: shown.run, view: shown.view, nextTheme }));
   addEventListener("hashchange", () => show(false));
-  for (const name of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) addEventListener(name, (event) => { pressed = event.buttons > 0; });
+  for (const name of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
+    addEventListener(name, (event) => { isPointerDown = event.buttons > 0; });
+  }
   show(false).then(() => setTimeout(poll, 300));
 }
 

@@ -1,112 +1,134 @@
-import { h, number, seconds } from "./dom.js";
-import { scaleOf, strip, turnTokens } from "./shade.js";
+import { h } from "./dom.js";
+import { number, seconds } from "./numbers.js";
 import { block, plainText } from "./text.js";
+import { shadeScale, tokenStrip, turnTokens } from "./tokens.js";
 
-// An episode as a conversation: what each side said, the calls of tools, and what came back.
+// An episode as a conversation: messages, tool calls and tool output; and as rows of tokens.
 
 const ROLES = { system: "System", user: "User", assistant: "Model", tool: "Tool" };
 
-export function conversation(record, shade, tell) {
-  const { turns, tail } = record.episode;
-  const scale = scaleOf(record);
-  const list = h("ol", { class: "talk" });
-  let pending = [];
+export function conversation(detail, shade, describe) {
+  const { turns, tail } = detail.episode;
+  const scale = shadeScale(detail);
+  const list = h("ol", { class: "conversation" });
+  let toolUses = []; // of the turn before
   turns.forEach((turn, n) => {
     if (n > 0 && turn.starts_row && turn.kind !== "text") {
-      list.append(h("li", { class: "break" }, "A new row of tokens starts here: the chat template has rewritten the history before it."));
+      list.append(h("li", { class: "break" },
+        "A new row of tokens starts here: the chat template rewrote the history before it."));
     }
-    pending = given(list, turn.observation || [], pending);
-    list.append(turnItem(record, turn, n, shade, scale, tell));
-    pending = (turn.tool_uses || []).slice();
+    list.append(...inputMessages(turn.observation || [], toolUses));
+    list.append(modelMessage(detail, turn, n, shade, scale, describe));
+    toolUses = turn.tool_uses || [];
   });
-  given(list, tail || [], pending);
+  list.append(...inputMessages(tail || [], toolUses));
   return list;
 }
 
-// What the environment said; its tool messages are the answers to the calls before, in order.
-function given(list, messages, uses) {
-  for (const message of messages) {
+// The messages of the environment. Its tool messages answer the tool calls of the turn before, in their order.
+function inputMessages(messages, toolUses) {
+  const uses = [...toolUses];
+  return messages.map((message) => {
     const use = message.role === "tool" ? uses.shift() : null;
-    list.append(h("li", { class: `message ${ROLES[message.role] ? message.role : "other"}` },
-      h("div", { class: "who" }, h("b", null, ROLES[message.role] || message.role),
-        message.name ? h("code", null, message.name) : null, use ? useOf(use) : null),
-      content(message.content, message.role === "tool" ? "output" : "text")));
-  }
-  return [];
-}
-
-function useOf(use) {
-  return [h("span", { class: "dim" }, seconds(use.seconds)), use.error ? h("span", { class: "mark fault" }, use.error.replace("_", " ")) : null];
-}
-
-function content(value, className) {
-  if (value === null || value === undefined || value === "") return h("p", { class: "dim" }, "(nothing)");
-  return block(value, className);
-}
-
-function turnItem(record, turn, n, shade, scale, tell) {
-  const message = turn.message || {};
-  const { sampled } = turnTokens(record, n);
-  const shaded = shade !== "off" && sampled.length > 0;
-  return h("li", { class: "message assistant", id: `turn-${n}` },
-    h("div", { class: "who" }, h("b", null, ROLES.assistant), h("span", { class: "dim" }, facts(record, turn, n))),
-    message.reasoning_content && !shaded ? h("details", { class: "reasoning", open: true }, h("summary", null, "Reasoning"), block(message.reasoning_content, "text")) : null,
-    shaded ? strip(sampled, shade, scale, tell) : message.content ? block(message.content, "text") : null,
-    calls(turn, message),
-    !shaded && !message.content && !(turn.tool_calls || []).length ? h("p", { class: "dim" }, "(nothing)") : null);
-}
-
-function facts(record, turn, n) {
-  const versions = [...new Set((turn.versions || []).map((span) => span[0]))];
-  const advantage = record.advantages ? record.advantages.turns[n] : null;
-  return [
-    `turn ${n + 1}`, turn.token_ids && turn.token_ids.length ? `${number(turn.token_ids.length)} tokens` : "",
-    versions.length ? `weights v${versions.join(", v")}` : "", turn.finish_reason === "length" ? "cut off at its limit" : "",
-    turn.reward ? `reward ${number(turn.reward)}` : "", advantage !== null && advantage !== undefined ? `advantage ${number(advantage, 2)}` : "",
-    turn.policy_seconds ? `model ${seconds(turn.policy_seconds)}` : "", turn.env_seconds ? `environment ${seconds(turn.env_seconds)}` : "",
-  ].filter(Boolean).join(" · ");
-}
-
-function calls(turn, message) {
-  const parsed = turn.tool_calls && turn.tool_calls.length ? turn.tool_calls
-    : (message.tool_calls || []).map((call) => ({ id: call.id, name: (call.function || {}).name, arguments: (call.function || {}).arguments }));
-  return parsed.map((call, i) => {
-    const use = (turn.tool_uses || [])[i];
-    return h("div", { class: "call" },
-      h("div", { class: "who" }, h("span", { class: "dim" }, "calls"), h("code", null, call.name || "?"), use ? useOf(use) : null),
-      call.error ? h("p", { class: "told-of" }, call.error) : null,
-      call.raw ? block(call.raw, "code") : argumentsOf(call.arguments));
+    return h("li", { class: `message ${ROLES[message.role] ? message.role : "other"}` },
+      h("div", { class: "message-head" }, h("b", null, ROLES[message.role] || message.role),
+        message.name ? h("code", null, message.name) : null, use ? toolUseMarks(use) : null),
+      contentOf(message.content, message.role === "tool" ? "output" : "text"));
   });
 }
 
-function argumentsOf(given) {
-  let values = given;
+function toolUseMarks(use) {
+  return [
+    h("span", { class: "dim" }, seconds(use.seconds)),
+    use.error ? h("span", { class: "mark fault" }, use.error.replace("_", " ")) : null,
+  ];
+}
+
+function contentOf(value, className) {
+  if (value === null || value === undefined || value === "") return h("p", { class: "dim" }, "(empty)");
+  return block(value, className);
+}
+
+function modelMessage(detail, turn, n, shade, scale, describe) {
+  const message = turn.message || {};
+  const { sampled } = turnTokens(detail, n);
+  const isShaded = shade !== "off" && sampled.length > 0;
+  const isEmpty = !isShaded && !message.content && !(turn.tool_calls || []).length;
+  return h("li", { class: "message assistant", id: `turn-${n}` },
+    h("div", { class: "message-head" }, h("b", null, ROLES.assistant),
+      h("span", { class: "dim" }, turnFacts(detail, turn, n))),
+    message.reasoning_content && !isShaded ? h("details", { class: "reasoning", open: true },
+      h("summary", null, "Reasoning"), block(message.reasoning_content, "text")) : null,
+    isShaded ? tokenStrip(sampled, shade, scale, describe) : message.content ? block(message.content, "text") : null,
+    toolCalls(turn, message),
+    isEmpty ? h("p", { class: "dim" }, "(empty)") : null);
+}
+
+function turnFacts(detail, turn, n) {
+  const versions = [...new Set((turn.versions || []).map(([version]) => version))];
+  const advantage = detail.advantages ? detail.advantages.turns[n] : null;
+  const hasAdvantage = advantage !== null && advantage !== undefined;
+  return [
+    `turn ${n + 1}`,
+    turn.token_ids && turn.token_ids.length ? `${number(turn.token_ids.length)} tokens` : "",
+    versions.length ? `weights v${versions.join(", v")}` : "",
+    turn.finish_reason === "length" ? "cut off at its limit" : "",
+    turn.reward ? `reward ${number(turn.reward)}` : "",
+    hasAdvantage ? `advantage ${number(advantage, 2)}` : "",
+    turn.policy_seconds ? `model ${seconds(turn.policy_seconds)}` : "",
+    turn.env_seconds ? `environment ${seconds(turn.env_seconds)}` : "",
+  ].filter(Boolean).join(" · ");
+}
+
+function toolCalls(turn, message) {
+  const fromMessage = (message.tool_calls || []).map(({ function: called }) => {
+    const { name, arguments: args } = called || {};
+    return { name, arguments: args };
+  });
+  return (turn.tool_calls && turn.tool_calls.length ? turn.tool_calls : fromMessage).map((call, i) => {
+    const use = (turn.tool_uses || [])[i];
+    return h("div", { class: "call" },
+      h("div", { class: "message-head" }, h("span", { class: "dim" }, "calls"), h("code", null, call.name || "?"),
+        use ? toolUseMarks(use) : null),
+      call.error ? h("p", { class: "problem" }, call.error) : null,
+      call.raw ? block(call.raw, "code") : argumentList(call.arguments));
+  });
+}
+
+function argumentList(args) {
+  let values = args;
   if (typeof values === "string") {
     try {
       values = JSON.parse(values);
     } catch {
-      return block(given, "code");
+      return block(args, "code");
     }
   }
   if (values === null || typeof values !== "object" || Array.isArray(values)) return block(values ?? "(none)", "code");
   const names = Object.keys(values);
   if (!names.length) return h("p", { class: "dim" }, "without arguments");
-  return h("dl", { class: "arguments" }, names.map((name) => [h("dt", null, plainText(name)), h("dd", null, block(values[name], "code"))]));
+  return h("dl", { class: "arguments" },
+    names.map((name) => [h("dt", null, plainText(name)), h("dd", null, block(values[name], "code"))]));
 }
 
-// Every token that the engine saw, row by row.
-export function tokenRows(record, shade, tell) {
-  const scale = scaleOf(record);
+// All tokens that the engine saw, row by row.
+export function tokenRows(detail, shade, describe) {
+  const scale = shadeScale(detail);
   const rows = [];
-  record.episode.turns.forEach((turn, n) => {
+  detail.episode.turns.forEach((turn, n) => {
     if (turn.kind === "text") return;
     if (turn.starts_row || !rows.length) rows.push([]);
-    const { given: before, sampled } = turnTokens(record, n);
-    rows[rows.length - 1].push(...before, ...sampled);
+    const { prompt, sampled } = turnTokens(detail, n);
+    rows[rows.length - 1].push(...prompt, ...sampled);
   });
-  if (!rows.length) return h("p", { class: "empty" }, "This episode has messages only: an outside endpoint tells no tokens.");
-  return h("div", null, rows.map((tokens, i) => h("section", { class: "token-row" },
-    h("h3", null, rows.length > 1 ? `Row ${i + 1} of ${rows.length}` : "Tokens", h("span", { class: "dim" },
-      ` ${number(tokens.length)} tokens, ${number(tokens.filter((token) => token.sampled).length)} written by the model`)),
-    strip(tokens, shade, scale, tell))));
+  if (!rows.length) {
+    return h("p", { class: "empty" }, "This episode has messages only: its model endpoint returns no tokens.");
+  }
+  return h("div", null, rows.map((tokens, i) => {
+    const sampled = tokens.filter((token) => token.sampled).length;
+    return h("section", { class: "token-row" },
+      h("h3", null, rows.length > 1 ? `Row ${i + 1} of ${rows.length}` : "Tokens",
+        h("span", { class: "dim" }, ` ${number(tokens.length)} tokens, ${number(sampled)} generated`)),
+      tokenStrip(tokens, shade, scale, describe));
+  }));
 }

@@ -1,6 +1,7 @@
+import { number } from "./numbers.js";
 import { plainText, visible } from "./text.js";
 
-// Elements, made one by one. Strings become text nodes; a link leads to a place in this page only.
+// DOM elements, made one by one. Strings become text nodes; a link leads to a place in this page only.
 
 const ATTRIBUTES = new Set([
   "role", "href", "title", "type", "value", "placeholder", "tabindex", "id", "for", "min", "max", "step", "name",
@@ -12,19 +13,19 @@ export function h(tag, props, ...children) {
   for (const [name, value] of Object.entries(props || {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "class") element.className = value;
-    else if (name === "on") for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
-    else if (name === "data") Object.assign(element.dataset, value);
-    else if (name === "css") for (const [key, to] of Object.entries(value)) element.style.setProperty(key, to);
-    else if (name === "href" && !String(value).startsWith("#")) throw new Error("a link leads to this page only");
+    else if (name === "on") {
+      for (const [event, handler] of Object.entries(value)) element.addEventListener(event, handler);
+    } else if (name === "css") {
+      for (const [property, setting] of Object.entries(value)) element.style.setProperty(property, setting);
+    } else if (name === "href" && !String(value).startsWith("#")) throw new Error("a link leads to this page only");
     else if (ATTRIBUTES.has(name) || name.startsWith("aria-")) {
       element.setAttribute(name, value === true ? "" : name === "href" ? value : plainText(value));
     } else throw new Error(`the attribute ${name} is not allowed`);
   }
-  add(element, children);
-  return element;
+  return append(element, children);
 }
 
-export function add(element, children) {
+function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : visible(child));
@@ -34,7 +35,7 @@ export function add(element, children) {
 
 export function fill(element, ...children) {
   element.replaceChildren();
-  return add(element, children);
+  return append(element, children);
 }
 
 export function svg(tag, attributes, ...children) {
@@ -47,55 +48,12 @@ export function svg(tag, attributes, ...children) {
   return element;
 }
 
-export function number(value, digits = 3) {
-  if (value === null || value === undefined || value === "") return "–";
-  if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en");
-  const size = Math.abs(value);
-  if (size >= 1000) return Math.round(value).toLocaleString("en");
-  if (size >= 0.001) return String(Number(value.toPrecision(digits)));
-  return value.toExponential(1);
-}
-
-export function seconds(value) {
-  if (value === null || value === undefined) return "–";
-  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-  if (value < 120) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
-  if (value < 7200) return `${(value / 60).toFixed(0)} min`;
-  return value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(0)} days`;
-}
-
-const TIME_STEPS = [15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400]; // seconds
-
-// Times of an axis at equal distances, in one unit: {at: seconds, text}.
-export function timeTicks(low, high, count) {
-  const raw = (high - low) / Math.max(1, count);
-  const step = raw <= 10 ? roundStep(raw) : TIME_STEPS.find((each) => each >= raw * 0.999) || roundStep(raw / 86400) * 86400;
-  const [unit, name] = step < 60 ? [1, "s"] : step < 3600 ? [60, "min"] : step < 86400 ? [3600, "h"] : [86400, "days"];
-  const digits = Math.max(0, Math.min(9, -Math.floor(Math.log10(step / unit) + 1e-9)));
-  return multiples(low, high, step).map((at) => ({ at, text: `${(at / unit).toLocaleString("en", { maximumFractionDigits: digits })} ${name}` }));
-}
-
-// The least of 1, 2 and 5 times a power of ten that is not below a number.
-export function roundStep(raw) {
-  const base = 10 ** Math.floor(Math.log10(raw));
-  return [1, 2, 5, 10].map((k) => k * base).find((each) => each >= raw * 0.999) || 10 * base;
-}
-
-export function multiples(low, high, step) {
-  const out = [];
-  if (!(step > 0) || !Number.isFinite(low / step)) return out;
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && out.length < 50; n++) out.push(n * step || 0); // never -0
-  return out;
-}
-
-export function button(label, act, props) {
-  return h("button", { type: "button", ...props, on: { click: act } }, label);
+export function button(label, onClick, props) {
+  return h("button", { type: "button", ...props, on: { click: onClick } }, label);
 }
 
 export function copyButton(label, text) {
-  const made = button(label, async () => {
+  const element = button(label, async () => {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
@@ -106,10 +64,18 @@ export function copyButton(label, text) {
       document.execCommand("copy");
       area.remove();
     }
-    fill(made, "Copied");
-    setTimeout(() => fill(made, label), 1500);
+    fill(element, "Copied");
+    setTimeout(() => fill(element, label), 1500);
   });
-  return made;
+  return element;
+}
+
+// A table; `columns` are [heading, class of its cells], `rows` are lists of contents.
+export function table(columns, rows) {
+  return h("div", { class: "scroll" }, h("table", { class: "list" },
+    h("thead", null, h("tr", null, columns.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
+    h("tbody", null, rows.map((row) => h("tr", null,
+      row.map((content, i) => h("td", { class: columns[i][1] }, content)))))));
 }
 
 export const OUTCOMES = {
@@ -117,18 +83,20 @@ export const OUTCOMES = {
   env_fault: "Environment fault", infra_fault: "Infrastructure fault",
 };
 
-// The reward as a number with a bar, or the outcome where there is none.
+// The reward of an episode with a colour for its success, or "fault" or "time-out" where there is no reward.
 export function rewardMark(row) {
+  const outcome = OUTCOMES[row.outcome] || row.outcome;
   if (row.reward === null || row.reward === undefined) {
-    const late = row.outcome === "timeout";
-    return h("span", { class: `mark ${late ? "late" : "fault"}`, title: OUTCOMES[row.outcome] || row.outcome }, late ? "time-out" : "fault");
+    const isTimeout = row.outcome === "timeout";
+    const [kind, text] = isTimeout ? ["late", "time-out"] : ["fault", "fault"];
+    return h("span", { class: `mark ${kind}`, title: outcome }, text);
   }
   const kind = row.success ? "good" : row.reward > 0 ? "some" : "none";
-  const sign = kind === "good" ? "✓ " : "";
-  return h("span", { class: `mark ${kind}`, title: `reward ${row.reward}, ${OUTCOMES[row.outcome] || row.outcome}` },
-    `${sign}${number(row.reward)}`);
+  const text = `${kind === "good" ? "✓ " : ""}${number(row.reward)}`;
+  return h("span", { class: `mark ${kind}`, title: `reward ${row.reward}, ${outcome}` }, text);
 }
 
-export function say(text) {
+// Tells screen readers.
+export function announce(text) {
   document.getElementById("live").textContent = plainText(text);
 }

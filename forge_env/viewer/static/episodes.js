@@ -1,36 +1,52 @@
-import { ask } from "./api.js";
-import { OUTCOMES, fill, h, number, rewardMark, seconds } from "./dom.js";
-import { address, filterBar, listOf, pageParams, pager, searchNote } from "./lists.js";
+import { address, listParams } from "./address.js";
+import { request } from "./api.js";
+import { OUTCOMES, fill, h, rewardMark } from "./dom.js";
+import { filterBar, pageParams, pager, searchNote } from "./lists.js";
+import { number, seconds } from "./numbers.js";
 
-// Episodes: one line each.
+// The list of episodes.
 
-const EPISODE_CHOICES = [
-  ["written", "as in the files"], ["newest", "newest first"], ["reward", "lowest reward"], ["reward_down", "highest reward"],
-  ["turns", "most turns"], ["tokens", "most sampled tokens"], ["seconds", "longest"], ["step", "latest step"],
+const EPISODE_ORDER_OPTIONS = [
+  ["written", "order of the files"], ["newest", "newest first"], ["reward", "lowest reward"],
+  ["reward_down", "highest reward"], ["turns", "most turns"], ["tokens", "most sampled tokens"], ["seconds", "longest"],
+  ["step", "latest step"],
 ];
+const EPISODE_COLUMNS = ["Reward", "Task", "Phase", "Step", "Version", "Tools", "Turns", "Tokens", "Took"];
 
 export async function showEpisodes(main, route, context) {
   const [page, choices] = await Promise.all([
-    ask(`${context.run.number}/episodes`, pageParams(route), context.signal), context.choices(),
+    request(`${context.run.number}/episodes`, pageParams(route), context.signal), context.choices(),
   ]);
-  const columns = ["Reward", "Task", "Phase", "Step", "Version", "Tools", "Turns", "Tokens", "Took"];
-  const table = h("div", { class: "table", role: "table", "aria-label": "Episodes" },
-    h("div", { class: "tr head", role: "row" }, columns.map((text) => h("span", { role: "columnheader", class: `col-${text.toLowerCase()}` }, text))),
-    page.rows.map((row) => episodeRow(route, row)));
-  fill(main, h("h1", null, "Episodes"), filterBar(route, choices, EPISODE_CHOICES), searchNote(page),
-    h("p", { class: "dim" }, `${page.total.toLocaleString("en")} episodes${page.search && !page.search.ended ? " so far" : ""}`),
-    page.rows.length ? table : h("p", { class: "empty" }, context.empty("No episode matches.")), pager(route, page.total));
-  return { again: page.search && !page.search.ended };
+  const isSearching = page.search && !page.search.ended;
+  const headings = EPISODE_COLUMNS.map((text) =>
+    h("span", { role: "columnheader", class: `col-${text.toLowerCase()}` }, text));
+  const rows = h("div", { class: "table", role: "table", "aria-label": "Episodes" },
+    h("div", { class: "tr head", role: "row" }, headings), page.rows.map((row) => episodeRow(route, row)));
+  fill(main, h("h1", null, "Episodes"), filterBar(route, choices, EPISODE_ORDER_OPTIONS), searchNote(page),
+    h("p", { class: "dim" }, `${page.total.toLocaleString("en")} episodes${isSearching ? " so far" : ""}`),
+    page.rows.length ? rows : h("p", { class: "empty" }, context.empty("No episode matches.")),
+    pager(route, page.total));
+  return { again: isSearching };
 }
 
 function episodeRow(route, row) {
-  const versions = row.version_low === null ? "–" : row.version_low === row.version_high ? `v${row.version_low}` : `v${row.version_low}–${row.version_high}`;
-  const told = row.fault && row.outcome !== "timeout" ? (row.error.startsWith(row.fault) ? row.error : `${row.fault}: ${row.error}`) : row.outcome === "scored" ? "" : [OUTCOMES[row.outcome] || row.outcome, row.error].filter(Boolean).join(": ");
+  const { version_low: low, version_high: high } = row;
+  const problem = problemOf(row);
+  const failed = row.tool_errors ? h("span", { class: "problem" }, ` ${row.tool_errors} failed`) : null;
   const cell = (name, ...content) => h("span", { role: "cell", class: `col-${name}` }, content);
-  return h("a", { class: "tr row", role: "row", href: address(route.run, "episode", { key: row.key, ...listOf(route.params) }) },
+  const href = address(route.run, "episode", { key: row.key, ...listParams(route.params) });
+  return h("a", { class: "tr row", role: "row", href },
     cell("reward", rewardMark(row)),
-    cell("task", h("span", { class: "question" }, row.question || row.id), h("span", { class: "meta" }, row.id, told ? h("span", { class: "told-of" }, ` ${told}`) : null)),
-    cell("phase", row.phase), cell("step", number(row.step)), cell("version", versions),
-    cell("tools", row.tools.join(", "), row.tool_errors ? h("span", { class: "told-of" }, ` ${row.tool_errors} failed`) : null),
+    cell("task", h("span", { class: "question" }, row.question || row.id),
+      h("span", { class: "meta" }, row.id, problem ? h("span", { class: "problem" }, ` ${problem}`) : null)),
+    cell("phase", row.phase), cell("step", number(row.step)),
+    cell("version", low === null ? "–" : low === high ? `v${low}` : `v${low}–${high}`),
+    cell("tools", row.tools.join(", "), failed),
     cell("turns", number(row.turns)), cell("tokens", number(row.sampled)), cell("took", seconds(row.seconds)));
+}
+
+// Why an episode did not end with a score; "" where it did.
+function problemOf({ fault, outcome, error }) {
+  if (fault && outcome !== "timeout") return error.startsWith(fault) ? error : `${fault}: ${error}`;
+  return outcome === "scored" ? "" : [OUTCOMES[outcome] || outcome, error].filter(Boolean).join(": ");
 }

@@ -1,126 +1,138 @@
+import { address, readAddress, setParams, withParams } from "./address.js";
 import { OUTCOMES, h } from "./dom.js";
 
-// Addresses of the page, and what all lists share: pages of rows, filters, a row that the keys move.
+// What the lists of episodes and groups share: pages of rows, filters, and the row that keys move.
 
-export const PAGE = 50;
+const PAGE_ROWS = 50;
+const MAX_MATCHES = 5000; // of the server's search
+const SEARCH_DELAY_MS = 350; // after the last key
 
-export function address(run, view, params) {
-  const query = new URLSearchParams(Object.entries(params || {}).filter(([, value]) => value !== "" && value != null));
-  const text = query.toString();
-  return `#/${encodeURIComponent(run)}${view ? `/${view}` : ""}${text ? `?${text}` : ""}`;
-}
-
-export function readAddress() {
-  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [run, view] = path.split("/");
-  let name = "";
-  try {
-    name = decodeURIComponent(run || "");
-  } catch {
-    name = run; // not of our making
-  }
-  return { run: name, view: view || "", params: Object.fromEntries(new URLSearchParams(query || "")) };
-}
-
-// What of an address says which episodes are listed, and in which order.
-const LISTED = ["phase", "outcome", "env", "group", "task", "step", "version", "reward_from", "reward_to", "fault", "error", "tool", "has", "id", "q", "order"];
-
-export function listOf(params) {
-  return Object.fromEntries(LISTED.filter((name) => params[name]).map((name) => [name, params[name]]));
-}
-
-// The same place with other parameters; what is empty is left out.
-export function withParams(route, changes) {
-  return address(route.run, route.view, { ...route.params, ...changes });
-}
-
-export function setParams(route, changes) {
-  location.hash = withParams(route, changes);
+export function pageParams(route) {
+  return { ...route.params, offset: String(Number(route.params.page || 0) * PAGE_ROWS), limit: String(PAGE_ROWS) };
 }
 
 export function pager(route, total) {
   const page = Number(route.params.page || 0);
-  const pages = Math.max(1, Math.ceil(total / PAGE));
+  const pages = Math.max(1, Math.ceil(total / PAGE_ROWS));
   if (pages === 1) return null;
-  const to = (n, text, label) => (n < 0 || n >= pages || n === page
-    ? h("span", { class: "page off", "aria-hidden": "true" }, text)
-    : h("a", { class: "page", href: withParams(route, { page: n || "" }), "aria-label": label }, text));
+  const link = (n, text, label) => {
+    const isTarget = n >= 0 && n < pages && n !== page;
+    return pageLink(isTarget ? withParams(route, { page: n || "" }) : null, text, label);
+  };
   return h("nav", { class: "pager", "aria-label": "Pages" },
-    to(0, "«", "First page"), to(page - 1, "‹ Previous", "Previous page"),
+    link(0, "«", "First page"), link(page - 1, "‹ Previous", "Previous page"),
     h("span", null, `${(page + 1).toLocaleString("en")} of ${pages.toLocaleString("en")}`),
-    to(page + 1, "Next ›", "Next page"), to(pages - 1, "»", "Last page"));
+    link(page + 1, "Next ›", "Next page"), link(pages - 1, "»", "Last page"));
 }
 
-export function pageParams(route) {
-  return { ...route.params, offset: String(Number(route.params.page || 0) * PAGE), limit: String(PAGE) };
+// A link of a pager; without an address it cannot be followed.
+export function pageLink(href, text, label) {
+  if (!href) return h("span", { class: "page off", "aria-hidden": "true" }, text);
+  return h("a", { class: "page", href, "aria-label": label }, text);
 }
 
-export function select(label, value, options, act) {
-  const made = h("select", { "aria-label": label, on: { change: () => act(made.value) } },
+// options: [value, text]; onChange gets the chosen value.
+export function select(label, value, options, onChange) {
+  const element = h("select", { "aria-label": label, on: { change: () => onChange(element.value) } },
     options.map(([key, text]) => h("option", { value: key, selected: String(key) === String(value ?? "") }, text)));
-  return h("label", { class: "field" }, h("span", null, label), made);
+  return h("label", { class: "field" }, h("span", null, label), element);
 }
 
-export function input(label, value, act, props) {
-  const made = h("input", { type: "text", value: value || "", "aria-label": label, autocomplete: "off", spellcheck: "false", ...props });
-  made.addEventListener("change", () => act(made.value.trim()));
-  return h("label", { class: "field" }, h("span", null, label), made);
+function input(label, value, onChange, props) {
+  const element = h("input", {
+    type: "text", value: value || "", "aria-label": label, autocomplete: "off", spellcheck: "false", ...props,
+    on: { change: () => onChange(element.value.trim()) },
+  });
+  return h("label", { class: "field" }, h("span", null, label), element);
 }
 
-// The filters of episodes and groups. What is set shows in the address.
+const HAS_OPTIONS = [
+  ["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults and time-outs"],
+  ["tool_error", "tool errors"], ["tools", "with tools"], ["no_tools", "without tools"],
+];
+const FOLDED_FILTERS = ["outcome", "tool", "env", "reward_from", "reward_to", "step", "version", "id"];
+const LINKED_FILTERS = ["group", "task", "fault", "error"]; // set by links of other pages only
+
+// The filters of episodes and groups. They are kept in the address.
 export function filterBar(route, choices, orders) {
-  const set = (name) => (value) => setParams(route, { [name]: value, page: "" });
-  const p = route.params;
-  const any = (values) => [["", "any"], ...values.map((value) => [value, value])];
-  const phases = choices.phases.map((each) => [each.phase, `${each.phase} (${each.episodes.toLocaleString("en")})`]);
-  const basic = [
-    h("label", { class: "field wide" }, h("span", null, "Text"), searchBox(route)),
-    phases.length > 1 ? select("Phase", p.phase, [["", "all"], ...phases], set("phase")) : null,
-    select("Order", p.order || orders[0][0], orders, (value) => set("order")(value === orders[0][0] ? "" : value)),
-    select("Only", p.has, [["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults of ours and time-outs"],
-      ["tool_error", "tool errors"], ["tools", "with tools"], ["no_tools", "without tools"]], set("has")),
-  ];
-  const more = [
-    select("Outcome", p.outcome, [["", "any"], ...choices.outcomes.map((value) => [value, OUTCOMES[value] || value])], set("outcome")),
-    choices.tools.length ? select("Tool", p.tool, any(choices.tools), set("tool")) : null,
-    choices.envs.length > 1 ? select("Environment", p.env, any(choices.envs), set("env")) : null,
-    input("Reward from", p.reward_from, set("reward_from"), { class: "short" }),
-    input("to", p.reward_to, set("reward_to"), { class: "short" }),
-    choices.steps[0] !== null ? input(`Step ${choices.steps[0]}–${choices.steps[1]}`, p.step, set("step"), { class: "short" }) : null,
-    choices.versions[0] !== null ? input(`Version ${choices.versions[0]}–${choices.versions[1]}`, p.version, set("version"), { class: "short" }) : null,
-    input("Id contains", p.id, set("id")),
-  ];
-  const names = ["outcome", "tool", "env", "reward_from", "reward_to", "step", "version", "id"];
-  const used = names.filter((name) => p[name]);
-  const hidden = ["group", "task", "fault", "error"].filter((name) => p[name]);
-  const all = [...used, ...hidden, ...["q", "phase", "has"].filter((name) => p[name])];
+  const { params } = route;
+  const linked = LINKED_FILTERS.filter((name) => params[name]);
+  const folded = FOLDED_FILTERS.filter((name) => params[name]);
+  const count = [...linked, ...folded, ...["q", "phase", "has"].filter((name) => params[name])].length;
   return h("form", { class: "filters", role: "search", on: { submit: (event) => event.preventDefault() } },
-    h("div", { class: "fields" }, basic),
-    h("details", { open: used.length > 0 }, h("summary", null, used.length ? `More filters (${used.length} set)` : "More filters"),
-      h("div", { class: "fields" }, more)),
+    h("div", { class: "fields" }, mainFields(route, choices, orders)),
+    h("details", { open: folded.length > 0 },
+      h("summary", null, folded.length ? `More filters (${folded.length} set)` : "More filters"),
+      h("div", { class: "fields" }, foldedFields(route, choices))),
     h("div", { class: "chips" },
-      hidden.map((name) => h("a", { class: "chip", href: withParams(route, { [name]: "", page: "" }), title: "Take this filter away" }, `${name}: ${p[name]} ×`)),
-      all.length > 1 ? h("a", { class: "chip", href: address(route.run, route.view, {}) }, "Clear all filters ×") : null));
+      linked.map((name) => h("a", {
+        class: "chip", href: withParams(route, { [name]: "", page: "" }), title: "Remove this filter",
+      }, `${name}: ${params[name]} ×`)),
+      count > 1 ? h("a", { class: "chip", href: address(route.run, route.view, {}) }, "Clear all filters ×") : null));
+}
+
+function setFilter(route, name) {
+  return (value) => setParams(route, { [name]: value, page: "" });
+}
+
+function mainFields(route, choices, orders) {
+  const { params } = route;
+  const [defaultOrder] = orders[0];
+  const phases = choices.phases.map(({ phase, episodes }) => [phase, `${phase} (${episodes.toLocaleString("en")})`]);
+  const setOrder = setFilter(route, "order");
+  return [
+    h("label", { class: "field wide" }, h("span", null, "Text"), searchBox(route)),
+    phases.length > 1 ? select("Phase", params.phase, [["", "all"], ...phases], setFilter(route, "phase")) : null,
+    select("Order", params.order || defaultOrder, orders, (value) => setOrder(value === defaultOrder ? "" : value)),
+    select("Only", params.has, HAS_OPTIONS, setFilter(route, "has")),
+  ];
+}
+
+function foldedFields(route, choices) {
+  const { params } = route;
+  const options = (values) => [["", "any"], ...values.map((value) => [value, OUTCOMES[value] || value])];
+  const choose = (label, name, values) => select(label, params[name], options(values), setFilter(route, name));
+  const short = (label, name) => input(label, params[name], setFilter(route, name), { class: "short" });
+  const { outcomes, tools, envs, steps, versions } = choices;
+  return [
+    choose("Outcome", "outcome", outcomes),
+    tools.length ? choose("Tool", "tool", tools) : null,
+    envs.length > 1 ? choose("Environment", "env", envs) : null,
+    short("Reward from", "reward_from"),
+    short("to", "reward_to"),
+    steps[0] !== null ? short(`Step ${steps[0]}–${steps[1]}`, "step") : null,
+    versions[0] !== null ? short(`Version ${versions[0]}–${versions[1]}`, "version") : null,
+    input("Id contains", params.id, setFilter(route, "id")),
+  ];
 }
 
 function searchBox(route) {
-  const box = h("input", { type: "search", id: "search", value: route.params.q || "", placeholder: "in tasks, answers, tool output ( / )",
-    "aria-label": "Text in tasks, answers and tool output", autocomplete: "off", spellcheck: "false" });
-  let waiting = 0;
-  const act = () => {
-    clearTimeout(waiting);
+  const box = h("input", {
+    type: "search", id: "search", value: route.params.q || "", placeholder: "in tasks, answers, tool output ( / )",
+    "aria-label": "Text in tasks, answers and tool output", autocomplete: "off", spellcheck: "false",
+  });
+  let timer = 0;
+  const search = () => {
+    clearTimeout(timer);
     const now = readAddress();
     if (box.isConnected && box.value !== (now.params.q || "")) setParams(now, { q: box.value, page: "" });
   };
   box.addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(act, 350);
+    clearTimeout(timer);
+    timer = setTimeout(search, SEARCH_DELAY_MS);
   });
-  box.addEventListener("change", act);
+  box.addEventListener("change", search);
   return box;
 }
 
-// j and k move along the rows of a list; Enter follows the link of the row.
+export function searchNote(page) {
+  if (!page.search) return null;
+  const { share, ended, matches: count } = page.search;
+  if (!ended) return h("p", { class: "note" }, `Searching: ${Math.round(share * 100)} %, ${count} matches so far.`);
+  return count >= MAX_MATCHES ? h("p", { class: "note" }, "The first 5,000 episodes with this text.") : null;
+}
+
+// Moves the focus along the rows of a list; false where there is no row.
 export function moveRow(step) {
   const rows = [...document.querySelectorAll("#main .row")];
   if (!rows.length) return false;
@@ -132,14 +144,7 @@ export function moveRow(step) {
 }
 
 export function turnPage(step) {
-  const link = [...document.querySelectorAll(".pager a")].find((each) => each.getAttribute("aria-label") === (step > 0 ? "Next page" : "Previous page"));
+  const label = step > 0 ? "Next page" : "Previous page";
+  const link = document.querySelector(`.pager a[aria-label="${label}"]`);
   if (link) location.hash = link.getAttribute("href");
 }
-
-export function searchNote(page) {
-  if (!page.search) return null;
-  const { share, ended, found } = page.search;
-  if (!ended) return h("p", { class: "note" }, `Searching: ${Math.round(share * 100)} %, ${found} found so far.`);
-  return found >= 5000 ? h("p", { class: "note" }, "The first 5,000 that hold this text.") : null;
-}
-

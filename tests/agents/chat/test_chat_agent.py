@@ -258,7 +258,7 @@ async def test_retry_after_is_honoured(chat_server: Any) -> None:
 
 async def test_a_wait_beyond_the_deadline_is_not_begun(chat_server: Any) -> None:
     chat_server.will(chat_server.fails(429, retry_after="3600"))
-    assert "of 20 s no time is left to wait 3600.0 s" in await refused(chat_server, PolicyError)
+    assert "too little of the 20 s is left to wait 3600.0 s" in await refused(chat_server, PolicyError)
     assert len(chat_server.asked) == 1
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.generator.cache import same_name
+from agents.generator.compile_cache import stable_path
 
-NAME = "import sys; from agents.generator.cache import same_name; name = same_name(sys.argv[1])\n"
+NAME = "import sys; from agents.generator.compile_cache import stable_path; name = stable_path(sys.argv[1])\n"
 KEYS = """
 from vllm import EngineArgs
 
@@ -49,7 +49,7 @@ def test_two_folders_of_one_process_have_two_names(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    names = [same_name(str(folder)) for folder in folders]
+    names = [stable_path(str(folder)) for folder in folders]
     try:
         assert [os.path.realpath(name) for name in names] == [str(folder.resolve()) for folder in folders]
     finally:
@@ -60,7 +60,7 @@ def test_two_folders_of_one_process_have_two_names(tmp_path: Path) -> None:
 def test_what_is_no_folder_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in (str(tmp_path / "missing"), str(tmp_path / "file"), "Qwen/Qwen3-0.6B"):
-        assert same_name(name) == name
+        assert stable_path(name) == name
 
 
 @pytest.mark.slow

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from agents.generator.gathering import Gathering
+from agents.generator.batch_delay import BatchDelay
 
 
-def after_a_burst(gathering: Gathering, count: int) -> None:
+def after_a_burst(gathering: BatchDelay, count: int) -> None:
     """`count` requests come one after the other to an idle engine."""
     for running in range(1, count + 1):
         gathering.arrived(running)
 
 
 def test_an_idle_engine_waits_without_end_and_a_busy_one_not_at_all() -> None:
-    gathering = Gathering(gather_s=5.0, most_s=10.0)
-    assert gathering.patience(0) is None
+    gathering = BatchDelay(gather_s=5.0, most_s=10.0)
+    assert gathering.seconds_to_wait(0) is None
     after_a_burst(gathering, 8)
-    assert gathering.patience(8) == 0
-    assert gathering.patience(4) == 0
+    assert gathering.seconds_to_wait(8) == 0
+    assert gathering.seconds_to_wait(4) == 0
 
 
 def test_a_small_batch_is_held_while_requests_keep_coming() -> None:
-    gathering = Gathering(gather_s=5.0, most_s=10.0)
+    gathering = BatchDelay(gather_s=5.0, most_s=10.0)
     after_a_burst(gathering, 8)
-    assert 0 < (gathering.patience(3) or 0) <= 5.0
+    assert 0 < (gathering.seconds_to_wait(3) or 0) <= 5.0
 
 
 def test_it_is_held_no_longer_than_the_limit() -> None:
-    gathering = Gathering(gather_s=5.0, most_s=0.0)
+    gathering = BatchDelay(gather_s=5.0, most_s=0.0)
     after_a_burst(gathering, 8)
-    assert gathering.patience(3) == 0
+    assert gathering.seconds_to_wait(3) == 0
 
 
 def test_it_is_not_held_when_nothing_comes_any_more() -> None:
-    gathering = Gathering(gather_s=0.0, most_s=10.0)
+    gathering = BatchDelay(gather_s=0.0, most_s=10.0)
     after_a_burst(gathering, 8)
-    assert gathering.patience(1) == 0, "the tail of a batch runs at full speed"
+    assert gathering.seconds_to_wait(1) == 0, "the tail of a batch runs at full speed"
 
 
 def test_the_peak_of_the_last_burst_is_remembered_over_one_idle_time_only() -> None:
-    gathering = Gathering(gather_s=5.0, most_s=10.0)
+    gathering = BatchDelay(gather_s=5.0, most_s=10.0)
     after_a_burst(gathering, 8)
-    assert gathering.patience(0) is None
+    assert gathering.seconds_to_wait(0) is None
     after_a_burst(gathering, 1)
-    assert (gathering.patience(1) or 0) > 0, "siblings of the last burst are expected"
-    assert gathering.patience(0) is None
+    assert (gathering.seconds_to_wait(1) or 0) > 0, "siblings of the last burst are expected"
+    assert gathering.seconds_to_wait(0) is None
     after_a_burst(gathering, 1)
-    assert gathering.patience(1) == 0, "a lone request is not held for a burst of long ago"
+    assert gathering.seconds_to_wait(1) == 0, "a lone request is not held for a burst of long ago"

@@ -63,7 +63,7 @@ def test_what_the_model_can_read_is_the_limit(tiny_model: Path) -> None:
 
 
 async def test_greedy_and_hot_contradict_each_other() -> None:
-    with pytest.raises(UserError, match="--deterministic is greedy, and --temperature is 0.7"):
+    with pytest.raises(UserError, match="--deterministic samples greedily, and --temperature is 0.7"):
         async with open_agent("vllm:anything", replace(SETTINGS, temperature=0.7)):
             pass
 

@@ -374,8 +374,8 @@ def test_what_the_template_does_not_know_is_refused(renderer: Renderer, messages
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("<|im_start|><tool_call>", "does not hold '<tool_response>'.* set up for Qwen2.5"),
-        (TEMPLATE + "<think>", "holds 'think>'.* set up for Qwen2.5"),
+        ("<|im_start|><tool_call>", "does not hold '<tool_response>'.* only Qwen2.5"),
+        (TEMPLATE + "<think>", "holds 'think>'.* only Qwen2.5"),
         (TEMPLATE.replace(QWEN, ""), "has no default system message"),
     ],
 )

@@ -14,7 +14,8 @@ import pytest
 
 from forge_env.check import CheckReport, CheckRow
 from forge_env.cli.main import main
-from forge_env.registry.registry import env_class, registry, tools_of
+from forge_env.registry import registry
+from forge_env.registry.registry import env_class, tools_of
 
 Run = Callable[..., tuple[int, str, str]]
 

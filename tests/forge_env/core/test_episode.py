@@ -118,11 +118,16 @@ def test_rows_of_two_turns_and_a_new_row_by_hand() -> None:
     assert result.rows == (
         Row(
             token_ids=(1, 8, 9, 2, 5, 6),
-            mask=(False, False, True, True, False, True),
-            logprobs=(0.0, 0.0, -0.2, -0.1, 0.0, -0.5),
+            loss_mask=(False, False, True, True, False, True),
+            generator_logprobs=(0.0, 0.0, -0.2, -0.1, 0.0, -0.5),
             versions=(-1, -1, 3, 4, -1, 4),
         ),
-        Row(token_ids=(7, 7, 3), mask=(False, False, True), logprobs=(0.0, 0.0, -0.5), versions=(-1, -1, 5)),
+        Row(
+            token_ids=(7, 7, 3),
+            loss_mask=(False, False, True),
+            generator_logprobs=(0.0, 0.0, -0.5),
+            versions=(-1, -1, 5),
+        ),
     )
     assert result.num_sampled == 4
     assert result.versions == (3, 4, 5)
@@ -137,12 +142,16 @@ def test_rows_are_the_concatenation_of_the_turns(result: Episode) -> None:
     for number, row in enumerate(result.rows, 1):
         mine = [turn for turn, n in zip(turns, numbers, strict=True) if n == number]
         assert list(row.token_ids) == [i for turn in mine for i in turn.prompt_ids + turn.token_ids]
-        assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.versions)
-        written = [i for i, m in zip(row.token_ids, row.mask, strict=True) if m]
+        assert len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs) == len(row.versions)
+        written = [i for i, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
         assert written == [i for turn in mine for i in turn.token_ids]
-        logprobs = [p for p, m in zip(row.logprobs, row.mask, strict=True) if m]
+        logprobs = [p for p, m in zip(row.generator_logprobs, row.loss_mask, strict=True) if m]
         assert logprobs == [p for turn in mine for p in turn.logprobs or (0.0,) * len(turn.token_ids)]
-        assert all(p == 0 and v == -1 for p, v, m in zip(row.logprobs, row.versions, row.mask, strict=True) if not m)
+        assert all(
+            p == 0 and v == -1
+            for p, v, m in zip(row.generator_logprobs, row.versions, row.loss_mask, strict=True)
+            if not m
+        )
 
 
 BREAK = {
@@ -364,8 +373,8 @@ def test_the_short_form_of_a_single_turn() -> None:
     short = Episode(prompt_ids=(5, 9), response_ids=(7, 2), logprobs=(-0.1, -0.7), reward=1.0)
     assert short.is_trainable and short.outcome is Outcome.SCORED
     (row,) = short.rows
-    assert (row.token_ids, row.mask) == ((5, 9, 7, 2), (False, False, True, True))
-    assert row.logprobs == (0.0, 0.0, -0.1, -0.7)
+    assert (row.token_ids, row.loss_mask) == ((5, 9, 7, 2), (False, False, True, True))
+    assert row.generator_logprobs == (0.0, 0.0, -0.1, -0.7)
     again = Episode.from_json(short.to_json())
     assert again == short and pickle.loads(pickle.dumps(short)) == short
     sibling = Episode(prompt_ids=(5, 9), response_ids=(3,), reward=0.0)

@@ -14,6 +14,7 @@ import forge_env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import make_tool, tool
 from forge_env.core.types import ToolCall
+from forge_env.registry import registry
 from forge_env.registry.registry import (
     entries,
     env_class,
@@ -21,7 +22,6 @@ from forge_env.registry.registry import (
     load,
     project_file,
     register,
-    registry,
     tool_names,
     tools_of,
     user_file,

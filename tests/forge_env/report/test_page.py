@@ -13,8 +13,8 @@ from forge_env.cli.main import main
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
-from forge_env.report.page import make_page, write_page
-from forge_env.report.record import read_run
+from forge_env.report.page import render_page, write_page
+from forge_env.report.run_data import read_run
 from tests.forge_env.report.folders import attempt, steps, write_run
 
 
@@ -48,7 +48,7 @@ class Reader(HTMLParser):
 
 
 def read(folder: Path) -> Reader:
-    reader = Reader(make_page(read_run(folder)))
+    reader = Reader(render_page(read_run(folder)))
     assert reader.open == [], "every element that is opened is closed"
     return reader
 
@@ -107,13 +107,13 @@ def test_how_a_run_started(tmp_path: Path) -> None:
         "engine: load: compile": [None, 9.0],
     }
     folder = write_run(tmp_path / "run", facts=FACTS | {"startup": startup})  # it may still be running
-    page = make_page(read_run(folder))
+    page = render_page(read_run(folder))
     assert "The first optimizer step was done 1 min 20 s after the command." in read(folder).text
     assert page.count('class="fill"') == 2, "a part of another phase has no place of its own"
     assert 'class="fill" x="25.00%" width="50.00%"' in page and ">9.0 s<" in page
     for unknown in (None, {}, {"first_step": None, "model": [0.0, 1.0]}, "damaged"):
         (folder / "run.json").write_text(json.dumps(FACTS | {"startup": unknown}))
-        assert "<h2>Start" not in make_page(read_run(folder))
+        assert "<h2>Start" not in render_page(read_run(folder))
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_nothing_that_others_wrote_becomes_markup(tmp_path: Path, payload: str) 
 
 
 def test_a_browser_may_run_and_fetch_nothing(tmp_path: Path) -> None:
-    page = make_page(read_run(write_run(tmp_path / "run", metrics=steps(3))))
+    page = render_page(read_run(write_run(tmp_path / "run", metrics=steps(3))))
     assert re.search(r"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-[\w+/=]+';", page)
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page and " style=" not in page
 
@@ -198,21 +198,21 @@ def test_the_page_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
     long = [attempt(f"t{i}", 1.0, answer="x" * 1_000_000, output="y" * 1_000_000, call="z" * 500_000) for i in range(4)]
     points = steps(20_000)
     folder = write_run(tmp_path / "run", metrics=points, episodes={"before": long, "after": long}, facts=FACTS)
-    page = make_page(read_run(folder))
+    page = render_page(read_run(folder))
     assert len(page) < 400_000
     assert "998,000 characters more" in page
 
 
 def test_of_a_long_training_the_last_episodes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_env.report import record
+    from forge_env.report import run_data
 
     episodes = [attempt(f"t{i}", 1.0, output="1") for i in range(200)]
     folder = write_run(tmp_path / "run", metrics=steps(2), episodes={"train": episodes})
-    assert read_run(folder).are_all and len(read_run(folder).trained) == 200
+    assert read_run(folder).has_all_trained and len(read_run(folder).trained) == 200
     line = len(episodes[-1].to_json()) + 1
-    monkeypatch.setattr(record, "MOST_BYTES", 10 * line + line // 2)
+    monkeypatch.setattr(run_data, "MAX_BYTES", 10 * line + line // 2)
     found = read_run(folder)
-    assert [each.task.id for each in found.trained] == [f"t{i}" for i in range(190, 200)] and not found.are_all
+    assert [each.task.id for each in found.trained] == [f"t{i}" for i in range(190, 200)] and not found.has_all_trained
     assert "Of the last 10 episodes of the training." in read(folder).text
 
 

@@ -17,7 +17,7 @@ from runtime_actors import Worker
 from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from trainers.setup.entry import _with_signals
+from trainers.setup.signals import with_signals
 
 
 def children() -> list[int]:
@@ -81,7 +81,7 @@ async def one_run(ending: str, logs: Path) -> None:
 
 async def main(ending: str, logs: Path) -> int:
     try:
-        return await _with_signals(run(ending, logs))
+        return await with_signals(run(ending, logs))
     except UserError:
         return 2
     except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from host_actors import Adder
 from forge_env.core.errors import ForgeError
 from forge_env.runtime.hosts import Hosts, HostSettings
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
 
 SILENCE_S, LEASE_S = 4.0, 6.0
 
@@ -52,7 +52,7 @@ async def work(launcher: Launcher) -> None:
 
 
 async def team(launcher: Launcher) -> None:
-    from runtime_actors import Team  # which imports torch
+    from runtime_actors import Team
 
     ranks = AllRanks(launcher.spawn("team", Team, procs=2, num_hosts=2))
     await launcher.start("team")
@@ -63,8 +63,8 @@ async def team(launcher: Launcher) -> None:
 
 async def weights(launcher: Launcher) -> None:
     """Weights from one host to the other, neither of which knows the other's address before."""
-    from runtime_actors import Holder  # which imports torch
     from state_dicts import fingerprints, make_state_dict
+    from weight_actors import Holder
 
     from forge_env.runtime.weights import NcclStore
 

@@ -1,4 +1,7 @@
-"""Small actors for the tests of the runtime; imported by the tests and by Monarch's child processes."""
+"""Small actors for the tests of the runtime; imported by the tests and by Monarch's child processes.
+
+Nothing here imports torch, which takes longer than everything else in the start of an actor.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from state_dicts import fingerprints, make_state_dict
-
 from forge_env.core.errors import PolicyError, ReplicaBroken, ServiceError, UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.runtime.client import ServiceClient
-from forge_env.runtime.weights import WeightStore
+from forge_env.runtime.calls.client import ServiceClient
 
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
 
@@ -173,32 +173,3 @@ class Team(Worker):
         total = torch.tensor(value * (self.rank + 1))
         dist.all_reduce(total)
         self.sums.append(total.item())
-
-
-class Holder(ForgeActor):
-    """Publishes and fetches weights that both sides can make from a seed."""
-
-    def __init__(self, *, store: WeightStore, **base: Any) -> None:
-        super().__init__(**base)
-        self._store = store
-
-    async def on_start(self) -> None:
-        self._store.attach()
-
-    @concurrent_endpoint
-    async def publish(self, version: int, seed: int) -> None:
-        await self._store.publish(version, make_state_dict(seed))
-
-    @concurrent_endpoint
-    async def publish_then_change(self, version: int, seed: int) -> None:
-        """Publish, and go on training in place as soon as the copy is taken."""
-        state_dict = make_state_dict(seed)
-        taken = self._store.take(version, state_dict)
-        for tensor in state_dict.values():
-            tensor.zero_()
-        await self._store.commit(taken)
-
-    @concurrent_endpoint
-    async def fetch(self, version: int) -> dict[str, str]:
-        async with self._store.fetch(version) as state_dict:
-            return fingerprints(state_dict)

@@ -9,7 +9,7 @@ from pathlib import Path
 SLOW = """
 import sys
 from pathlib import Path
-from forge_env.runtime.monarch_files import open_monarch, remove_what_monarch_left
+from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
 open_monarch(Path(sys.argv[1]), "")
 import monarch.actor
 from monarch._src.actor import actor_mesh

@@ -212,9 +212,14 @@ def test_processes_as_hosts_end_with_a_killed_controller(controllers: Start) -> 
     *workers, _ = read_to(controller, "ready")
     hosts = {int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1]) for worker in workers}
     assert len(hosts) == 2
+    # A host is started with the address of its socket, which lies in a folder of the run's.
+    commands = [Path(f"/proc/{host}/cmdline").read_text() for host in hosts]
+    (sockets,) = {Path(command.partition("ipc://")[2].partition("/hosts_")[0]) for command in commands}
+    assert sockets.is_dir()
     os.kill(controller.pid, signal.SIGKILL)
     everything = [*hosts, *(worker["pid"] for worker in workers)]
     wait_until(lambda: not any(map(is_alive, everything)), "the hosts and their processes end")
+    assert not sockets.exists()
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:

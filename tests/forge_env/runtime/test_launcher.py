@@ -27,8 +27,8 @@ pytest.importorskip("monarch")
 from runtime_actors import Worker
 
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.compiled import VARIABLE
 from forge_env.runtime.launcher import Launcher, within
+from forge_env.runtime.process.compile_cache import VARIABLE
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -82,7 +82,6 @@ async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
     assert spawned + starting == pytest.approx(ready) and 0 <= seconds <= after - ready
 
 
-@pytest.mark.slow
 async def test_what_is_compiled_outlives_the_actors(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +366,6 @@ def test_a_signal_ends_the_run_in_order(control: Control, number: signal.Signals
     assert controller.errors().strip() == "stopping: ending every process of this run"
 
 
-@pytest.mark.slow
 def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller = control("early")
     controller.ready()
@@ -377,7 +375,6 @@ def test_a_signal_before_the_actors_are_up(control: Control) -> None:
     controller.assert_nothing_left()
 
 
-@pytest.mark.slow
 def test_a_second_signal_does_not_break_off_the_cleaning(control: Control) -> None:
     controller = control("slow")
     controller.ready()

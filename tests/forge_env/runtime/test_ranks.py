@@ -19,7 +19,7 @@ pytest.importorskip("monarch")
 from runtime_actors import Team, Worker
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.ranks import AllRanks, MeetingPoint, log_of_rank
+from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
 
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
 
@@ -94,7 +94,7 @@ async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
 
 def test_a_meeting_point_listens_to_this_machine_only_and_goes_without_a_trace() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    point = MeetingPoint(2)
+    point = RankRendezvous(2)
     port = int(point.environ(1)["MASTER_PORT"])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = [line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"]

@@ -20,7 +20,7 @@ pytest.importorskip("monarch")
 from runtime_actors import Caller, Counting, Team
 
 from forge_env.runtime.actor import ForgeActor
-from forge_env.runtime.endpoints import endpoint_table
+from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
 
@@ -124,7 +124,6 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
 async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
@@ -133,7 +132,6 @@ async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) 
     assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
 
 
-@pytest.mark.slow
 async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     with pytest.raises(ReplicaDied, match=r"^counting.die lost 3 replicas: the counting_\d process died"):
@@ -143,7 +141,6 @@ async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) ->
     assert len(service.deaths) == 3 and len(set(await pids(service))) == 2
 
 
-@pytest.mark.slow
 async def test_a_client_in_another_process_learns_of_the_replacement(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=1).as_service()
     caller = launcher.spawn("caller", Caller, client=service.client)
@@ -202,7 +199,6 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.wait_for(calling, DEADLINE_S)
 
 
-@pytest.mark.slow
 async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     await service.route(Counting.fail_pings)
@@ -246,7 +242,6 @@ async def test_a_service_that_cannot_start_says_why(launcher: Launcher) -> None:
         await Counting.options().as_service(failure="exit")
 
 
-@pytest.mark.slow
 async def test_a_service_that_keeps_dying_ends_what_is_guarded(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.compiled import VARIABLE, keep_compiled
+from forge_env.runtime.process.compile_cache import VARIABLE, keep_compiled
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -34,7 +34,7 @@ def test_compiled_code_in_a_folder_of_another_user_is_not_used(tmp_path: Path, m
 
 def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("monarch")
-    from forge_env.runtime.host_watch import _logs_of_this_user
+    from forge_env.runtime.hosts.watch import _logs_of_this_user
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     logs = _logs_of_this_user()

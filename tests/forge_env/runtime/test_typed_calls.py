@@ -16,9 +16,9 @@ CALLS = """
 from agents.generator.policy import PolicyActor
 from envs.actor import EnvActor
 from forge_env.core.types import Completion, Sampling
-from forge_env.runtime.client import ServiceClient
+from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Spawned
-from forge_env.runtime.ranks import AllRanks
+from forge_env.runtime.process.ranks import AllRanks
 from trainers.run.trainer_actor import TrainerActor
 
 

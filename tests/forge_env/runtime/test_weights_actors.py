@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("monarch")
 
-from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
+from weight_actors import Holder
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.ranks import LOOPBACK
+from forge_env.runtime.process.network import LOOPBACK
 from forge_env.runtime.weights import NcclStore, SharedMemoryStore, WeightStore
 
 DEADLINE_S = 60.0

@@ -9,7 +9,7 @@ import pytest
 from forge_env.core.errors import UserError
 from forge_env.runtime import weights
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, TorchStoreWeights, choose_store
-from forge_env.runtime.weights.shared import has_room, room
+from forge_env.runtime.weights.one_host.shared_memory import has_room, room
 
 MORE_THAN_THERE_IS = 2**50
 

@@ -22,9 +22,9 @@ import torch
 from state_dicts import fingerprints, make_state_dict
 from weights_process import WeightsProcess
 
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.weights import CudaIpcStore
-from forge_env.runtime.weights.folder import SHARED_MEMORY
+from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 120.0

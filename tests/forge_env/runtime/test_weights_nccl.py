@@ -28,12 +28,12 @@ from state_dicts import fingerprints, make_state_dict
 from weights_process import WeightsProcess, make_weights
 
 from forge_env.runtime.weights import NcclStore
-from forge_env.runtime.weights.layout import Layout
-from forge_env.runtime.weights.line import Line
-from forge_env.runtime.weights.nccl import SECONDS
-from forge_env.runtime.weights.pair import _BLOCKING, PIECE, SENDER, Meeting, Pair, _without_watchdog
-from forge_env.runtime.weights.publisher import KEY, Publisher
-from forge_env.runtime.weights.puller import Link
+from forge_env.runtime.weights.nccl.communicator import _BLOCKING, PIECE, SENDER, Meeting, Pair, _without_watchdog
+from forge_env.runtime.weights.nccl.connection import Line
+from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
+from forge_env.runtime.weights.nccl.puller import Link
+from forge_env.runtime.weights.nccl.store import SECONDS
+from forge_env.runtime.weights.tensor_layout import Layout
 
 DEADLINE_S = 60.0
 LARGE = 3 * PIECE // 2**20  # MiB, which are at least four pieces with the small tensors

@@ -27,7 +27,7 @@ import torch
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.runtime.weights import SharedMemoryStore
-from forge_env.runtime.weights.folder import SHARED_MEMORY, StoreFolder, new_path, remove_left_behind
+from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY, StoreFolder, new_path, remove_left_behind
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60.0

@@ -16,17 +16,17 @@ import pytest_asyncio
 from forge_env.core.errors import InvariantError, ServiceError
 
 pytest.importorskip("monarch")
-pytest.importorskip("torchstore")
 
-from runtime_actors import Holder
 from state_dicts import fingerprints, make_state_dict
+from weight_actors import Holder
 
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.torchstore_compat import import_torchstore
 from forge_env.runtime.weights import TorchStoreWeights
+from forge_env.runtime.weights.torchstore_compat import import_torchstore
+from tests.helpers.packages import needs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("torchstore")]
 ROOT = Path(__file__).parents[3]
 STORE = TorchStoreWeights()
 
@@ -150,7 +150,7 @@ async def test_another_version_of_torchstore_is_left_as_it_is(tmp_path: Path) ->
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchstore\nVersion: 0.1.3\n")
     script = (
         "import inspect\n"
-        "from forge_env.runtime.torchstore_compat import import_torchstore\n"
+        "from forge_env.runtime.weights.torchstore_compat import import_torchstore\n"
         "import_torchstore()\n"
         "from torchstore.controller import Controller\n"
         "print(inspect.iscoroutinefunction(vars(Controller)['keys']._method), flush=True)\n"

@@ -25,10 +25,10 @@ import torch
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.gpus import names_of
+from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.weights import NcclStore, WeightStore
-from forge_env.runtime.weights.pair import PIECE
-from forge_env.runtime.weights.puller import Link
+from forge_env.runtime.weights.nccl.communicator import PIECE
+from forge_env.runtime.weights.nccl.puller import Link
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 120.0

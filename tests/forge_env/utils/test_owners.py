@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.registry.registry import entries, load_entry, project_file, registry, user_file
+from forge_env.registry import registry
+from forge_env.registry.registry import entries, load_entry, project_file, user_file
 from forge_env.registry.registry_file import FILE, RegistryFile
 from forge_env.utils.owners import problem_of
 

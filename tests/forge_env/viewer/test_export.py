@@ -13,9 +13,9 @@ import pytest
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 from forge_env.viewer.library import Library
-from forge_env.viewer.page import MODULES, page, policy
-from forge_env.viewer.series import MOST_POINTS, Series
-from forge_env.viewer.tokens import token_texts
+from forge_env.viewer.metrics_file import MAX_POINTS, MetricsFile
+from forge_env.viewer.page import MODULES, render_page, security_policy
+from forge_env.viewer.token_text import token_texts
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
 
 
@@ -31,9 +31,9 @@ def test_the_file_holds_all_of_a_small_run(tmp_path: Path, capsys: pytest.Captur
     assert "15 episodes" in capsys.readouterr().out
     data = data_of(tmp_path / "run.html")
     view = data["views"]["0"]
-    assert len(view["rows"]) == len(view["records"]) == 15 and data["note"] == "15 of 15 episodes"
+    assert len(view["rows"]) == len(view["details"]) == 15 and data["note"] == "15 of 15 episodes"
     assert view["curves"]["train"]["values"]["reward"][0] == 0.1 and len(view["timeline"]["spans"]) == 15
-    assert str(tmp_path) not in json.dumps(view["records"]), "no path of this machine in it"
+    assert str(tmp_path) not in json.dumps(view["details"]), "no path of this machine in it"
     assert not (tmp_path / "run.html.new").exists()
 
 
@@ -67,8 +67,8 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
-    assert "unsafe" not in policy() and "*" not in policy() and "http" not in policy()
-    document = page({"place": "</script><script>alert(1)</script>"})
+    assert "unsafe" not in security_policy() and "*" not in security_policy() and "http" not in security_policy()
+    document = render_page({"place": "</script><script>alert(1)</script>"})
     assert "</script><script>" not in document
     script = re.search(r'<script type="module">(.*?)</script>', document, re.DOTALL)
     assert script and "import {" not in script[1] and not re.search(r"^export ", script[1], re.MULTILINE)
@@ -92,14 +92,14 @@ def test_a_long_curve_is_thinned_out_and_says_so(tmp_path: Path) -> None:
     write_metrics(tmp_path, *range(1, 2501))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "train", "step": 2501, "time": 1, "reward": NaN, "new": 3}\nnot JSON\n{"half": ')
-    series = Series(tmp_path / "metrics.jsonl")
+    series = MetricsFile(tmp_path / "metrics.jsonl")
     assert series.update() and not series.update()
-    found = series.read("train", ["reward", "new"])
-    assert found["per_point"] == 3 and len(found["step"]) <= MOST_POINTS and series.bad == 1
+    found = series.read_curves("train", ["reward", "new"])
+    assert found["per_point"] == 3 and len(found["step"]) <= MAX_POINTS and series.bad_lines == 1
     assert found["values"]["reward"][0] == pytest.approx(0.2) and found["values"]["new"][-1] == 3
     (tmp_path / "metrics.jsonl").write_text("")
     write_metrics(tmp_path, 1)
-    assert series.update() and series.read("train", ["reward"])["step"] == [1]
+    assert series.update() and series.read_curves("train", ["reward"])["step"] == [1]
 
 
 def test_tokens_that_share_a_character_are_shown_together(tiny_model: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
     plan = {"env": "math", "agent": "scripted:expert; rm -rf /", "tasks": 2, "n": 3, "seed": 0, "split": "test"}
     (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
     with Library(tmp_path / "run") as library:
-        library.runs[0].follow()
+        library.runs[0].update_index()
         answer = library.answer("0/faults", {})
         assert [each["fault"] for each in answer["faults"]] == ["PolicyError"]
         record = library.answer("0/episode", {"key": answer["faults"][0]["episode"]})
@@ -136,7 +136,7 @@ def test_time_outs_stand_among_the_faults_and_count_in_an_evaluation(tmp_path: P
     write(tmp_path / "run" / "episodes.jsonl", make_episode("a/0"), make_episode("a/1"), slow)
     (tmp_path / "run" / "plan.json").write_text(json.dumps({"env": "math", "agent": "scripted:expert"}))
     with Library(tmp_path / "run") as library:
-        library.runs[0].follow()
+        library.runs[0].update_index()
         [fault] = library.answer("0/faults", {})["faults"]
         assert (fault["fault"], fault["error"], fault["count"]) == ("timeout", "services were slow", 1)
         [measured] = library.answer("0/overview", {})["evaluations"]

@@ -16,15 +16,14 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.evaluation.evaluate import is_success
 from forge_env.viewer import query
-from forge_env.viewer.folder import Run, find_runs
-from forge_env.viewer.index import Index
-from forge_env.viewer.record import row_of
-from forge_env.viewer.row import COLUMNS, episode_row
-from forge_env.viewer.scan import BLOCK, scan, scan_block
+from forge_env.viewer.index import EpisodeIndex
+from forge_env.viewer.index_row import COLUMNS, episode_row
+from forge_env.viewer.scan import BLOCK_BYTES, scan_block, scan_file
+from forge_env.viewer.stored_runs import StoredRun, find_runs
 from tests.forge_env.viewer.runs import make_episode, training_run, write
 
 
-def contents(index: Index) -> list[tuple[Any, ...]]:
+def contents(index: EpisodeIndex) -> list[tuple[Any, ...]]:
     """All that an index says, without the numbers that it gives to files."""
     with index.reading() as db:
         columns = ", ".join(row[1] for row in db.execute("PRAGMA table_info(episodes)") if row[1] not in ("n", "file"))
@@ -34,9 +33,9 @@ def contents(index: Index) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
-def open_index(run: Path, place: Path) -> Index:
+def open_index(run: Path, place: Path) -> EpisodeIndex:
     (found,) = find_runs(run)
-    return Index(found, place)
+    return EpisodeIndex(found, place)
 
 
 LINES = st.one_of(
@@ -109,12 +108,12 @@ def test_readers_in_processes_of_their_own_find_the_same(tmp_path: Path) -> None
     lines[7] = "not JSON"
     path.write_text("\n".join(lines) + "\n")
     size = path.stat().st_size
-    assert size > 4 * BLOCK
+    assert size > 4 * BLOCK_BYTES
     whole = scan_block(path, "episodes", 0, size)
-    parts = list(scan(path, "episodes", 0, size))
+    parts = list(scan_file(path, "episodes", 0, size))
     assert len(parts) > 3
     assert [row for part in parts for row in part.rows] == whole.rows and len(whole.rows) == 499
-    assert [bad for part in parts for bad in part.bad] == whole.bad and len(whole.bad) == 1
+    assert [bad for part in parts for bad in part.bad_lines] == whole.bad_lines and len(whole.bad_lines) == 1
 
 
 def test_a_run_is_read_from_its_own_index_the_second_time(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_the_step_that_trained_on_an_episode_is_known(tmp_path: Path) -> None:
     index = open_index(training_run(tmp_path / "run"), tmp_path / "index.sqlite")
     index.update()
     with index.reading() as db:
-        page = query.episodes(db, query.where({"step": "1"}), "written", 0, 50)
+        page = query.list_episodes(db, query.condition_of({"step": "1"}), "written", 0, 50)
     assert [row["id"] for row in page["rows"]] == [f"train/0/{i}" for i in range(4)]
 
 
@@ -154,7 +153,8 @@ def test_pages_filters_and_orders(tmp_path: Path) -> None:
 
     def ids(order: str = "written", offset: int = 0, limit: int = 50, **wanted: str) -> list[str]:
         with index.reading() as db:
-            return [row["id"] for row in query.episodes(db, query.where(wanted), order, offset, limit)["rows"]]
+            page = query.list_episodes(db, query.condition_of(wanted), order, offset, limit)
+        return [row["id"] for row in page["rows"]]
 
     assert len(ids(phase="train")) == 13
     assert ids(phase="train", limit=2, offset=4) == ["train/1/0", "train/1/1"]
@@ -167,7 +167,7 @@ def test_pages_filters_and_orders(tmp_path: Path) -> None:
     assert ids(id="2/1") == ["train/2/1"]
     assert ids(phase="train", group="train/1", has="success") == ["train/1/0"]
     with index.reading() as db:
-        groups = query.groups(db, query.where({"phase": "train"}), "spread", 0, 50)
+        groups = query.list_groups(db, query.condition_of({"phase": "train"}), "spread", 0, 50)
     assert [row["group_id"] for row in groups["rows"]] == ["train/2", "train/1", "train/0", "train/9"]
     assert [row["reward"] for row in groups["rows"][0]["episodes"]] == [1, 1, 0, 0]
     assert groups["rows"][0]["spread"] == 0.5 and groups["rows"][-1]["spread"] is None
@@ -182,8 +182,8 @@ def test_the_newest_are_those_that_ended_last_whatever_their_files_are_called(tm
     index.update()
     with index.reading() as db:
         for rows in (
-            query.episodes(db, query.where({}), "newest", 0, 9)["rows"],
-            query.groups(db, query.where({}), "newest", 0, 9)["rows"],
+            query.list_episodes(db, query.condition_of({}), "newest", 0, 9)["rows"],
+            query.list_groups(db, query.condition_of({}), "newest", 0, 9)["rows"],
         ):
             assert [row["phase"] for row in rows] == ["train", "after", "before"]  # the one of train took longer
 
@@ -210,9 +210,10 @@ def test_a_time_out_is_counted_apart_from_the_faults(tmp_path: Path) -> None:
     index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
     index.update()
     with index.reading() as db:
-        choices = query.choices(db)
+        choices = query.filter_choices(db)
         assert (choices["timeouts"], choices["faults"]) == (1, 0)
-        assert query.episodes(db, query.where({"outcome": "timeout"}), "written", 0, 9)["rows"][0]["fault"] == "timeout"
+        page = query.list_episodes(db, query.condition_of({"outcome": "timeout"}), "written", 0, 9)
+        assert page["rows"][0]["fault"] == "timeout"
 
 
 def test_the_neighbours_of_an_episode_are_those_of_its_list(tmp_path: Path) -> None:
@@ -221,21 +222,22 @@ def test_the_neighbours_of_an_episode_are_those_of_its_list(tmp_path: Path) -> N
     with index.reading() as db:
         for order in query.EPISODE_ORDERS:
             for wanted in ({}, {"phase": "train"}, {"has": "tool_error"}):
-                that = query.where(wanted)
-                keys = [row["key"] for row in query.episodes(db, that, order, 0, 50)["rows"]]
+                condition = query.condition_of(wanted)
+                keys = [row["key"] for row in query.list_episodes(db, condition, order, 0, 50)["rows"]]
                 for place, key in enumerate(keys):
-                    found = query.neighbours(db, that, order, row_of(db, key)["n"])
+                    place_in_list = query.neighbours(db, condition, order, query.find_episode(db, key)["n"])
                     beside = [None, *keys, None][place : place + 3]
-                    assert [found["previous"], key, found["next"]] == beside
-                    assert (found["place"], found["listed"]) == (place + 1, len(keys))
-        other = query.neighbours(db, query.where({"phase": "after"}), "written", row_of(db, "train/0")["n"])
+                    assert [place_in_list["previous"], key, place_in_list["next"]] == beside
+                    assert (place_in_list["place"], place_in_list["listed"]) == (place + 1, len(keys))
+        row = query.find_episode(db, "train/0")
+        other = query.neighbours(db, query.condition_of({"phase": "after"}), "written", row["n"])
     assert other == {"previous": None, "next": None, "place": None, "listed": 1}
 
 
 @pytest.mark.parametrize("wanted", [{"reward_from": "many"}, {"step": "1.5"}, {"has": "luck"}, {"step": "9" * 40}])
 def test_a_filter_without_sense_is_one_sentence(wanted: dict[str, str]) -> None:
     with pytest.raises(UserError, match="the filter"):
-        query.where(wanted)
+        query.condition_of(wanted)
 
 
 @pytest.mark.parametrize(
@@ -257,12 +259,13 @@ def test_a_line_of_another_shape_is_counted_and_breaks_nothing(change: dict[str,
         episode_row(line.encode(), 0)
     except ValueError as error:
         assert str(error)
-    run = Run(path=tmp_path / "e.jsonl", name="e", kind="file")
+    run = StoredRun(path=tmp_path / "e.jsonl", name="e", kind="file")
     run.path.write_text(line + "\n" + make_episode("good/0/0").to_json() + "\n")
-    index = Index(run, tmp_path / "index.sqlite")
+    index = EpisodeIndex(run, tmp_path / "index.sqlite")
     index.update()
     with index.reading() as db:
-        assert "good/0/0" in [row["id"] for row in query.episodes(db, query.where({}), "written", 0, 9)["rows"]]
+        rows = query.list_episodes(db, query.condition_of({}), "written", 0, 9)["rows"]
+        assert "good/0/0" in [row["id"] for row in rows]
 
 
 def test_runs_are_found_where_they_are(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(run: Path) -> Iterator[ViewServer]:
     with Library(run) as library, ViewServer(library) as server:
-        library.runs[0].follow()
+        library.runs[0].update_index()
         yield server
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_is_followed(server: ViewServer, run: Path) -> None:
     before = ask(server, "0/state")
     write(run / "episodes" / "train.jsonl", make_episode("train/10/0"))
     write_metrics(run, 11)
-    server.library.runs[0].follow()
+    server.library.runs[0].update_index()
     after = ask(server, "0/state")
     assert after["stamp"] > before["stamp"] and (before["step"], after["step"]) == (10, 11)
     assert ask(server, "0/episodes?id=train/10/0")["total"] == 1
@@ -200,21 +200,21 @@ def test_a_run_that_goes_on_is_followed(server: ViewServer, run: Path) -> None:
     key = "train/0"
     status, _, body = get(server, f"/api/0/episode?key={key}")
     assert status == 404 and "cannot be read any more" in json.loads(body)["error"]
-    server.library.runs[0].follow()
+    server.library.runs[0].update_index()
     assert ask(server, "0/episodes?phase=train")["total"] == 0
 
 
 def test_a_folder_that_is_deleted_and_made_again_is_looked_at_anew(server: ViewServer, run: Path) -> None:
     before = ask(server, "0/state")
     shutil.rmtree(run)
-    server.library.runs[0].follow()
+    server.library.runs[0].update_index()
     assert ask(server, "0/episodes")["total"] == 0
     assert not run.exists(), "to look at a run does not make its folder"
     training_run(run, groups=5)
     for _ in range(2):
-        server.library.runs[0].follow()
+        server.library.runs[0].update_index()
         assert ask(server, "0/episodes?phase=train")["total"] == 21
-        assert not ask(server, "0/state")["trouble"]
+        assert not ask(server, "0/state")["index_error"]
         shutil.rmtree(run / ".view", ignore_errors=True)
     assert ask(server, "0/state")["stamp"] > before["stamp"]
 
@@ -230,10 +230,10 @@ def test_a_run_that_has_only_begun_shows_its_settings_its_console_and_its_logs(t
         said = ask(server, "0/console?log=trainer.log")
         assert [(line["time"], line["kind"]) for line in said["lines"]] == [(3.5, "warning")]
         assert [each["name"] for each in said["logs"]] == ["trainer.log"] and "falling" in said["log"]
-        before = ask(server, "0/state")["said"]
+        before = ask(server, "0/state")["console_bytes"]
         with (tmp_path / "young" / "logs" / "trainer.log").open("a") as log:
             log.write("more\n")
-        assert ask(server, "0/state")["said"] == before + 5
+        assert ask(server, "0/state")["console_bytes"] == before + 5
         for name in ("../config.yaml", "/etc/passwd", "../../secret.log", "."):
             assert ask(server, f"0/console?log={quote(name)}")["log"] == ""
 
@@ -243,7 +243,7 @@ def test_what_json_cannot_say_reaches_the_page_all_the_same(tmp_path: Path) -> N
     data["turns"][0]["logprobs"][0] = float("nan")
     (tmp_path / "odd.jsonl").write_text(json.dumps(data) + "\nnot JSON\n")
     with Library(tmp_path / "odd.jsonl") as library, ViewServer(library) as server:
-        library.runs[0].follow()
+        library.runs[0].update_index()
         record = ask(server, "0/episode?key=episodes/0")
         assert record["episode"]["turns"][0]["logprobs"][0] == "nan"
         assert record["episode"]["turns"][1]["message"]["content"] == "\ud800 \x00 \x1b[31m"
@@ -253,7 +253,7 @@ def test_what_json_cannot_say_reaches_the_page_all_the_same(tmp_path: Path) -> N
 def test_tokens_have_their_text_where_the_model_is_at_hand(run: Path, tiny_model: Path) -> None:
     (run / "model").symlink_to(tiny_model)
     with Library(run) as library, ViewServer(library) as server:
-        library.runs[0].follow()
+        library.runs[0].update_index()
         texts = ask(server, "0/episode?key=train/0")["texts"]
     assert len(texts) == 2 and all(isinstance(text, str) for text in texts[0]["token_ids"])
     assert len(texts[0]["token_ids"]) == 2

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sandboxes.guest.guest import guest_kernel as kernel
+from sandboxes.guest import guest_kernel as kernel
 from tests.sandboxes.attacks import PRELUDE, Attack, Channel
 
 _ATTEMPTS = 20

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandboxes.docker.profile import seccomp_profile
-from sandboxes.host.seccomp import DENIED_FCNTL, denied_calls, supported_machines
+from sandboxes.guest.seccomp import DENIED_FCNTL, denied_calls, supported_machines
 
 AGENT_ONLY = {"mount", "mount_setattr", "pivot_root", "setns", "sethostname", "umount2", "unshare"}
 

@@ -21,8 +21,8 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
-from sandboxes.host.cgroup_slots import SlotV1, SlotV2
-from sandboxes.host.cgroups import Groups, Place, find_v1, find_v2, open_groups, reap
+from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
+from sandboxes.host.cgroups import CgroupFolders, Groups, find_v1, find_v2, open_groups, reap
 
 ROOT = Path(__file__).parents[3]
 MEGABYTE = 2**20
@@ -130,13 +130,13 @@ async def test_groups_that_do_not_limit_are_done_without(sandbox: Sandbox, monke
     monkeypatch.setattr(type(open_and_close_groups()), "_set_limits", lambda *_: None)
     async with open_sandbox("namespace", slots=1) as other:
         assert other.capabilities.memory_limit == "rlimit"
-        assert "were of no use" in other.capabilities.missing[0]
+        assert "control groups do not work here" in other.capabilities.missing[0]
         limits = Limits(memory_bytes=64 * MEGABYTE)
         result = await other.run(ExecRequest(code="x = bytearray(1 << 28)", limits=limits))
         assert result.status is ExecStatus.MEMORY
 
 
-def open_and_close_groups() -> SlotV1 | SlotV2:
+def open_and_close_groups() -> SlotGroupV1 | SlotGroupV2:
     groups = open_groups()
     assert isinstance(groups, Groups)
     slot = groups.slot(0, keep_open=False)
@@ -223,7 +223,7 @@ def test_version_1_is_found_below_the_own_group(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     mounts = MOUNTS_V1.format(root=tmp_path)
     place = find_v1(mounts, OWN_V1)
-    assert isinstance(place, Place) and place.version == "cgroup_v1"
+    assert isinstance(place, CgroupFolders) and place.version == "cgroup_v1"
     folders = {"memory": tmp_path / "memory/a/b", "pids": tmp_path / "pids", "cpu": tmp_path / "cpu"}
     assert place.folders == folders
     assert "memory and pids controllers" in str(find_v2(mounts, OWN_V1))  # mounted, but without controllers
@@ -248,11 +248,11 @@ def unified(tmp_path: Path) -> Iterator[Path]:
 
 def test_version_2_is_found_above_the_own_group(unified: Path) -> None:
     place = find_v2(MOUNTS_V2.format(inside="/", root=unified), "0::/user/app/scope\n")
-    assert isinstance(place, Place) and place.version == "cgroup_v2"
+    assert isinstance(place, CgroupFolders) and place.version == "cgroup_v2"
     assert set(place.folders.values()) == {unified / "user/app"}
     # In a container whose mount shows only a part of the tree.
     place = find_v2(MOUNTS_V2.format(inside="/user", root=unified / "user"), "0::/user/app/scope\n")
-    assert isinstance(place, Place) and set(place.folders.values()) == {unified / "user/app"}
+    assert isinstance(place, CgroupFolders) and set(place.folders.values()) == {unified / "user/app"}
 
 
 def test_version_2_is_not_taken_above_the_mount_or_without_controllers(unified: Path) -> None:
@@ -271,8 +271,8 @@ FILES_V2 = {
 }  # fmt: skip
 
 
-def slot_v2(folder: Path) -> SlotV2:
-    slot = SlotV2(folder, keep_open=False)
+def slot_v2(folder: Path) -> SlotGroupV2:
+    slot = SlotGroupV2(folder, keep_open=False)
     for name, text in FILES_V2.items():
         (folder / name).write_text(text)
     return slot
@@ -316,7 +316,7 @@ def test_version_2_groups_enable_their_controllers(unified: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     app = unified / "user/app"
-    groups = Groups(Place(version="cgroup_v2", folders={"memory": app, "pids": app}))
+    groups = Groups(CgroupFolders(version="cgroup_v2", folders={"memory": app, "pids": app}))
     (made,) = app.glob("forge_env-*")
     assert (made / "cgroup.subtree_control").read_text() == "+memory +pids +cpu" and groups.limits_cpu
     assert (made / "0").is_dir()
@@ -332,7 +332,7 @@ def test_reaper_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
     for name in (*dead, *living):
         (tmp_path / "own" / name / "0").mkdir(parents=True)
     (tmp_path / "beside" / dead[0] / "3").mkdir(parents=True)
-    reap(Place(version="cgroup_v2", folders={"memory": tmp_path / "own"}))
+    reap(CgroupFolders(version="cgroup_v2", folders={"memory": tmp_path / "own"}))
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == sorted(living)
     assert list((tmp_path / "beside").iterdir()) == []
 
@@ -343,7 +343,7 @@ def test_slots_of_version_1_follow_the_limits_up_and_down() -> None:
         pytest.skip(groups)
     try:
         slot = groups.slot(5, keep_open=False)
-        if not isinstance(slot, SlotV1):
+        if not isinstance(slot, SlotGroupV1):
             pytest.skip("this machine has version 2")
         for megabytes in (64, 512, 32, 32, 900):
             slot.begin(Limits(memory_bytes=megabytes * MEGABYTE), own_processes=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecStatus
 from sandboxes import open_sandbox
-from sandboxes.host.packages import applies, find_packages
+from sandboxes.host.find_packages import find_packages
 
 LOOK = "import json, os; print(json.dumps(sorted(os.listdir('/packages'))))"
 
@@ -179,23 +178,28 @@ def test_a_single_module_brings_its_compiled_form(site: Path) -> None:
     assert targets == [f"__pycache__/{compiled.name}", "lone-1.0.dist-info", "lone.py"]
 
 
-def test_markers() -> None:
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for marker in (
-        f"python_version == '{here}'",
-        f"python_full_version >= '{here}'",
-        "python_version ~= '3.8'",
-        "'3.100' > python_version",
-        "python_version != '2.*'",
-        "(sys_platform == 'linux' or os_name == 'nt') and platform_python_implementation != 'none'",
-        "sys_platform in 'linux darwin'",
-        "not a marker",
-        "__import__('os').system('false') == '1'",
-    ):
-        assert applies(marker), marker
-    for marker in ("python_version < '3.2'", "sys_platform == 'win32'", "extra == 'test'", "os_name not in 'posix nt'"):
-        assert not applies(marker), marker
-    assert applies("extra == 'Big_Thing'", {"big-thing"})
+def test_requirements_are_those_that_apply_here(site: Path) -> None:
+    for name in ("here", "elsewhere", "optional"):
+        install(site, name, {f"{name}.py": ""})
+    install(
+        site,
+        "base",
+        {"base.py": ""},
+        requires=(
+            "here (>=0.1); python_version >= '3.8' and os_name == 'posix'",
+            "elsewhere; sys_platform == 'win32'",
+            "optional; extra == 'Big_Thing'",
+            "is not; a requirement",
+            "absent>=1",
+        ),
+    )
+    install(site, "whole", {"whole.py": ""}, requires=("base[big-thing]",))
+
+    def modules(name: str) -> set[str]:
+        return {target for _, target in find_packages([name]).shown if target.endswith(".py")}
+
+    assert modules("base") == {"base.py", "here.py"}
+    assert modules("whole") == {"whole.py", "base.py", "here.py", "optional.py"}
 
 
 async def test_openings_at_once_do_not_mix(site: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a program in a sandbox is shown; tests/envs/test_external_sandbox.py runs some."""
+"""What a program in a sandbox is shown; tests/envs/external/test_external_sandbox.py runs some."""
 
 from __future__ import annotations
 

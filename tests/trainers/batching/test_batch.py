@@ -17,8 +17,8 @@ from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
 def make_row(token_ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> Row:
     return Row(
         token_ids=tuple(token_ids),
-        mask=tuple(mask),
-        logprobs=tuple(logprobs or [-float(i + 1) if m else 0.0 for i, m in enumerate(mask)]),
+        loss_mask=tuple(mask),
+        generator_logprobs=tuple(logprobs or [-float(i + 1) if m else 0.0 for i, m in enumerate(mask)]),
         versions=tuple(0 if m else -1 for m in mask),
     )
 
@@ -51,11 +51,11 @@ def loss_layout(batches: list[MicroBatch]) -> dict[int, tuple]:
             seen[index] = (
                 laid_out[line, :width].tolist(),
                 scattered[line, :width].tolist(),
-                batch.padding_mask[line, :width].tolist(),
+                batch.loss_mask[line, :width].tolist(),
                 batch.generator_logprobs[line, :width].tolist(),
                 batch.advantages[line].tolist(),
             )
-            assert not batch.padding_mask[line, width:].any()
+            assert not batch.loss_mask[line, width:].any()
             assert not laid_out[line, width:].any()
     return seen
 
@@ -78,10 +78,13 @@ def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_len
         logprobs = batch.generator_logprobs.flatten()[batch.slots].tolist()
         for line, target, logprob in zip(lines, batch.targets.tolist(), logprobs, strict=True):
             seen.setdefault(batch.samples[line], []).append((target, logprob))
-        assert len(set(batch.selected.tolist())) == len(batch.selected) == int(batch.padding_mask.sum())
+        assert len(set(batch.selected.tolist())) == len(batch.selected) == int(batch.loss_mask.sum())
     for index, sample in enumerate(samples):
         expected = [
-            (row.token_ids[i], row.logprobs[i]) for row in sample.rows for i in range(1, len(row.mask)) if row.mask[i]
+            (row.token_ids[i], row.generator_logprobs[i])
+            for row in sample.rows
+            for i in range(1, len(row.loss_mask))
+            if row.loss_mask[i]
         ]
         assert seen.get(index, []) == expected
 
@@ -103,7 +106,7 @@ def test_one_episode_of_two_rows_worked_by_hand():
     assert batch.source.tolist() == [[0, 1, 2, 3, 4]]
     assert batch.selected.tolist() == [1, 2, 3, 4]
     assert batch.targets.tolist() == [7, 8, 3, 4]
-    assert batch.padding_mask.tolist() == [[False, True, True, True, True]]
+    assert batch.loss_mask.tolist() == [[False, True, True, True, True]]
     assert batch.generator_logprobs.tolist() == [[0.0, -3.0, -4.0, -2.0, -3.0]]
     assert batch.advantages.tolist() == [[2.0]]
     assert batch.units == (4, 1)
@@ -121,7 +124,7 @@ def test_packed_positions_restart_with_each_row_and_with_the_padding():
 def test_non_finite_generator_logprobs_leave_the_mask_and_the_counts():
     row = make_row([1, 2, 3, 4], [False, True, True, True], [0.0, math.nan, -math.inf, -0.5])
     (batch,) = pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
-    assert batch.padding_mask.tolist() == [[False, False, True]]
+    assert batch.loss_mask.tolist() == [[False, False, True]]
     assert batch.generator_logprobs.tolist() == [[0.0, 0.0, -0.5]]
     assert batch.units == (1, 1)
     assert batch.targets.tolist() == [2, 3, 4]  # their logprobs are still wanted
@@ -129,18 +132,18 @@ def test_non_finite_generator_logprobs_leave_the_mask_and_the_counts():
 
 def test_reference_logprobs_are_laid_out_or_refused():
     row = make_row([1, 2, 3, 4], [False, True, False, True])
-    sample = Sample(rows=(row,), ref_logprobs=(-0.1, -0.2))
+    sample = Sample(rows=(row,), reference_logprobs=(-0.1, -0.2))
     (batch,) = pack([sample], max_tokens=9, pack_length=0, pad_id=0)
-    assert batch.ref_logprobs is not None
-    torch.testing.assert_close(batch.ref_logprobs, torch.tensor([[-0.1, 0.0, -0.2]]))
+    assert batch.reference_logprobs is not None
+    torch.testing.assert_close(batch.reference_logprobs, torch.tensor([[-0.1, 0.0, -0.2]]))
     (mixed,) = pack([sample, Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
-    assert mixed.ref_logprobs is None
-    with pytest.raises(InvariantError, match="1 values of ref_logprobs for 2 sampled"):
-        pack([Sample(rows=(row,), ref_logprobs=(-0.1,))], max_tokens=9, pack_length=0, pad_id=0)
+    assert mixed.reference_logprobs is None
+    with pytest.raises(InvariantError, match="1 values of reference_logprobs for 2 sampled"):
+        pack([Sample(rows=(row,), reference_logprobs=(-0.1,))], max_tokens=9, pack_length=0, pad_id=0)
 
 
 def test_a_row_whose_fields_differ_in_length_is_a_bug():
-    row = Row(token_ids=(1, 2), mask=(False, True), logprobs=(0.0,), versions=(-1, 0))
+    row = Row(token_ids=(1, 2), loss_mask=(False, True), generator_logprobs=(0.0,), versions=(-1, 0))
     with pytest.raises(InvariantError, match="different lengths"):
         pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
 

@@ -44,7 +44,7 @@ def test_who_serves_as_the_reference() -> None:
 
 def test_a_loss_of_the_users_own_has_one_where_it_names_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    names, plain = f"{tmp_path / 'mine.py'}:four", "trainers.objective.losses:SFTLoss"
+    names, plain = f"{tmp_path / 'mine.py'}:four", "trainers.losses:SFTLoss"
     assert resolved("--loss", names, *REFERENCE)[1] and resolved("--loss", names)[0].kl_reference == "generator"
     assert not resolved("--loss", plain, *BETA, *REFERENCE)[1], "the weight is the page's loss's, which is not used"
     assert resolved("--loss", plain, *BETA, *REFERENCE, "--grpo.kl_in", "reward")[1]
@@ -66,7 +66,7 @@ def test_the_penalty_is_in_one_place() -> None:
         ((*BETA, "--grpo.kl_in", "reward"), r"needs a reference model.*--services\.ref_model\.procs 1"),
         ((*BETA, *REFERENCE, "--grpo.kl_in", "reward", "--grpo.kl_straight_through", "true"), "no gradient goes"),
         (
-            ("--training.old_logprobs", "trainer", "--loss", "trainers.objective.losses:SimpleGRPOLoss"),
+            ("--training.old_logprobs", "trainer", "--loss", "trainers.losses:SimpleGRPOLoss"),
             "does not name old_log",
         ),
     ],

@@ -12,12 +12,12 @@ from forge_env.core.types import Outcome
 from tests.trainers.episodes import episode, group, turn
 from trainers.batching.batch import Sample
 from trainers.controller.sample_maker import SampleMaker
+from trainers.dapo import is_truncated
+from trainers.losses import GRPOLoss
 from trainers.objective.advantages import centred
 from trainers.objective.kl_reward import KLPenalty
-from trainers.objective.losses import GRPOLoss
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.objective.overlong import is_truncated
 
 GROUPS = [
     group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0, outcome=Outcome.TRUNCATED)),
@@ -31,7 +31,9 @@ def made(**parts: object) -> Objective:
 
 async def tokens(samples: Sequence[Sample]) -> list[list[float]]:
     """Logprobs that tell which token they are of: minus its id."""
-    return [[-float(t) for row in s.rows for t, m in zip(row.token_ids, row.mask, strict=True) if m] for s in samples]
+    return [
+        [-float(t) for row in s.rows for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m] for s in samples
+    ]
 
 
 async def halves(samples: Sequence[Sample]) -> list[list[float]]:
@@ -41,7 +43,7 @@ async def halves(samples: Sequence[Sample]) -> list[list[float]]:
 async def test_each_sample_gets_its_own_logprobs() -> None:
     make = SampleMaker(objective=made(kl_reference="model"), reference=tokens)
     samples, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
-    assert [s.ref_logprobs for s in samples] == [(-1, -1), (-2,), (-3, -3, -3), (-4, -5)]
+    assert [s.reference_logprobs for s in samples] == [(-1, -1), (-2,), (-3, -3, -3), (-4, -5)]
     assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1,), (-1.5,) * 3, (-2, -2.5)]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
     assert set(metrics) == {"seconds/reference"}
@@ -55,7 +57,7 @@ async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
     assert old.take() is None
     samples, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
     assert [s.old_logprobs for s in samples] == [(-0.5, -0.5), (-1.5,) * 3, (-2, -2.5)]
-    assert [s.ref_logprobs for s in samples] == [(-1, -1), (-3, -3, -3), (-4, -5)]
+    assert [s.reference_logprobs for s in samples] == [(-1, -1), (-3, -3, -3), (-4, -5)]
     # Rewards less penalties: 1 and -0.5; -3 and -2.5.
     assert [s.advantage for s in samples] == [0.75, -0.25, 0.25]
     assert metrics["kl_penalty"] == (0 + 0.5 + 3 + 3.5) / 4
@@ -63,9 +65,9 @@ async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
 
 async def test_with_nothing_to_ask_for_there_is_nothing_to_measure() -> None:
     samples, metrics = await SampleMaker(objective=made())(GROUPS)
-    assert metrics == {} and {(s.ref_logprobs, s.old_logprobs) for s in samples} == {(None, None)}
+    assert metrics == {} and {(s.reference_logprobs, s.old_logprobs) for s in samples} == {(None, None)}
     generator, _ = await SampleMaker(objective=made(kl_reference="generator"))(GROUPS)
-    assert [s.ref_logprobs for s in generator] == [(-1, -1), (-1,), (-1, -1, -1), (-1, -1)]
+    assert [s.reference_logprobs for s in generator] == [(-1, -1), (-1,), (-1, -1, -1), (-1, -1)]
 
 
 async def test_old_logprobs_are_asked_for_once_a_window_and_never_for_its_first_step() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.episodes import episode, group, turn
+from trainers.losses import SFTLoss
 from trainers.metrics.trained import Trained
 from trainers.objective.advantages import centred
-from trainers.objective.losses import SFTLoss
 from trainers.objective.objective import Objective
 
 

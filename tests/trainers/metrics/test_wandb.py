@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.packages import needs
 from tests.trainers.metrics.wandb_file import history, run_of
 
-pytest.importorskip("wandb")
+pytestmark = needs("wandb")
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 120.0
 

@@ -28,9 +28,9 @@ def make_batch(episodes: int = 5, tokens: int = 7, seed: int = 0, spread: float 
     return {
         "logprobs": logprobs,
         "generator_logprobs": logprobs + spread * normal(episodes, tokens),
-        "ref_logprobs": logprobs + spread * normal(episodes, tokens),
+        "reference_logprobs": logprobs + spread * normal(episodes, tokens),
         "advantages": normal(episodes, 1),
-        "padding_mask": mask,
+        "loss_mask": mask,
     }
 
 
@@ -42,12 +42,12 @@ class Reference:
         self.frozen = batch["logprobs"].detach().numpy().copy()
         self.engine = batch["generator_logprobs"].numpy()
         self.old = batch["old_logprobs"].numpy() if "old_logprobs" in batch else None
-        self.ref = batch["ref_logprobs"].numpy()
+        self.ref = batch["reference_logprobs"].numpy()
         self.entropy = batch["entropy"].numpy() if "entropy" in batch else None
         advantages = batch["advantages"].numpy().reshape(len(self.frozen), -1)
         self.advantages = np.broadcast_to(advantages, self.frozen.shape)
         self.valid = [
-            [t for t in range(self.frozen.shape[1]) if batch["padding_mask"][i, t] and math.isfinite(self.engine[i, t])]
+            [t for t in range(self.frozen.shape[1]) if batch["loss_mask"][i, t] and math.isfinite(self.engine[i, t])]
             for i in range(len(self.frozen))
         ]
         self.settings = settings

@@ -21,14 +21,14 @@ from trainers.objective.objective import Objective
 def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Episode], pack_length: int) -> None:
     """On rows of any number and shape, in the layout that a loss sees."""
     samples = [
-        Sample(rows=e.rows, advantage=per_target(range(1, len(e.turns) + 1), e), ref_logprobs=target_logprobs(e))
+        Sample(rows=e.rows, advantage=per_target(range(1, len(e.turns) + 1), e), reference_logprobs=target_logprobs(e))
         for e in episodes
     ]
     targets = 0
     for batch in pack(samples, max_tokens=64, pack_length=pack_length, pad_id=0):
         assert batch.advantages.flatten()[batch.slots].tolist() == batch.targets.tolist()
-        assert batch.ref_logprobs is not None  # target_logprobs are the generator's, place for place
-        same = batch.ref_logprobs[batch.padding_mask] == batch.generator_logprobs[batch.padding_mask]
+        assert batch.reference_logprobs is not None  # target_logprobs are the generator's, place for place
+        same = batch.reference_logprobs[batch.loss_mask] == batch.generator_logprobs[batch.loss_mask]
         assert same.all()
         targets += len(batch.targets)
     assert targets == sum(sum(turn_targets(e)) for e in episodes)

@@ -14,13 +14,13 @@ from torch.nn import Identity
 
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
+from trainers.dapo import OverlongPunishment
 from trainers.grpo import GRPOConfig
 from trainers.objective.advantages import Baseline, no_baseline
 from trainers.objective.credit import target_logprobs, turn_targets
 from trainers.objective.kl_reward import KLPenalty
 from trainers.objective.loss_terms import kl_estimate
 from trainers.objective.objective import Objective, make_objective
-from trainers.objective.overlong import OverlongPunishment
 
 ONE = episode(turn(1, 1, logprobs=(-1.0, -2.0)), turn(2, logprobs=(-3.0,)), reward=1.0)
 REFERENCE = (-2.0, -1.5, -3.5)  # differences 1, -0.5, 0.5
@@ -73,7 +73,7 @@ def made(**parts: object) -> Objective:
 
 def advantages(objective: Objective, *members: tuple[Episode, Sequence[float]]) -> list[object]:
     samples = objective.samples([group(*(e for e, _ in members))], [values for _, values in members])
-    assert [sample.ref_logprobs for sample in samples] == [tuple(values) for _, values in members]
+    assert [sample.reference_logprobs for sample in samples] == [tuple(values) for _, values in members]
     return [sample.advantage for sample in samples]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from forge_env.core.errors import UserError
 from tests.trainers.objective.loss_references import Reference, make_batch
-from trainers.objective.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SimpleGRPOLoss
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SimpleGRPOLoss
 
 LOSSES: dict[str, tuple[str, type[torch.nn.Module], dict[str, Any]]] = {
     "grpo": ("grpo", GRPOLoss, {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "sequence"}),
@@ -27,7 +27,7 @@ LOSSES: dict[str, tuple[str, type[torch.nn.Module], dict[str, Any]]] = {
 }
 PRESENT = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "simple"}
 """Those whose settings here are the class's own defaults."""
-TENSORS = {"simple": ("logprobs", "ref_logprobs", "advantages", "padding_mask")}
+TENSORS = {"simple": ("logprobs", "reference_logprobs", "advantages", "loss_mask")}
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -92,7 +92,7 @@ def test_in_the_first_step_of_a_window_nothing_is_clipped(name: str, mode: str) 
     _, make, own = LOSSES[name]
     loss = make(**own, correction="none")
     gradient = value_and_gradient(loss, batch)[1]
-    valid = batch["padding_mask"]
+    valid = batch["loss_mask"]
     assert bool((gradient[valid] != 0).all())
     against_engine = {key: value for key, value in batch.items() if key != "old_logprobs"}
     lost = (value_and_gradient(loss, against_engine)[1] == 0) & valid
@@ -116,7 +116,7 @@ def test_the_entropy_bonus_has_a_gradient_and_is_aggregated_as_the_loss(name: st
     entropy = torch.rand(batch["logprobs"].shape, dtype=torch.float64).requires_grad_()
     loss = make(**own, entropy_coef=0.1)
     loss(**given, entropy=entropy).backward()
-    mask = batch["padding_mask"].double()
+    mask = batch["loss_mask"].double()
     per_token = {
         "token": 1 / mask.sum(),
         "sequence": 1 / mask.sum(-1, keepdim=True).clamp(min=1) / (mask.sum(-1) > 0).sum(),

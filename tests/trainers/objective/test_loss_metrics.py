@@ -9,8 +9,8 @@ import torch
 
 from forge_env.core.episode import Row
 from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 from trainers.objective.loss_metrics import LossMetrics
-from trainers.objective.losses import CISPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 
 CPU = torch.device("cpu")
 GENERATOR = math.log(0.5)
@@ -20,8 +20,8 @@ def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR, old
     """One row per advantage, of `tokens` sampled tokens after one of prompt."""
     row = Row(
         token_ids=(0,) * (tokens + 1),
-        mask=(False,) + (True,) * tokens,
-        logprobs=(0.0,) + (generator,) * tokens,
+        loss_mask=(False,) + (True,) * tokens,
+        generator_logprobs=(0.0,) + (generator,) * tokens,
         versions=(-1,) + (0,) * tokens,
     )
     old_logprobs = None if old is None else (old,) * tokens

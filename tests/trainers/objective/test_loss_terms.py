@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.objective.loss_terms import kl_estimate
-from trainers.objective.losses import (
+from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
     GRPOLoss,
@@ -22,10 +21,11 @@ from trainers.objective.losses import (
     SFTLoss,
     SimpleGRPOLoss,
 )
+from trainers.objective.loss_terms import kl_estimate
 
 NAMED = {
-    SimpleGRPOLoss: ("logprobs", "ref_logprobs", "advantages", "padding_mask"),
-    SFTLoss: ("logprobs", "padding_mask"),
+    SimpleGRPOLoss: ("logprobs", "reference_logprobs", "advantages", "loss_mask"),
+    SFTLoss: ("logprobs", "loss_mask"),
 }
 LOSSES: list[Any] = [
     GRPOLoss(beta=0.1, kl="k2"),
@@ -53,7 +53,7 @@ def run(loss: Any, batch: dict[str, torch.Tensor], **more: torch.Tensor) -> tupl
 
 def count(loss: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """What the trainer counts over all ranks and micro-batches before the first backward."""
-    mask = batch["padding_mask"]
+    mask = batch["loss_mask"]
     return (mask.any(-1).sum() if loss.normalizer_unit == "episodes" else mask.sum()).double()
 
 
@@ -89,7 +89,7 @@ def test_padding_changes_nothing(
     padded = {
         name: value
         if name == "advantages"
-        else torch.nn.functional.pad(value, (left, right), value=False if name == "padding_mask" else rubbish)
+        else torch.nn.functional.pad(value, (left, right), value=False if name == "loss_mask" else rubbish)
         for name, value in batch.items()
     }
     value, gradient = run(loss, padded)
@@ -112,9 +112,9 @@ def test_episodes_and_groups_have_no_order(loss: Any, batch: dict[str, torch.Ten
 @settings(max_examples=10, deadline=None)
 @given(batch=batches, bad=st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_masked_tokens_have_exactly_no_gradient(loss: Any, batch: dict[str, torch.Tensor], bad: float) -> None:
-    mask = batch["padding_mask"]
+    mask = batch["loss_mask"]
     dirty = {
-        name: value if name in ("padding_mask", "advantages") else torch.where(mask, value, bad)
+        name: value if name in ("loss_mask", "advantages") else torch.where(mask, value, bad)
         for name, value in batch.items()
     }
     value, gradient = run(loss, dirty)
@@ -130,8 +130,8 @@ def test_a_token_without_a_generator_logprob_counts_nowhere(
     loss: Any, batch: dict[str, torch.Tensor], bad: float, place: int
 ) -> None:
     place %= batch["logprobs"].shape[1]
-    without = batch | {"padding_mask": batch["padding_mask"].clone()}
-    without["padding_mask"][:, place] = False
+    without = batch | {"loss_mask": batch["loss_mask"].clone()}
+    without["loss_mask"][:, place] = False
     batch["generator_logprobs"][:, place] = bad
     value, gradient = run(loss, batch)
     expected = run(loss, without)
@@ -145,9 +145,9 @@ def test_extreme_ratios_stay_finite(loss: Any, dtype: torch.dtype, apart: float)
     batch = {
         "logprobs": torch.tensor([[-apart, -1e-3], [-apart, -1e-3]], dtype=dtype),
         "generator_logprobs": torch.tensor([[-1e-3, -apart], [-1e-3, -apart]], dtype=dtype),
-        "ref_logprobs": torch.tensor([[-1e-3, -apart], [-apart, -1e-3]], dtype=dtype),
+        "reference_logprobs": torch.tensor([[-1e-3, -apart], [-apart, -1e-3]], dtype=dtype),
         "advantages": torch.tensor([[1.0], [-1.0]], dtype=dtype),
-        "padding_mask": torch.ones(2, 2, dtype=torch.bool),
+        "loss_mask": torch.ones(2, 2, dtype=torch.bool),
     }
     value, gradient = run(loss, batch)
     assert math.isfinite(value) and gradient.isfinite().all()
@@ -156,7 +156,7 @@ def test_extreme_ratios_stay_finite(loss: Any, dtype: torch.dtype, apart: float)
 @each_loss
 def test_nothing_valid_is_zero_without_gradient(loss: Any) -> None:
     batch = make_batch()
-    batch["padding_mask"] = torch.zeros_like(batch["padding_mask"])
+    batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     value, gradient = run(loss, batch)
     assert value == 0 and not gradient.any()
 
@@ -168,8 +168,8 @@ def test_advantages_of_every_shape_and_masks_of_numbers_agree(loss: Any) -> None
     for changed in (
         {"advantages": batch["advantages"][:, 0]},
         {"advantages": batch["advantages"].expand_as(batch["logprobs"])},
-        {"padding_mask": batch["padding_mask"].long()},
-        {"padding_mask": batch["padding_mask"].float()},
+        {"loss_mask": batch["loss_mask"].long()},
+        {"loss_mask": batch["loss_mask"].float()},
     ):
         found = run(loss, batch | changed)
         assert found[0] == expected[0] and torch.equal(found[1], expected[1])
@@ -195,7 +195,7 @@ def test_gspo_is_grpo_for_episodes_of_one_token(seed: int) -> None:
 def test_reinforce_takes_the_reference_where_there_is_no_generator() -> None:
     batch = make_batch()
     given_tensors = {name: value for name, value in batch.items() if name != "generator_logprobs"}
-    swapped = given_tensors | {"generator_logprobs": batch["ref_logprobs"]}
+    swapped = given_tensors | {"generator_logprobs": batch["reference_logprobs"]}
     assert run(ReinforceLoss(clip_ratio=0.2), given_tensors)[0] == run(ReinforceLoss(clip_ratio=0.2), swapped)[0]
 
 

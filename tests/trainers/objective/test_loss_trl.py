@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainers.objective.loss_references import make_batch
-from trainers.objective.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
 
 LENGTH = 7
 GRPO = {"loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28}
@@ -79,7 +79,7 @@ def trl_trainer(logprobs: torch.Tensor, settings: dict[str, Any], *, corrected: 
 
 def trl_correction(batch: dict[str, torch.Tensor], mode: str, low: float, high: float) -> torch.Tensor:
     """What TRL's trainer computes before its loss: `vllm_importance_sampling_mode`."""
-    difference = (batch["old_logprobs"] - batch["generator_logprobs"]) * batch["padding_mask"]
+    difference = (batch["old_logprobs"] - batch["generator_logprobs"]) * batch["loss_mask"]
     ratio = (difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference).exp()
     if mode.endswith("truncate"):
         return ratio.clamp(min=low, max=high)
@@ -107,16 +107,16 @@ def test_value_and_gradient_are_trls(compute_loss: Any, name: str, mode: str) ->
         "prompt_ids": ids[:, :1],
         "prompt_mask": ids[:, :1] + 1,
         "completion_ids": ids,
-        "completion_mask": batch["padding_mask"].long(),
+        "completion_mask": batch["loss_mask"].long(),
         "advantages": batch["advantages"][:, 0],
         "old_per_token_logps": batch["old_logprobs"],
-        "ref_per_token_logps": batch["ref_logprobs"],
-        "num_items_in_batch": batch["padding_mask"].sum(),
+        "ref_per_token_logps": batch["reference_logprobs"],
+        "num_items_in_batch": batch["loss_mask"].sum(),
     }
     expected = compute_loss(trl_trainer(theirs, settings, corrected=bool(corrected)), None, inputs | corrected)
     expected.backward()
 
-    assert batch["padding_mask"].any(-1).all(), "TRL counts rows without a valid token, and we do not"
+    assert batch["loss_mask"].any(-1).all(), "TRL counts rows without a valid token, and we do not"
     exact = 1e-6 if isinstance(loss, SAPOLoss) else 1e-12  # TRL's temperature 1.05 is a float32
     assert value.item() == pytest.approx(expected.item(), abs=exact)
     if isinstance(loss, GSPOLoss) and mode in ("mask", "truncate"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge_env.core.errors import UserError
-from trainers.objective.losses import GRPOLoss, SFTLoss
+from trainers.losses import GRPOLoss, SFTLoss
 
 LN2 = math.log(2.0)
 
@@ -32,9 +32,9 @@ def make_batch(episodes: int = 5, tokens: int = 7, seed: int = 0) -> dict[str, t
     return {
         "logprobs": logprobs,
         "generator_logprobs": logprobs + 0.4 * normal(episodes, tokens),
-        "ref_logprobs": logprobs + 0.4 * normal(episodes, tokens),
+        "reference_logprobs": logprobs + 0.4 * normal(episodes, tokens),
         "advantages": normal(episodes, 1),
-        "padding_mask": mask,
+        "loss_mask": mask,
     }
 
 
@@ -44,11 +44,11 @@ def slow_grpo(batch, clip_low, clip_high, beta, aggregation) -> float:
     means, every = [], []
     for i in range(len(b["logprobs"])):
         terms = []
-        for t in np.flatnonzero(b["padding_mask"][i]):
+        for t in np.flatnonzero(b["loss_mask"][i]):
             ratio = math.exp(b["logprobs"][i, t] - b["generator_logprobs"][i, t])
             advantage = b["advantages"][i, 0]
             clipped = max(1 - clip_low, min(ratio, 1 + clip_high))
-            difference = b["ref_logprobs"][i, t] - b["logprobs"][i, t]
+            difference = b["reference_logprobs"][i, t] - b["logprobs"][i, t]
             k3 = math.exp(difference) - difference - 1
             terms.append(-min(ratio * advantage, clipped * advantage) + beta * k3)
         every += terms
@@ -74,7 +74,7 @@ def test_grpo_worked_by_hand():
 
 def test_kl_penalty_worked_by_hand():
     logprobs, mask = tensor([[-1.0]]), torch.tensor([[True]])
-    loss = GRPOLoss(beta=0.1)(logprobs, logprobs, tensor([0.0]), mask, ref_logprobs=tensor([[-1.0 + LN2]]))
+    loss = GRPOLoss(beta=0.1)(logprobs, logprobs, tensor([0.0]), mask, reference_logprobs=tensor([[-1.0 + LN2]]))
     assert loss.item() == pytest.approx(0.1 * (2.0 - LN2 - 1.0))
 
 
@@ -108,16 +108,16 @@ def test_advantages_of_every_allowed_shape_agree(aggregation):
 @pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(aggregation="token"), SFTLoss()], ids=str)
 def test_masked_tokens_have_no_value_and_exactly_no_gradient(loss, bad):
     clean = make_batch()
-    mask = clean["padding_mask"]
+    mask = clean["loss_mask"]
     dirty = {
-        name: value if name in ("padding_mask", "advantages") else torch.where(mask, value, bad)
+        name: value if name in ("loss_mask", "advantages") else torch.where(mask, value, bad)
         for name, value in clean.items()
     }
     gradients, values = [], []
     for batch in (clean, dirty):
         batch = dict(batch)
         logprobs = batch["logprobs"] = batch["logprobs"].clone().requires_grad_()
-        names = ("logprobs", "padding_mask") if isinstance(loss, SFTLoss) else tuple(batch)
+        names = ("logprobs", "loss_mask") if isinstance(loss, SFTLoss) else tuple(batch)
         value = loss(**{name: batch[name] for name in names})
         value.backward()
         values.append(value.item())
@@ -132,8 +132,8 @@ def test_masked_tokens_have_no_value_and_exactly_no_gradient(loss, bad):
 def test_sums_over_a_global_normalizer_add_up_however_the_batch_is_split(loss):
     batch = make_batch(episodes=6)
     if isinstance(loss, SFTLoss):
-        batch = {name: batch[name] for name in ("logprobs", "padding_mask")}
-    mask = batch["padding_mask"]
+        batch = {name: batch[name] for name in ("logprobs", "loss_mask")}
+    mask = batch["loss_mask"]
     count = mask.any(-1).sum() if loss.normalizer_unit == "episodes" else mask.sum()
     whole = loss(**batch)
     for size in (1, 2, 5, 6):
@@ -146,9 +146,9 @@ def test_the_gradient_at_ratio_one_is_the_policy_gradient():
     batch = make_batch()
     logprobs = batch["logprobs"].requires_grad_()
     batch["generator_logprobs"] = logprobs.detach().clone()
-    del batch["ref_logprobs"]
+    del batch["reference_logprobs"]
     GRPOLoss(aggregation="token")(**batch).backward()
-    expected = -batch["advantages"] * batch["padding_mask"] / batch["padding_mask"].sum()
+    expected = -batch["advantages"] * batch["loss_mask"] / batch["loss_mask"].sum()
     torch.testing.assert_close(logprobs.grad, expected)
 
 
@@ -156,7 +156,7 @@ def test_extreme_ratios_stay_finite():
     logprobs = tensor([[-1000.0, 0.0]]).requires_grad_()
     loss = GRPOLoss(beta=0.1)
     mask = torch.ones(1, 2, dtype=torch.bool)
-    value = loss(logprobs, tensor([[0.0, -1000.0]]), tensor([-1.0]), mask, ref_logprobs=tensor([[0.0, -1000.0]]))
+    value = loss(logprobs, tensor([[0.0, -1000.0]]), tensor([-1.0]), mask, reference_logprobs=tensor([[0.0, -1000.0]]))
     value.backward()
     assert math.isfinite(value.item())
     assert logprobs.grad.isfinite().all()
@@ -164,7 +164,7 @@ def test_extreme_ratios_stay_finite():
 
 def test_nothing_valid_gives_zero_and_no_gradient():
     batch = make_batch()
-    batch["padding_mask"] = torch.zeros_like(batch["padding_mask"])
+    batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     for loss in (GRPOLoss(), GRPOLoss(aggregation="token")):
         logprobs = batch["logprobs"] = batch["logprobs"].detach().requires_grad_()
         loss(**batch).backward()
@@ -177,6 +177,6 @@ def test_mistakes_are_refused_with_a_sentence():
     with pytest.raises(UserError, match="aggregation"):
         GRPOLoss(aggregation="mean")
     batch = make_batch()
-    del batch["ref_logprobs"]
-    with pytest.raises(UserError, match="ref_logprobs"):
+    del batch["reference_logprobs"]
+    with pytest.raises(UserError, match="reference_logprobs"):
         GRPOLoss(beta=0.1)(**batch)

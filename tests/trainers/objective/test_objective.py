@@ -15,10 +15,10 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
+from trainers.dapo import OverlongPunishment, is_truncated
 from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
-from trainers.objective.overlong import OverlongPunishment, is_truncated
 from trainers.setup.parser import parse
 
 TASK = Task(prompt=())
@@ -95,7 +95,7 @@ def test_a_first_token_of_a_row_is_no_target_of_a_reference() -> None:
     one = episode(1.0, tokens=3)
     bare = replace(one, turns=(replace(one.turns[0], prompt_ids=()),))
     (sample,) = make_objective(kl_reference="generator").samples([group(bare)])
-    assert sample.ref_logprobs == (-0.5, -0.5)
+    assert sample.reference_logprobs == (-0.5, -0.5)
 
 
 def test_faults_take_no_part() -> None:
@@ -137,9 +137,7 @@ def test_an_episode_without_a_turn_is_one_of_its_group() -> None:
 def test_every_page_has_an_objective_that_the_trainer_can_call(page: str) -> None:
     objective = made(page)
     assert objective.group_size == 8 and objective.kl_reference == ""
-    assert {"logprobs", "generator_logprobs", "advantages", "padding_mask", "normalizer"} <= LossCall(
-        objective.loss
-    ).names
+    assert {"logprobs", "generator_logprobs", "advantages", "loss_mask", "normalizer"} <= LossCall(objective.loss).names
     assert "entropy" not in LossCall(objective.loss).names
     assert "entropy" in LossCall(made(page, "--training.entropy_coef", "0.01").loss).names
 

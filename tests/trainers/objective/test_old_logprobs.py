@@ -22,8 +22,8 @@ from tests.trainers.titan.folders import VOCABULARY, make_folder
 from trainers.batching.batch import Sample
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.sample_maker import SampleMaker
+from trainers.losses import GSPOLoss
 from trainers.objective.advantages import group_relative
-from trainers.objective.losses import GSPOLoss
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.setup.meaning import about_ratio
@@ -152,8 +152,8 @@ def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str)
 
 def test_a_loss_of_the_users_own_has_them_where_it_names_them() -> None:
     on_gpu = ("--generator.with_gpus", "true")
-    assert plan("gspo", *on_gpu, "--loss", "trainers.objective.losses:SimpleGRPOLoss").old_logprobs == "generator"
-    assert plan("gspo", *on_gpu, "--loss", "trainers.objective.losses:SAPOLoss").old_logprobs == "trainer"
+    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss").old_logprobs == "generator"
+    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss").old_logprobs == "trainer"
     (*_, problem) = plan("gspo", *on_gpu, "--loss", "no_such:loss").problems
     assert "no_such" in problem
 

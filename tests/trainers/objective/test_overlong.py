@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from trainers.objective.overlong import OverlongPunishment
+from trainers.dapo import OverlongPunishment
 
 PAPER = OverlongPunishment(length=20480, buffer=4096 / 20480)
 

@@ -17,9 +17,9 @@ from tests.trainers.objective.loss_references import make_batch
 from trainers import dapo
 from trainers.config import TrainingConfig
 from trainers.grpo import Config, objective
+from trainers.losses import SimpleGRPOLoss
 from trainers.objective.advantages import centred
 from trainers.objective.loss_call import LossCall
-from trainers.objective.losses import SimpleGRPOLoss
 from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
 
 SOURCE = """
@@ -84,9 +84,11 @@ def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
     mine = with_own_parts(objective(config), config.training)
     assert mine.advantages([3.0, 1.0, 2.0]) == [2.0, 0.0, 1.0]
     assert mine.kl_reference == "generator", "there being no reference model"
-    assert LossCall(mine.loss).names == {"logprobs", "ref_logprobs", "advantages", "padding_mask"}
-    batch = {name: value for name, value in make_batch().items() if name != "generator_logprobs"}
-    assert mine.loss(**batch).item() == pytest.approx(SimpleGRPOLoss()(**batch).item())
+    assert LossCall(mine.loss).names == {"logprobs", "reference_logprobs", "advantages", "loss_mask"}
+    batch = make_batch()
+    given = {"ref_logprobs": batch["reference_logprobs"], "padding_mask": batch["loss_mask"]}
+    given |= {name: batch[name] for name in ("logprobs", "advantages")}
+    assert mine.loss(**given).item() == pytest.approx(SimpleGRPOLoss()(**given).item())
 
 
 def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str) -> None:
@@ -132,7 +134,7 @@ def test_without_own_parts_nothing_changes() -> None:
 
 
 def test_functions_and_objects_are_losses_too(file: str) -> None:
-    assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "padding_mask", "advantages"}
+    assert LossCall(load_loss(f"{file}:plain")).names == {"logprobs", "loss_mask", "advantages"}
     call = LossCall(load_loss(f"{file}:PerEpisode"))
     assert call.names == {"logprobs", "normalizer"} and call.units(tokens=9, episodes=2) == 2
 
@@ -180,5 +182,5 @@ def test_a_module_that_is_not_there() -> None:
 
 
 def test_losses_of_this_package_can_be_named() -> None:
-    loss = load_loss("trainers.objective.losses:SimpleGRPOLoss")
+    loss = load_loss("trainers.losses:SimpleGRPOLoss")
     assert "entropy" not in LossCall(loss).names and isinstance(loss.loss, torch.nn.Module)  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from tests.trainers.objective.four_arguments import MyLoss
 from trainers.batching.batch import Sample
-from trainers.objective.losses import GRPOLoss
+from trainers.losses import GRPOLoss
 from trainers.run.trainer_actor import spawn_trainer
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -110,12 +110,16 @@ def make_batch(seed: int, ranks: int = 2) -> tuple[list[dict[str, Tensor]], list
             end = before + length
             row = Row(
                 token_ids=tuple(tokens[i, :end].tolist()),
-                mask=(False,) * before + (True,) * length,
-                logprobs=(0.0,) * before + tuple(sampled[i, :length].tolist()),
+                loss_mask=(False,) * before + (True,) * length,
+                generator_logprobs=(0.0,) * before + tuple(sampled[i, :length].tolist()),
                 versions=(-1,) * end,
             )
             samples.append(
-                Sample(rows=(row,), advantage=advantages[i].item(), ref_logprobs=tuple(reference[i, :length].tolist()))
+                Sample(
+                    rows=(row,),
+                    advantage=advantages[i].item(),
+                    reference_logprobs=tuple(reference[i, :length].tolist()),
+                )
             )
     return inputs, targets, samples
 

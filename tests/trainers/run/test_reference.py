@@ -44,7 +44,9 @@ def expected(folder: Path, temperature: float, changes: dict[str, torch.Tensor] 
             with torch.no_grad():
                 logits = model(torch.tensor([row.token_ids])).logits[0]
             logprobs = (logits / temperature).log_softmax(-1)
-            values += [logprobs[i - 1, row.token_ids[i]].item() for i in range(1, len(row.token_ids)) if row.mask[i]]
+            values += [
+                logprobs[i - 1, row.token_ids[i]].item() for i in range(1, len(row.token_ids)) if row.loss_mask[i]
+            ]
         found.append(values)
     return found
 

@@ -43,7 +43,7 @@ def test_a_size_that_is_given_counts() -> None:
 def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
     asked = "--generator.worker_process"
     assert settings(*GPU, asked).worker_process and not settings(*GPU).worker_process
-    assert not settings(asked).apart
+    assert not settings(asked).has_worker_processes
 
 
 def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:

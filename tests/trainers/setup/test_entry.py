@@ -24,13 +24,10 @@ async def never(plan: RunPlan) -> None:
     raise AssertionError("nothing may start")
 
 
-def start(
-    *options: str, cwd: Path = ROOT, path: tuple[Path, ...] = (), page: str = "grpo"
-) -> subprocess.CompletedProcess[str]:
-    """Run `python -m trainers.PAGE` as a user does."""
-    command = [sys.executable, "-m", f"trainers.{page}", *options]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+def start(*options: str, algorithm: str = "grpo") -> int:
+    """Call what `python -m trainers.ALGORITHM` calls; returns the exit code."""
+    module = importlib.import_module(f"trainers.{algorithm}")
+    return main(module.Config, module.train, options)
 
 
 def assert_one_sentence(errors: str, *words: str) -> None:
@@ -39,42 +36,44 @@ def assert_one_sentence(errors: str, *words: str) -> None:
     assert [word for word in words if word not in sentence] == []
 
 
-# ---- mistakes, in a real process ----
-
-
-def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
-    model, output = tmp_path / "model", tmp_path / "run"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    done = start("--env", "math", "--model", str(model), "--output", str(output))
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, str(model), "tokenizer.json")
-    assert not output.exists()  # the next try may use the same folder
-
-
-def test_an_output_folder_that_holds_something(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    done = start("--env", "math", "--output", str(tmp_path))
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, str(tmp_path), "not empty")
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+# ---- mistakes that only the run itself can notice ----
 
 
 def test_a_foreign_package_of_our_name(tmp_path: Path) -> None:
+    """In a process of its own, as a user starts it: the foreign package is imported in the place of ours."""
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("")
-    done = start("--env", "math", cwd=tmp_path, path=(tmp_path, ROOT))
+    command = [sys.executable, "-m", "trainers.grpo", "--env", "math"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert_one_sentence(done.stderr, "'agents'", str(tmp_path / "agents"), str(ROOT))
 
 
-@pytest.mark.parametrize("page", ["reinforce", "sft"])
-def test_a_loss_that_is_not_there_or_not_used(tmp_path: Path, page: str) -> None:
-    output = tmp_path / "run"
-    done = start("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(output), page=page)
-    assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, {"reinforce": "no_such_module", "sft": "--loss"}[page])
-    assert not output.exists()
+def test_a_model_folder_without_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    assert start("--env", "math", "--model", str(model), "--output", str(output)) == 2
+    assert_one_sentence(capsys.readouterr().err, str(model), "tokenizer.json")
+    assert not output.exists()  # the next try may use the same folder
+
+
+def test_an_output_folder_that_holds_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    assert start("--env", "math", "--output", str(tmp_path)) == 2
+    assert_one_sentence(capsys.readouterr().err, str(tmp_path), "not empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize(("algorithm", "word"), [("reinforce", "no_such_module"), ("sft", "--loss")])
+def test_a_loss_that_is_not_there_or_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, word: str
+) -> None:
+    options = ("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(tmp_path / "run"))
+    assert start(*options, algorithm=algorithm) == 2
+    assert_one_sentence(capsys.readouterr().err, word)
+    assert not (tmp_path / "run").exists()
 
 
 # ---- mistakes, through main() ----

@@ -112,8 +112,8 @@ def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None
 
     assert "ref_model" not in services()
     assert "ref_model" in services("--grpo.beta=0.1")
-    assert "ref_model" in services("--loss", "trainers.objective.plain_losses:SimpleGRPOLoss")
-    assert "ref_model" not in services("--grpo.beta=0.1", "--loss", "trainers.objective.losses:SFTLoss")
+    assert "ref_model" in services("--loss", "trainers.losses:SimpleGRPOLoss")
+    assert "ref_model" not in services("--grpo.beta=0.1", "--loss", "trainers.losses:SFTLoss")
 
 
 # ---- what the settings come to ----

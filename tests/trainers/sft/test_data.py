@@ -68,7 +68,7 @@ async def play(factory: EnvFactory, agent: ScriptedAgent, number: int) -> Episod
 
 
 def learned(model: Path, rows: Sequence[Row]) -> str:
-    ids = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    ids = [token for row in rows for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
     return FastTokenizer(model).decode(ids)
 
 
@@ -442,7 +442,10 @@ async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Pat
 @settings(deadline=None)
 @given(st.lists(st.integers(2, 30), max_size=40), st.integers(1, 60))
 def test_batches_keep_order_and_budget(lengths: list[int], budget: int) -> None:
-    samples = [Sample(rows=(Row(token_ids=(1,) * n, mask=(True,) * n, logprobs=(), versions=()),)) for n in lengths]
+    samples = [
+        Sample(rows=(Row(token_ids=(1,) * n, loss_mask=(True,) * n, generator_logprobs=(), versions=()),))
+        for n in lengths
+    ]
     batches = list(token_batches(samples, budget))
     assert [sample for batch in batches for sample in batch] == samples
     assert all(len(batch) == 1 or sum(map(count_tokens, batch)) <= budget for batch in batches)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from forge_env.core.episode import Row
 from trainers.batching.batch import MicroBatch, Sample, pack
-from trainers.objective.loss_call import LossCall
-from trainers.objective.losses import (
+from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
     GRPOLoss,
@@ -32,6 +31,7 @@ from trainers.objective.losses import (
     SFTLoss,
     SimpleGRPOLoss,
 )
+from trainers.objective.loss_call import LossCall
 
 VOCABULARY, WIDTH = 7, 3
 POLICY: dict[str, Callable[..., nn.Module]] = {
@@ -132,15 +132,20 @@ def rows(draw: st.DrawFn, logprobs: st.SearchStrategy[float]) -> Row:
     mask = [draw(st.booleans()) for _ in tokens] if draw(st.integers(0, 4)) else [False] * len(tokens)
     return Row(
         token_ids=tuple(tokens),
-        mask=tuple(mask),
-        logprobs=tuple(draw(logprobs) if sampled else 0.0 for sampled in mask),
+        loss_mask=tuple(mask),
+        generator_logprobs=tuple(draw(logprobs) if sampled else 0.0 for sampled in mask),
         versions=tuple(0 if sampled else -1 for sampled in mask),
     )
 
 
 def sampled_targets(sample: Sample) -> list[float]:
     """Generator logprobs of an episode's sampled targets."""
-    return [value for row in sample.rows for value, m in zip(row.logprobs[1:], row.mask[1:], strict=True) if m]
+    return [
+        value
+        for row in sample.rows
+        for value, m in zip(row.generator_logprobs[1:], row.loss_mask[1:], strict=True)
+        if m
+    ]
 
 
 HONEST = st.floats(-3.5, -0.5)
@@ -159,7 +164,7 @@ def samples(draw: st.DrawFn, logprobs: st.SearchStrategy[float] = BROKEN) -> lis
         per_token = draw(st.booleans()) and draw(st.booleans())
         advantage: Any = tuple(draw(some) for _ in range(count)) if per_token else draw(some)
         ref = tuple(draw(HONEST) for _ in range(count))
-        found.append(replace(sample, advantage=advantage, ref_logprobs=ref))
+        found.append(replace(sample, advantage=advantage, reference_logprobs=ref))
     return found
 
 
@@ -222,15 +227,17 @@ def without_broken(sample: Sample) -> Sample:
     """The same episode with its broken tokens given, not sampled."""
     finite = [math.isfinite(value) for value in sampled_targets(sample)]
     changed = {}
-    for field in ("advantage", "ref_logprobs", "old_logprobs"):
+    for field in ("advantage", "reference_logprobs", "old_logprobs"):
         value = getattr(sample, field)
         if isinstance(value, tuple):
             changed[field] = tuple(v for v, fine in zip(value, finite, strict=True) if fine)
     kept = tuple(
         replace(
             row,
-            mask=tuple(m and math.isfinite(value) for m, value in zip(row.mask, row.logprobs, strict=True)),
-            logprobs=tuple(value if math.isfinite(value) else 0.0 for value in row.logprobs),
+            loss_mask=tuple(
+                m and math.isfinite(value) for m, value in zip(row.loss_mask, row.generator_logprobs, strict=True)
+            ),
+            generator_logprobs=tuple(value if math.isfinite(value) else 0.0 for value in row.generator_logprobs),
         )
         for row in sample.rows
     )
@@ -247,7 +254,9 @@ def test_extreme_ratios_give_finite_losses_and_gradients(given_samples, old, dat
         given_samples = [
             replace(s, old_logprobs=tuple(data.draw(EXTREME) for _ in sampled_targets(s))) for s in given_samples
         ]
-    given_samples = [replace(s, ref_logprobs=tuple(data.draw(EXTREME) for _ in s.ref_logprobs)) for s in given_samples]
+    given_samples = [
+        replace(s, reference_logprobs=tuple(data.draw(EXTREME) for _ in s.reference_logprobs)) for s in given_samples
+    ]
     for name, make in LOSSES.items():
         note(name)
         value, gradients, by_token = train(given_samples, make())
@@ -259,9 +268,9 @@ def test_extreme_ratios_give_finite_losses_and_gradients(given_samples, old, dat
 class MyLoss:
     """What a user may write: four arguments, and the mean over the tokens that it was given."""
 
-    def __call__(self, logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, padding_mask: Tensor) -> Tensor:
-        per_token = -(logprobs - logprobs.detach()).exp() * advantages + 0.1 * (logprobs - ref_logprobs) ** 2
-        return (per_token * padding_mask).sum() / padding_mask.sum()
+    def __call__(self, logprobs: Tensor, reference_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
+        per_token = -(logprobs - logprobs.detach()).exp() * advantages + 0.1 * (logprobs - reference_logprobs) ** 2
+        return (per_token * loss_mask).sum() / loss_mask.sum()
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
@@ -275,7 +284,10 @@ def test_a_users_local_mean_becomes_the_mean_over_everything(given_samples, max_
 def test_the_split_is_a_real_one():
     """Otherwise the tests above would compare a batch with itself."""
     row = Row(
-        token_ids=(1, 2, 3, 4), mask=(False, True, True, True), logprobs=(0.0, -1.0, -2.0, -1.5), versions=(-1, 0, 0, 0)
+        token_ids=(1, 2, 3, 4),
+        loss_mask=(False, True, True, True),
+        generator_logprobs=(0.0, -1.0, -2.0, -1.5),
+        versions=(-1, 0, 0, 0),
     )
     given_samples = [Sample(rows=(row, row), advantage=float(n)) for n in range(4)]
     limits = {"max_tokens": 6, "pad_id": 0, "ranks": 2}

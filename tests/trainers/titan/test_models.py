@@ -21,7 +21,7 @@ from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULARY, make_folder
 from trainers.batching.batch import Sample
-from trainers.objective.losses import SFTLoss
+from trainers.losses import SFTLoss
 from trainers.titan import model as titan_model
 from trainers.titan.families import read_config
 from trainers.titan.trainer import TitanSettings, TitanTrainer
@@ -80,7 +80,10 @@ def random_tokens(seed: int = 0, shape: tuple[int, int] = (3, 100)) -> torch.Ten
 def some_samples() -> list[Sample]:
     rows = [tuple(row.tolist()) for row in random_tokens(5, (6, 20))]
     mask = (False, *[True] * 19)
-    return [Sample(rows=(Row(token_ids=row, mask=mask, logprobs=(-4.0,) * 20, versions=(0,) * 20),)) for row in rows]
+    return [
+        Sample(rows=(Row(token_ids=row, loss_mask=mask, generator_logprobs=(-4.0,) * 20, versions=(0,) * 20),))
+        for row in rows
+    ]
 
 
 def change_config(folder: Path, **changes: Any) -> Path:

@@ -36,7 +36,7 @@ from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
-from trainers.objective.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
+from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -103,8 +103,8 @@ def make_samples(count: int = 8, seed: int = 0) -> list[Sample]:
         mask = tuple(rng.random() < 0.6 and i > 0 for i in range(n))
         return Row(
             token_ids=tuple(rng.randrange(VOCABULARY) for _ in range(n)),
-            mask=mask,
-            logprobs=tuple(rng.gauss(-4.5, 0.1) if m else 0.0 for m in mask),
+            loss_mask=mask,
+            generator_logprobs=tuple(rng.gauss(-4.5, 0.1) if m else 0.0 for m in mask),
             versions=tuple(0 if m else -1 for m in mask),
         )
 
@@ -124,7 +124,7 @@ def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: floa
         with torch.no_grad():
             logits = model(torch.tensor([row.token_ids])).logits[0] / temperature
         table = logits.log_softmax(-1)
-        values += [table[i - 1, row.token_ids[i]].item() for i in range(1, len(row.mask)) if row.mask[i]]
+        values += [table[i - 1, row.token_ids[i]].item() for i in range(1, len(row.loss_mask)) if row.loss_mask[i]]
     return values
 
 
@@ -140,7 +140,7 @@ def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
 def test_logprobs_equal_those_of_transformers(any_model, make_trainer, pack_length, temperature):
     reference = Qwen3ForCausalLM.from_pretrained(any_model)
     trainer = make_trainer(any_model, pack_length=pack_length, max_tokens_per_micro_batch=100)
-    unsampled = Row(token_ids=(1, 2), mask=(False, False), logprobs=(0.0, 0.0), versions=(-1, -1))
+    unsampled = Row(token_ids=(1, 2), loss_mask=(False, False), generator_logprobs=(0.0, 0.0), versions=(-1, -1))
     samples = [*make_samples(), Sample(rows=(unsampled,))]
     ours = trainer.logprobs(samples, temperature)
     for sample, values in zip(samples, ours, strict=True):
@@ -262,13 +262,13 @@ def test_samples_without_an_advantage_change_nothing_but_the_denominators(model,
 
 @pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(entropy_coef=0.01), local_mean, MyLoss()])
 def test_what_learns_from_samples_without_an_advantage_is_given_them(model, make_trainer, loss):
-    samples = [dataclasses.replace(s, advantage=0.0, ref_logprobs=(-4.0,) * sampled(s)) for s in make_samples(3)]
+    samples = [dataclasses.replace(s, advantage=0.0, reference_logprobs=(-4.0,) * sampled(s)) for s in make_samples(3)]
     metrics = make_trainer(model).train_step(samples, loss)
     assert metrics["tokens_left_out"] == 0 and metrics["grad_norm"] > 0
 
 
 def sampled(sample: Sample) -> int:
-    return sum(sum(row.mask[1:]) for row in sample.rows)
+    return sum(sum(row.loss_mask[1:]) for row in sample.rows)
 
 
 def test_the_step_equals_one_of_plain_torch(model, make_trainer):
@@ -279,10 +279,10 @@ def test_the_step_equals_one_of_plain_torch(model, make_trainer):
     for sample in samples:
         for row in sample.rows:
             table = reference(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
-            for i in range(1, len(row.mask)):
-                if row.mask[i]:
+            for i in range(1, len(row.loss_mask)):
+                if row.loss_mask[i]:
                     logprob = table[i - 1, row.token_ids[i]]
-                    ratio = (logprob - row.logprobs[i]).exp()
+                    ratio = (logprob - row.generator_logprobs[i]).exp()
                     total = total - torch.minimum(ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage)
                     count += 1
     loss = total / count
@@ -344,8 +344,8 @@ def test_metrics_at_the_generator_itself_say_on_policy(model, make_trainer):
         rows = tuple(
             Row(
                 token_ids=row.token_ids,
-                mask=row.mask,
-                logprobs=tuple(next(left) if m else 0.0 for m in row.mask),
+                loss_mask=row.loss_mask,
+                generator_logprobs=tuple(next(left) if m else 0.0 for m in row.loss_mask),
                 versions=row.versions,
             )
             for row in sample.rows
@@ -363,10 +363,10 @@ def test_metrics_at_the_generator_itself_say_on_policy(model, make_trainer):
 def test_reference_logprobs_reach_the_loss(model, make_trainer):
     trainer = make_trainer(model)
     samples = make_samples()
-    with pytest.raises(UserError, match="ref_logprobs"):
+    with pytest.raises(UserError, match="reference_logprobs"):
         trainer.train_step(samples, GRPOLoss(beta=0.1))
     with_ref = [
-        Sample(rows=s.rows, advantage=0.0, ref_logprobs=tuple(v - 0.5 for v in values))
+        Sample(rows=s.rows, advantage=0.0, reference_logprobs=tuple(v - 0.5 for v in values))
         for s, values in zip(samples, trainer.logprobs(samples), strict=True)
     ]
     metrics = trainer.train_step(with_ref, GRPOLoss(beta=0.1))
@@ -388,7 +388,12 @@ def test_entropy_is_given_with_gradient_when_named(model, make_trainer):
 def test_without_a_valid_token_nothing_changes(model, make_trainer):
     trainer = make_trainer(model)
     before = weights(trainer)
-    row = Row(token_ids=(1, 2, 3), mask=(False, False, True), logprobs=(0.0, 0.0, math.nan), versions=(-1, -1, 0))
+    row = Row(
+        token_ids=(1, 2, 3),
+        loss_mask=(False, False, True),
+        generator_logprobs=(0.0, 0.0, math.nan),
+        versions=(-1, -1, 0),
+    )
     for samples in ([], [Sample(rows=(row,), advantage=1.0)]):
         metrics = trainer.train_step(samples, GRPOLoss())
         assert metrics["skipped"] == 1.0 and metrics["tokens"] == 0.0
@@ -444,14 +449,16 @@ def test_a_temperature_of_zero_and_a_foreign_token_are_refused(model, make_train
     trainer = make_trainer(model)
     with pytest.raises(UserError, match="temperature"):
         trainer.train_step(make_samples(), GRPOLoss(), temperature=0.0)
-    row = Row(token_ids=(1, VOCABULARY), mask=(False, True), logprobs=(0.0, -1.0), versions=(-1, 0))
+    row = Row(token_ids=(1, VOCABULARY), loss_mask=(False, True), generator_logprobs=(0.0, -1.0), versions=(-1, 0))
     with pytest.raises(InvariantError, match="vocabulary"):
         trainer.train_step([Sample(rows=(row,))], GRPOLoss())
 
 
 def test_rows_longer_than_the_model_are_refused(model, make_trainer):
     n = 129
-    row = Row(token_ids=(1,) * n, mask=(False,) + (True,) * (n - 1), logprobs=(0.0,) * n, versions=(0,) * n)
+    row = Row(
+        token_ids=(1,) * n, loss_mask=(False,) + (True,) * (n - 1), generator_logprobs=(0.0,) * n, versions=(0,) * n
+    )
     with pytest.raises(UserError, match="max_position_embeddings=128"):
         make_trainer(model).logprobs([Sample(rows=(row,))])
 
@@ -720,11 +727,13 @@ def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, mat
 
 
 CASES = {
+    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
+    "tp-tied": ("tied", {"tp": 2}),
+}
+MORE_CASES = {
     "fsdp-untied": ("untied", {"dp_shard": 2}),
     "fsdp-tied": ("tied", {"dp_shard": 2}),
-    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
     "tp-untied": ("untied", {"tp": 2}),
-    "tp-tied": ("tied", {"tp": 2}),
 }
 FAMILY_CASES = {
     "llama-fsdp": ("llama-3.2", {"dp_shard": 2}),
@@ -759,7 +768,7 @@ def losses_of_ten_steps(trainer: TitanTrainer, loss: nn.Module) -> list[float]:
     curve = []
     for step in range(10):
         samples = [
-            dataclasses.replace(sample, ref_logprobs=(-4.5,) * sum(sum(row.mask) for row in sample.rows))
+            dataclasses.replace(sample, reference_logprobs=(-4.5,) * sum(sum(row.loss_mask) for row in sample.rows))
             for sample in make_samples(5, seed=step)
         ]
         curve.append(trainer.train_step(samples, loss)["loss"])
@@ -788,10 +797,18 @@ def be_a_rank(root: Path) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> Path:
     """What two processes left behind, one folder per case."""
-    root = tmp_path_factory.mktemp("ranks")
+    return run_ranks(make_models(tmp_path_factory.mktemp("ranks")), CASES)
+
+
+@pytest.fixture(scope="module")
+def two_ranks_of_more_cases(tmp_path_factory) -> Path:
+    return run_ranks(make_models(tmp_path_factory.mktemp("more-ranks")), MORE_CASES, TEN_STEPS)
+
+
+def make_models(root: Path) -> Path:
     make_model(root / "untied", tied=False)
     make_model(root / "tied", tied=True)
-    return run_ranks(root, CASES, TEN_STEPS)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -829,6 +846,12 @@ def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_two_ranks_of_more_cases_take_the_steps_of_one(two_ranks_of_more_cases, make_trainer, case):
+    compare_with_one(two_ranks_of_more_cases / MORE_CASES[case][0], two_ranks_of_more_cases / case, make_trainer)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", FAMILY_CASES)
 def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, make_trainer, case):
@@ -853,13 +876,14 @@ def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
     assert resumed | {"seconds": 0} == pytest.approx(alone["metrics"][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
 
 
+@pytest.mark.slow  # the quick test of ten steps on two ranks is that of the trainer's actor
 @pytest.mark.parametrize("loss", LOSSES)
-def test_two_ranks_have_the_loss_curve_of_one(two_ranks, make_trainer, loss):
+def test_two_ranks_have_the_loss_curve_of_one(two_ranks_of_more_cases, make_trainer, loss):
     """The one process takes its steps whole, the ranks in several micro-batches: a local mean must not show it."""
-    alone = losses_of_ten_steps(make_trainer(two_ranks / "untied"), LOSSES[loss])
+    alone = losses_of_ten_steps(make_trainer(two_ranks_of_more_cases / "untied"), LOSSES[loss])
     assert max(alone) - min(alone) > 1e-2
     for rank in (0, 1):
-        curves = json.loads((two_ranks / f"curves-{rank}.json").read_text())
+        curves = json.loads((two_ranks_of_more_cases / f"curves-{rank}.json").read_text())
         for case in TEN_STEPS:
             assert curves[f"{case}, {loss}"] == pytest.approx(alone, abs=1e-5), case
 

@@ -1,0 +1,67 @@
+"""Opens the agents "scripted:..." and "openai:..." of `forge_env.registry.agent_spec`; neither needs an engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from agents.scripted import scripted_agent
+from forge_env.core.errors import UserError
+from forge_env.core.protocols import ANSWER_SECONDS, Agent
+from forge_env.registry.registry import env_class
+
+if TYPE_CHECKING:
+    from forge_env.registry.agent_spec import AgentSettings
+
+
+@asynccontextmanager
+async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open scripted:expert, scripted:null or scripted:module:function.
+
+    Raises:
+        UserError: when there is no such script, or for a setting that only models have.
+    """
+    if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
+        raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
+    if settings.idle_seconds is not None:
+        raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
+    if script == "expert" and not hasattr(env_class(settings.env), "expert"):
+        raise UserError(
+            f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
+            "scripted:FILE.py:FUNCTION, or give the environment a staticmethod expert(messages)"
+        )
+    seconds = ANSWER_SECONDS if settings.answer_seconds is None else settings.answer_seconds
+    yield scripted_agent(settings.env, script, answer_seconds=seconds)
+
+
+@asynccontextmanager
+async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open openai:MODEL@BASE_URL, or openai:MODEL for OpenAI's endpoint. The API key comes from the environment only.
+
+    Raises:
+        UserError: for a malformed address, a missing key, or a setting that endpoints do not have.
+    """
+    from agents.chat.agent import OPENAI, TIMEOUT, ChatAgent
+
+    if settings.deterministic:
+        raise UserError(
+            "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
+        )
+    model, _, url = re.sub(r"@(?=https?://)", "\0", endpoint, count=1).partition("\0")
+    agent = ChatAgent(
+        model,
+        url or OPENAI,
+        api_key_env=settings.api_key_env,
+        temperature=settings.temperature,
+        extra_body={} if settings.top_p is None else {"top_p": settings.top_p},
+        max_concurrency=settings.concurrency,
+        requests_per_minute=settings.requests_per_minute,
+        timeout=TIMEOUT if settings.answer_seconds is None else settings.answer_seconds,
+        idle_timeout=settings.idle_seconds,
+        # For a streamed answer the client sets no total time-out; the agent's limit applies.
+        answer_seconds=None if settings.idle_seconds is None else settings.answer_seconds,
+    )
+    async with agent:
+        yield agent

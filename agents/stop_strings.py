@@ -1,0 +1,45 @@
+"""Stop strings: they are given as text, and the completion is truncated at a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from forge_env.core.types import Completion
+
+
+def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
+    """Return the completion up to and with the token that completes the first stop string.
+
+    The decision to stop depends only on the tokens before it. So the kept tokens were sampled as if generation had
+    ended there, and their logprobs stay valid.
+    """
+    ids = completion.token_ids
+
+    def stops(count: int) -> bool:
+        text = decode(ids[:count])
+        return any(string in text for string in stop)
+
+    if not stops(len(ids)):
+        return completion
+    low, high = 1, len(ids)  # the least count that stops; decoding more tokens never removes text
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if stops(middle) else (middle + 1, high)
+    return replace(
+        completion,
+        token_ids=ids[:low],
+        logprobs=completion.generator_logprobs[:low],
+        versions=_first(completion.versions, low),
+        finish_reason="stop",
+    )
+
+
+def _first(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
+    """The version spans of the first `count` tokens."""
+    kept: list[tuple[int, int]] = []
+    for version, length in versions:
+        if count > 0:
+            kept.append((version, min(length, count)))
+        count -= length
+    return tuple(kept)

@@ -1,0 +1,143 @@
+"""EnvActor: runs groups of episodes on its own event loop, in its own process, tokenising and parsing there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forge_env.core.episode import Group
+from forge_env.core.errors import first_error
+from forge_env.core.faults import FaultPolicy
+from forge_env.core.protocols import Agent
+from forge_env.core.types import EpisodeLimits, Task
+from forge_env.registry.registry import load
+from forge_env.rollout.factory import make
+from forge_env.rollout.lockstep import Wave
+from forge_env.rollout.rollout import run_group
+from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
+from forge_env.utils.garbage import relax_collector
+
+AgentSpec = tuple[str, Mapping[str, Any]]
+"""("module:Class", keyword arguments) of an agent: environments do not import agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of sibling episodes to run. Example: ``GroupSpec(task=task, agent="policy", count=8, seed=3)``"""
+
+    task: Task
+    agent: str
+    """Name of an agent of the actor."""
+    count: int
+    """Episodes of the group."""
+    seed: int
+    group_id: str = ""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    is_measured: bool = False
+    """Whether the group measures something; then a TIMEOUT is a result like others, and not run again."""
+
+
+class EnvActor(ForgeActor):
+    """Runs episodes of one environment with any of its agents.
+
+    Args:
+        env: a registered name, or a "module:Class".
+        options: of the environment.
+        agents: by name.
+        limits: of each episode.
+        on_fault: which episodes that failed are run again.
+    """
+
+    idempotent = frozenset({"run_group", "run_wave"})  # a group that a dead process had begun is lost with it
+
+    def __init__(
+        self,
+        *,
+        env: str,
+        options: Mapping[str, Any],
+        agents: Mapping[str, AgentSpec],
+        limits: EpisodeLimits,
+        on_fault: FaultPolicy,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self._env = env
+        self._options = options
+        self._specs = agents
+        self._limits = limits
+        self._on_fault = on_fault
+        self._agents: dict[str, Agent] = {}
+        self._stack = AsyncExitStack()
+        self._ended = 0
+
+    async def on_start(self) -> None:
+        relax_collector()
+        self._factory = await self._stack.enter_async_context(make(self._env, **self._options))
+        self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
+
+    async def on_finish(self) -> None:
+        await self._stack.aclose()
+
+    @long_endpoint
+    async def run_group(
+        self,
+        task: Task,
+        *,
+        agent: str,
+        count: int,
+        seed: int,
+        group_id: str,
+        env_options: Mapping[str, Any],
+        is_measured: bool = False,
+    ) -> Group:
+        """Run `count` sibling episodes of a task, see `GroupSpec`; many calls run at once."""
+        return await self._run(
+            GroupSpec(
+                task=task,
+                agent=agent,
+                count=count,
+                seed=seed,
+                group_id=group_id,
+                env_options=env_options,
+                is_measured=is_measured,
+            )
+        )
+
+    @long_endpoint
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
+        """Run groups, all of them in lockstep where the agent's policy can, see `Wave`."""
+        async with Wave(sum(spec.count for spec in specs)) as wave:
+            try:
+                async with asyncio.TaskGroup() as running:
+                    groups = [running.create_task(self._run(spec, wave.episode)) for spec in specs]
+            except* Exception as errors:
+                raise first_error(errors) from None
+        return [group.result() for group in groups]
+
+    @concurrent_endpoint
+    async def ended(self) -> int:
+        """Return how many episodes have ended here so far, those of unfinished groups included."""
+        return self._ended
+
+    async def _run(self, spec: GroupSpec, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Group:
+        @contextmanager
+        def counted() -> Iterator[None]:
+            with around():
+                yield
+            self._ended += 1
+
+        return await run_group(
+            self._factory,
+            self._agents[spec.agent],
+            spec.task,
+            count=spec.count,
+            seed=spec.seed,
+            group_id=spec.group_id,
+            limits=self._limits,
+            on_fault=replace(self._on_fault, refills_timeouts=not spec.is_measured),
+            env_options=spec.env_options,
+            around=counted,
+        )

@@ -1,0 +1,226 @@
+"""Rows of data sets of programs as tasks: the shapes of HumanEval, MBPP, APPS and LiveCodeBench."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.code_exec.assert_suites import read_suite
+from envs.code_exec.asserts import called_function, read_asserts, read_check
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+
+Row = Mapping[str, Any]
+Tests = list[dict[str, Any]]
+
+SYSTEM = "Try code with the python tool, then answer with the whole program in one Python code block."
+MAX_VALUE_CHARACTERS = 60_000
+"""Of an expected value: more than this a call in the sandbox cannot hand back."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class BadRow(ValueError):
+    """A row that cannot be read; the text says why."""
+
+
+class NoTests(Exception):
+    """A row without anything that an answer could be tested by here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A data set's fields, and how a row becomes a question and a target."""
+
+    needed: Sequence[tuple[str, ...]]
+    """Fields that a row must have, each with its other names."""
+    read: Callable[[Row], tuple[str, dict[str, Any], str]]
+    """Returns the question, the target and a right answer, which may be empty."""
+
+    def fits(self, row: Row) -> bool:
+        return all(any(row.get(name) is not None for name in names) for names in self.needed)
+
+
+def task_of(row: Row, *, where: str) -> Task | None:
+    """Make a task of a row; None of one without tests, as APPS has some.
+
+    Raises:
+        UserError: its shape is not known, or what it holds cannot be read.
+        CannotRunApart: its asserts only mean something in one process with the answer.
+    """
+    name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
+    if name is None:
+        raise UserError(f"{where} has the fields {', '.join(row) or 'none'}; {_shapes()}")
+    try:
+        question, target, solution = SHAPES[name].read(row)
+    except NoTests:
+        return None
+    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
+        raise UserError(f"{where} looks like {name} and cannot be read: {error}") from error
+    if not target["tests"]:
+        return None
+    for test in target["tests"]:
+        if test["type"] == "asserts":
+            read_suite(test["code"], target["prelude"], solution)
+    # The last one says that no answer reaches its own verdict. It stays because a task's id is a hash of all this.
+    metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
+    return Task(prompt=({"role": "user", "content": question},), target=target, metadata=metadata)
+
+
+def _shapes() -> str:
+    shapes = (f"{name} has {', '.join(' or '.join(names) for names in shape.needed)}" for name, shape in SHAPES.items())
+    return "the known shapes: " + "; ".join(shapes)
+
+
+# ---- HumanEval ----
+
+
+def _human_eval(row: Row) -> tuple[str, dict[str, Any], str]:
+    prompt, entry_point = row["prompt"], row["entry_point"]
+    question = f"Complete the function {entry_point}, and answer with all of it.\n\n```python\n{prompt.strip()}\n```"
+    target = {"prelude": _without(prompt, entry_point), "tests": read_check(row["test"], entry_point)}
+    solution = row.get("canonical_solution") or ""
+    return question, target, prompt + solution if solution else ""
+
+
+def _without(source: str, function: str) -> str:
+    """Return the imports and helpers of a prompt, without the stub: it would return None where the answer has none."""
+    module = ast.parse(source)
+    module.body = [n for n in module.body if not (isinstance(n, ast.FunctionDef) and n.name == function)]
+    return ast.unparse(module)
+
+
+# ---- MBPP ----
+
+
+def _mbpp(row: Row) -> tuple[str, dict[str, Any], str]:
+    """The first assert is shown, as it says how the function is called; where there are others, only they are tests."""
+    sources = [*row["test_list"], *(row.get("challenge_test_list") or ())]
+    tests = read_asserts(sources)
+    if not tests:
+        raise NoTests
+    text = str(row.get("text") or row["prompt"]).strip()
+    question = f"{text}\nThe function is {called_function(tests)}."
+    if len(sources) > 1:
+        tests = read_asserts(sources[1:])
+        question += f" An example:\n\n```python\n{sources[0].strip()}\n```"
+    prelude = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""])
+    return question, {"prelude": prelude, "tests": tests}, row.get("code") or ""
+
+
+# ---- APPS ----
+
+
+def _apps(row: Row) -> tuple[str, dict[str, Any], str]:
+    cases = _json(row["input_output"]) or {}
+    name = cases.get("fn_name")
+    starter = row.get("starter_code") or ""
+    pairs = list(zip(cases.get("inputs") or (), cases.get("outputs") or (), strict=True))
+    if name is None:
+        tests: Tests = [{"type": "stdin", "stdin": _text(given), "stdout": _text(printed)} for given, printed in pairs]
+    else:
+        tests = [_json_call(_called(name, starter), given, _one_of(result)) for given, result in pairs]
+    solutions = _json(row.get("solutions")) or [""]
+    return _question(row["question"], starter, name), {"tests": _that_fit(tests)}, solutions[0]
+
+
+def _text(given: Any) -> str:
+    """APPS has some inputs and outputs as lists of lines."""
+    return given if isinstance(given, str) else "\n".join(map(str, given))
+
+
+def _one_of(result: Any) -> list[Any]:
+    """APPS wraps the results of some functions in a list, and nothing says of which."""
+    return [result, result[0]] if isinstance(result, list) and len(result) == 1 else [result]
+
+
+# ---- LiveCodeBench ----
+
+
+def _live_code_bench(row: Row) -> tuple[str, dict[str, Any], str]:
+    cases = [*_cases(row, "public_test_cases"), *_cases(row, "private_test_cases")]
+    name = (_json(row.get("metadata")) or {}).get("func_name")
+    starter = row.get("starter_code") or ""
+    tests: Tests = []
+    for case in cases:
+        if case.get("testtype", "stdin") == "stdin":
+            tests.append({"type": "stdin", "stdin": case["input"], "stdout": case["output"]})
+        elif name is None:
+            raise BadRow("it has functional tests, and its metadata no func_name")
+        else:
+            given = [json.loads(line) for line in case["input"].split("\n") if line.strip()]
+            tests.append(_json_call(_called(name, starter), given, [json.loads(case["output"])]))
+    return _question(row["question_content"], starter, name), {"tests": _that_fit(tests)}, ""
+
+
+def _cases(row: Row, field: str) -> list[dict[str, Any]]:
+    value = row.get(field)
+    if isinstance(value, str) and value.startswith("eJ"):  # zlib in base64
+        raise BadRow(
+            f"{field} is a compressed pickle, which could run any code when it is read: write the file anew with plain "
+            "JSON in this field"
+        )
+    return _json(value) or []
+
+
+# ---- what APPS and LiveCodeBench share ----
+
+
+def _question(text: str, starter: str, name: str | None) -> str:
+    if starter.strip():
+        return f"{text.strip()}\n\nStart from this code:\n\n```python\n{starter.rstrip()}\n```"
+    how = "Read standard input and print." if name is None else f"The function is {name}."
+    return f"{text.strip()}\n\n{how}"
+
+
+def _called(name: str, starter: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadRow(f"its function has the name {name!r}")
+    return f"Solution().{name}" if "class Solution" in starter else name
+
+
+def _json_call(function: str, given: Sequence[Any], accepted: Sequence[Any]) -> dict[str, Any]:
+    """Values that were JSON: a tuple counts as a list."""
+    if not isinstance(given, list):
+        raise BadRow(f"the arguments {given!r:.60} are no list")
+    return {
+        "type": "call",
+        "function": function,
+        "args": ", ".join(map(repr, given)),
+        "accepted": list(map(repr, accepted)),
+        "compare": "json",
+    }
+
+
+def _that_fit(tests: Tests) -> Tests:
+    """Without the tests whose value is too large to come out of a call."""
+    return [t for t in tests if t["type"] != "call" or len(t["accepted"][0]) <= MAX_VALUE_CHARACTERS]
+
+
+def _json(value: Any) -> Any:
+    """Decode JSON that a data set holds as text; leave what is decoded already.
+
+    Raises:
+        NoTests: it has integers of more digits than Python reads and writes, so no test could be made of it.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        raise NoTests from None
+
+
+SHAPES = {
+    "HumanEval": Shape(needed=(("prompt",), ("entry_point",), ("test",)), read=_human_eval),
+    "MBPP": Shape(needed=(("text", "prompt"), ("test_list",)), read=_mbpp),
+    "APPS": Shape(needed=(("question",), ("input_output",)), read=_apps),
+    "LiveCodeBench": Shape(
+        needed=(("question_content",), ("public_test_cases", "private_test_cases")), read=_live_code_bench
+    ),
+}

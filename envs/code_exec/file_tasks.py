@@ -1,0 +1,139 @@
+"""The tasks of code_exec of level 4: a file lies in the folder of the python tool and has to be explored.
+
+Its separator, the order and the names of its columns and the spelling of its values are not told, so a look at it comes
+before the program that reads it; the rows that were read last from call to call. The answer is a function again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envs.code_exec.story_tasks import Step
+from envs.task_splits import SYMBOLS, draw_tasks
+from forge_env.core.types import Task
+
+Content = tuple[str, str, str, int, int]  # measure, place, operation, constant, number of the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measure:
+    """What is asked of the amounts of one place."""
+
+    text: str
+    code: str
+    """Of the list `found`."""
+    value: Callable[[list[int]], int]
+
+
+_MEASURES = {
+    "total": _Measure(text="the total amount", code="sum(found)", value=sum),
+    "largest": _Measure(text="the largest amount", code="max(found)", value=max),
+    "spread": _Measure(
+        text="the largest less the smallest amount", code="max(found) - min(found)", value=lambda v: max(v) - min(v)
+    ),
+    "last": _Measure(text="the last amount in the file", code="found[-1]", value=lambda v: v[-1]),
+}
+_PLACES = ("Oslo", "Lima", "Kyoto", "Accra", "Quito", "Turin")
+_PLACE_NAMES = ("city", "town", "place", "where")
+_AMOUNT_NAMES = ("amount", "sum", "price", "euros")
+_SEPARATORS = (",", ";", "|", "\t")
+_QUESTION = re.compile(
+    r"The orders are in the file (\w+\.txt)\. Write f\(x\): x (plus|minus|times) (.+) of the orders from (\w+), "
+    r"plus (\d+)\."
+)
+_SYSTEM = "Only python has the file. Look at it first. Answer with code."
+
+
+def tasks_with_files(split: str, *, count: int, seed: int) -> list[Task]:
+    """Draw distinct tasks; held-out ones are new in content, as `draw_tasks` says.
+
+    Raises:
+        UserError: for an unknown split, or more tasks than there are.
+    """
+    return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
+
+
+def next_step(question: str, results: Sequence[str]) -> Step | None:
+    """Return the expert's next step: look at the file, read its rows, work the value out of them, answer."""
+    match = _QUESTION.fullmatch(question)
+    if match is None:
+        return None
+    name, operation, measured, place, constant = match.groups()
+    if not results:
+        return Step(code=f"print(open({name!r}).read()[:120])")
+    if len(results) == 1:
+        separator = next((s for s in _SEPARATORS if s in results[0]), ",")
+        code = f"rows = [line.split({separator!r}) for line in open({name!r})][1:]\nprint(len(rows))"
+        return Step(code=code)
+    if len(results) == 2:
+        where, amount = _columns(results[0])
+        chosen = f"[int(r[{amount}]) for r in rows if r[{where}].strip().lower() == {place.lower()!r}]"
+        [measure] = [m for m in _MEASURES.values() if m.text == measured]
+        return Step(code=f"found = {chosen}\nprint({measure.code})")
+    return Step(code=f"def f(x): return x {SYMBOLS[operation]} {results[-1]} + {constant}", is_answer=True)
+
+
+def _columns(head: str) -> tuple[int, int]:
+    """Return which columns of a file have the place and the amount."""
+    names = re.split(r"[,;|\t]", head.partition("\n")[0].strip())
+    where = next((i for i, name in enumerate(names) if name in _PLACE_NAMES), 0)
+    return where, next((i for i, name in enumerate(names) if name in _AMOUNT_NAMES), 0)
+
+
+def _draw(rng: random.Random) -> Content:
+    operation = rng.choice(list(SYMBOLS))
+    return rng.choice(list(_MEASURES)), rng.choice(_PLACES), operation, rng.randint(2, 99), rng.randint(100, 999)
+
+
+def _make_task(content: Content) -> Task:
+    measure, place, operation, constant, number = content
+    rng = random.Random(repr(content))
+    orders = [(rng.choice(_PLACES), rng.randint(100, 9999)) for _ in range(rng.randint(40, 80))]
+    orders += [(place, rng.randint(100, 9999)) for _ in range(2)]  # there are some of the place in any case
+    value = _MEASURES[measure].value([amount for other, amount in orders if other == place])
+    arguments = rng.sample(range(1000, 10_000), 3)
+    results = [_apply(operation, x, value) + constant for x in arguments]
+    name = f"orders_{number}.txt"
+    question = (
+        f"The orders are in the file {name}. Write f(x): x {operation} {_MEASURES[measure].text} of the orders from "
+        f"{place}, plus {constant}."
+    )
+    tests = [
+        {"type": "call", "function": "f", "args": repr(x), "accepted": [repr(y)]}
+        for x, y in zip(arguments, results, strict=True)
+    ]
+    return Task(
+        prompt=({"role": "user", "content": question},),
+        target={"tests": tests},
+        metadata={
+            "level": 4,
+            "operation": measure,
+            "constant": constant,
+            "system": _SYSTEM,
+            "setup": _writes(name, _file(rng, orders)),
+        },
+    )
+
+
+def _apply(operation: str, x: int, value: int) -> int:
+    return {"plus": x + value, "minus": x - value, "times": x * value}[operation]
+
+
+def _file(rng: random.Random, orders: Sequence[tuple[str, int]]) -> str:
+    """Write the orders in a format that is drawn: what a look at the file has to find out."""
+    separator = rng.choice(_SEPARATORS)
+    columns = ["day", "number", rng.choice(_PLACE_NAMES), rng.choice(_AMOUNT_NAMES)]
+    order = rng.sample(range(len(columns)), len(columns))
+    rows = [columns]
+    for number, (place, amount) in enumerate(orders):
+        spelt = rng.choice((place, place.upper(), place.lower()))
+        rows.append([str(rng.randint(1, 28)), str(number), spelt, str(amount)])
+    return "".join(separator.join(row[i] for i in order) + "\n" for row in rows)
+
+
+def _writes(name: str, text: str) -> str:
+    """Set-up code that writes a file and leaves no name behind. It runs again where the state of a session is lost."""
+    return f"with open({name!r}, 'w') as _file: _file.write({text!r})\ndel _file"

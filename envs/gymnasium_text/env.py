@@ -1,0 +1,335 @@
+"""Gymnasium environments as forge environments: observations become messages, actions are read from the answer.
+
+Example::
+
+    FrozenLake = from_gymnasium("FrozenLake-v1", action_names=["left", "down", "right", "up"])
+    forge_env.register("frozen_lake", FrozenLake)
+
+At the command line "gymnasium:FrozenLake-v1" names one, with the defaults of `from_gymnasium`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium import error as gymnasium_error
+
+from envs.gymnasium_text.spaces import (
+    ParseAction,
+    check_action_space,
+    describe_actions,
+    parse_action,
+    write_observation,
+)
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Action, Message, Task
+
+SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
+
+_ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
+_RESET = ("", "0")
+_TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
+"""Names in a step's info that mean something to forge_env, and something else to Gymnasium's environments."""
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
+class GymnasiumText(Env):
+    """Base of what `from_gymnasium` returns. One task is one seed of the Gymnasium environment.
+
+    An action that cannot be read, or is not allowed, leaves the environment as it is: the answer says what is allowed,
+    and the reward of the turn is minus `penalty`.
+    """
+
+    make_gymnasium: ClassVar[Callable[..., gymnasium.Env[Any, Any]]]
+    max_steps: ClassVar[int | None] = None
+    """Gymnasium's own limit; None where there is none, or where it is known only when the environment is made."""
+    id: ClassVar[str]
+    system_prompt: ClassVar[str] = SYSTEM_PROMPT
+    describe: ClassVar[str | Callable[[gymnasium.Env[Any, Any]], str]] = ""
+    action_names: ClassVar[Sequence[str]] = ()
+    observation_names: ClassVar[Sequence[str]] = ()
+    parse_action: ClassVar[ParseAction | None] = None
+    render: ClassVar[Callable[[gymnasium.Env[Any, Any], Any], str] | None] = None
+
+    def __init__(
+        self,
+        *,
+        penalty: float = 0.01,
+        reward_scale: float = 1.0,
+        make_options: str | Mapping[str, Any] = "{}",
+    ) -> None:
+        """Make an instance.
+
+        Args:
+            penalty: taken off the reward for an action that cannot be read or is not allowed.
+            reward_scale: what every reward of the Gymnasium environment is multiplied by.
+            make_options: keyword arguments of the Gymnasium environment; as text, a JSON object.
+
+        Raises:
+            UserError: for `make_options` that are no JSON object.
+        """
+        self._penalty, self._scale = penalty, reward_scale
+        self._make_options = _json_object(make_options) if isinstance(make_options, str) else dict(make_options)
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._threshold: float | None = None
+
+    @classmethod
+    def limits(cls) -> Mapping[str, float]:
+        """A turn for each step that Gymnasium allows."""
+        return {} if cls.max_steps is None else {"max_turns": cls.max_steps}
+
+    def success(self, reward: float) -> bool:
+        """Gymnasium's own `reward_threshold`, scaled as the rewards are, where there is one."""
+        if self._threshold is None:
+            return super().success(reward)
+        threshold = self._threshold * self._scale
+        return reward >= threshold or math.isclose(reward, threshold)  # a sum of scaled steps is not exact
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        """Return one task per seed of the environment; those of "train" are even, those of "test" odd."""
+        if split not in ("train", "test"):
+            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        rng = random.Random(f"{split}/{seed}")
+        seeds: dict[int, None] = {}
+        while len(seeds) < count:
+            seeds[2 * rng.randrange(2**30) + (split == "test")] = None
+        return [cls._task(each) for each in seeds]
+
+    @classmethod
+    def _task(cls, seed: int) -> Task:
+        prompt: Message = {"role": "user", "content": f"{cls.id}, game {seed}."}
+        return Task(prompt=(prompt,), metadata={"env": cls.id, "seed": seed})
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.seed(seed)
+        self.close()
+        task: Task | None = (options or {}).get("task")
+        prompt = task.prompt if task is not None else ()
+        start = task.metadata.get("seed", seed) if task is not None else seed
+        self._env = self._made()
+        self._threshold = self._env.spec.reward_threshold if self._env.spec is not None else None
+        observation, info = self._env.reset(seed=start)
+        system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
+        text = "\n\n".join(part for part in (self._description(), self._written(observation)) if part)
+        if prompt and prompt[-1]["role"] == "user":
+            text = f"{prompt[-1]['content']}\n\n{text}"
+            prompt = prompt[:-1]
+        return (*system, *prompt, Message(role="user", content=text)), _own_names(info)
+
+    def step(self, action: Action) -> StepResult:
+        if self._env is None:
+            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        if action.tool_calls:
+            return self._refused_calls(action)
+        try:
+            chosen = self._read(action.text)
+        except ValueError as wrong:
+            text = f"Error: {wrong}. {describe_actions(self._env.action_space, self.action_names)}"
+            return (Message(role="user", content=text),), -self._penalty, False, False, {"illegal_action": str(wrong)}
+        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        message = Message(role="user", content=self._written(observation))
+        value = reward_value(reward, f"{self.id} returned the reward") * self._scale
+        return (message,), value, bool(terminated), bool(truncated), _own_names(info)
+
+    def close(self) -> None:  # type: ignore[override]
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _made(self) -> gymnasium.Env[Any, Any]:
+        try:
+            env = type(self).make_gymnasium(**self._make_options)
+        except TypeError as error:
+            if not self._make_options:
+                raise
+            raise UserError(f"{self.id} does not take make_options={self._make_options}: {error}") from error
+        if type(self).parse_action is None:
+            try:
+                check_action_space(env.action_space, self.id)
+            except UserError:
+                env.close()
+                raise
+        return env
+
+    def _description(self) -> str:
+        assert self._env is not None
+        given = type(self).describe
+        text = given if isinstance(given, str) else given(self._env)
+        return f"{text} {describe_actions(self._env.action_space, self.action_names)}".strip()
+
+    def _read(self, text: str) -> Any:
+        assert self._env is not None
+        own = type(self).parse_action
+        if own is not None:
+            return own(text, self._env.action_space)
+        return parse_action(text, self._env.action_space, self.action_names)
+
+    def _written(self, observation: Any) -> str:
+        assert self._env is not None
+        own = type(self).render
+        if own is not None:
+            return own(self._env, observation)
+        text = write_observation(observation, self._env.observation_space, self.observation_names)
+        if self._env.render_mode != "ansi":
+            return text
+        return f"{plain_text(str(self._env.render()))}\nObservation: {text}"
+
+    def _refused_calls(self, action: Action) -> StepResult:
+        text = "Error: there are no tools; write your action as text."
+        answers = tuple(
+            Message(role="tool", content=text, tool_call_id=call.id, name=call.name) for call in action.tool_calls
+        )
+        return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
+
+
+def from_gymnasium(
+    env: str | Callable[..., gymnasium.Env[Any, Any]],
+    *,
+    name: str = "",
+    describe: str | Callable[[gymnasium.Env[Any, Any]], str] = "",
+    action_names: Sequence[str] = (),
+    observation_names: Sequence[str] = (),
+    parse_action: ParseAction | None = None,
+    render: Callable[[gymnasium.Env[Any, Any], Any], str] | None = None,
+    max_steps: int | None = None,
+    system_prompt: str = SYSTEM_PROMPT,
+) -> type[GymnasiumText]:
+    """Return a forge environment class of a Gymnasium environment with text, discrete or small array spaces.
+
+    Args:
+        env: an id of Gymnasium, or a function or class that makes the environment.
+        name: of the class; made from the id when empty.
+        describe: what the model is told first, or a function of the environment that returns it. What actions are
+            allowed is said after it.
+        action_names: of a Discrete action space, in order; the model may write a name for its number.
+        observation_names: the same for a Discrete observation space.
+        parse_action: reads an action from the answer; see `ParseAction`. By default the last integer or name for
+            Discrete, the last JSON list for MultiDiscrete, MultiBinary and Box, the whole answer for Text.
+        render: writes an observation. By default an environment that renders as "ansi" is shown that way, its colours
+            in words, with the observation below it.
+        max_steps: truncates an episode; Gymnasium's own limit when None, which of a function is known only when the
+            environment is made. The class declares it as `max_turns`, so an episode may take that many turns.
+        system_prompt: the first message; none when empty.
+
+    Raises:
+        UserError: for an unknown id, with the nearest one.
+    """
+    id_ = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    source = _spec(env) if isinstance(env, str) else env
+    spec = source if isinstance(source, gymnasium.envs.registration.EnvSpec) else None
+    attributes = {
+        "make_gymnasium": staticmethod(functools.partial(_make, source, max_steps)),
+        "max_steps": max_steps or (spec.max_episode_steps if spec is not None else None),
+        "made_of": _modules(source),
+        "id": id_,
+        "system_prompt": system_prompt,
+        "describe": describe if isinstance(describe, str) else staticmethod(describe),
+        "action_names": tuple(action_names),
+        "observation_names": tuple(observation_names),
+        "parse_action": staticmethod(parse_action) if parse_action is not None else None,
+        "render": staticmethod(render) if render is not None else None,
+        "__module__": sys._getframe(1).f_globals.get("__name__", __name__),  # where `name` is meant to stand
+        "__doc__": f"The Gymnasium environment {id_}, over messages.",
+    }
+    return type(name or _class_name(id_), (GymnasiumText,), attributes)
+
+
+def _own_names(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"gymnasium_{name}" if name in _TAKEN else name: value for name, value in info.items()}
+
+
+@functools.cache
+def resolve(rest: str) -> type[Env]:
+    """Return the environment of "gymnasium:REST"; REST is an id of Gymnasium.
+
+    Raises:
+        UserError: for an unknown id, with the nearest one.
+    """
+    return from_gymnasium(rest)
+
+
+def plain_text(ansi: str) -> str:
+    """Write terminal colours as characters: on a coloured ground [S], in a coloured letter R(blue).
+
+    >>> plain_text("\\x1b[41mS\\x1b[0mFF \\x1b[34;1mR\\x1b[0m")
+    '[S]FF R(blue)'
+    """
+    before, *pieces = _ESCAPE.split(ansi)
+    written, codes, text = [before], "", ""
+    for escape, piece in zip(pieces[::2], pieces[1::2], strict=True):
+        if escape in _RESET:
+            written += [_in_words(codes, text), piece]
+            codes = text = ""
+        else:
+            codes += "" if text else f"{escape};"  # within a coloured text another colour is not told
+            text += piece
+    return "".join([*written, text]).strip("\n")
+
+
+def _in_words(escapes: str, text: str) -> str:
+    """Write a text in the colours of the escapes that stand before it."""
+    codes = [int(code) for code in re.findall(r"\d+", escapes)]
+    if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
+        return f"[{text}]"
+    colours = [_COLOURS[code % 10] for code in codes if 30 <= code <= 37 or 90 <= code <= 97]
+    return f"{text}({colours[0]})" if colours else text
+
+
+def _spec(id_: str) -> gymnasium.envs.registration.EnvSpec:
+    try:
+        return gymnasium.spec(id_)
+    except (gymnasium_error.Error, ImportError) as wrong:
+        raise UserError(f"Gymnasium has no environment {id_!r}. {_offer(id_)} ({wrong})") from None
+
+
+def _offer(id_: str) -> str:
+    return nearest(id_, list(gymnasium.registry)).partition(" Available")[0]
+
+
+def _make(
+    source: gymnasium.envs.registration.EnvSpec | Callable[..., gymnasium.Env[Any, Any]],
+    max_steps: int | None,
+    **options: Any,
+) -> gymnasium.Env[Any, Any]:
+    if not isinstance(source, gymnasium.envs.registration.EnvSpec):
+        env = source(**options)
+        return env if max_steps is None else gymnasium.wrappers.TimeLimit(env, max_steps)
+    creator: Any = source.entry_point
+    if isinstance(creator, str):
+        creator = gymnasium.envs.registration.load_env_creator(creator)
+    if "ansi" in (getattr(creator, "metadata", None) or {}).get("render_modes", ()):
+        options = {"render_mode": "ansi", **options}
+    return gymnasium.make(source, max_episode_steps=max_steps, **options)
+
+
+def _modules(source: Any) -> tuple[str, ...]:
+    """The modules that a Gymnasium environment is written in, as far as they are known before it is made."""
+    creator = getattr(source, "entry_point", source)
+    module = creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "")
+    return tuple(sorted({"gymnasium", module} - {""}))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f'make_options is {text!r}; write it as a JSON object, for example {{"is_slippery": false}}')
+    return value
+
+
+def _class_name(id_: str) -> str:
+    words = re.split(r"[\W_]+", re.sub(r"-v\d+$", "", id_))
+    return "".join(word[:1].upper() + word[1:] for word in words) or "FromGymnasium"

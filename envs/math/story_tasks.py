@@ -1,0 +1,278 @@
+"""The word problems of the math environment above level 1, and how each is solved from its text.
+
+Level 2 has stories of two steps and three operations, level 3 percentages, fractions and rates with exact answers,
+level 4 algebra whose answer is a number, a pair, a set, an interval or an expression. Level 1 is in envs/math/env.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from envs.task_splits import draw_tasks
+from forge_env.core.types import Task
+
+Content = tuple[str, tuple[int, ...]]  # name of the story, its numbers in the order of its text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A text with the numbers {0}, {1}, .. in this order, and the answer as a function of them."""
+
+    text: str
+    ranges: Sequence[tuple[int, int]]
+    """From where the numbers are drawn, both ends included."""
+    answer: Callable[..., str]
+    steps: tuple[str, ...] = ()
+    """Expressions for a calculator, one after the other; {r} is the result of the one before."""
+    fits: Callable[..., bool] = lambda *numbers: True
+    """Which drawn numbers make sense together."""
+    change: Callable[..., tuple[int, ...]] = lambda *numbers: numbers
+    """From the drawn numbers to those of the text: coefficients from roots, for example."""
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the text with any numbers, each a group."""
+        return re.compile(re.sub(r"\\\{\d\\\}", r"(-?\\d+)", re.escape(self.text)))
+
+
+def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
+    """Draw distinct tasks of a level from 2 to 4; held-out ones are new in content, as `draw_tasks` says.
+
+    Raises:
+        UserError: for an unknown split, or more tasks than there are.
+    """
+    stories = STORIES[level]
+
+    def draw(rng: random.Random) -> Content:
+        while True:
+            name = rng.choice(list(stories))
+            numbers = tuple(rng.randint(low, high) for low, high in stories[name].ranges)
+            if stories[name].fits(*numbers):
+                return name, stories[name].change(*numbers)
+
+    def make(content: Content) -> Task:
+        name, numbers = content
+        story = stories[name]
+        metadata: dict[str, object] = {"operation": name, "constant": numbers[-1], "level": level}
+        if level == 4:
+            metadata["format"] = "boxed"
+        question = story.text.format(*numbers)
+        return Task(prompt=({"role": "user", "content": question},), target=story.answer(*numbers), metadata=metadata)
+
+    return draw_tasks(split, count=count, seed=seed, draw=draw, pair=lambda c: (c[0], c[1][-1]), make=make)
+
+
+def read_story(question: str) -> tuple[int, Story, tuple[int, ...]] | None:
+    """Find the level, story and numbers of a question that `tasks_of_level` made; None for any other text."""
+    for level, story, pattern in _patterns():
+        match = pattern.fullmatch(question)
+        if match:
+            return level, story, tuple(int(number) for number in match.groups())
+    return None
+
+
+@functools.cache
+def _patterns() -> list[tuple[int, Story, re.Pattern[str]]]:
+    return [(level, story, story.pattern) for level, stories in STORIES.items() for story in stories.values()]
+
+
+def _stock(a: int, b: int, c: int, d: int) -> str:
+    return str(a * b + c - d)
+
+
+def _rows(a: int, b: int, c: int, d: int) -> str:
+    return str((a * b - c) * d)
+
+
+def _shares(a: int, b: int, c: int, d: int) -> str:
+    return str(a * b // c + d)
+
+
+def _bags(a: int, b: int, c: int, d: int) -> str:
+    return str((a + b) * c - d)
+
+
+def _price(a: int, b: int, c: int) -> str:
+    return str(Fraction(a * (100 + b) * (100 - c), 10_000))
+
+
+def _pump(a: int, b: int, c: int) -> str:
+    return str(Fraction(a * c, b))
+
+
+def _rest(a: int, b: int, c: int, d: int, e: int) -> str:
+    return str(a * (1 - Fraction(b, c)) * (1 - Fraction(d, e)))
+
+
+def _together(a: int, b: int) -> str:
+    return str(Fraction(a * b, a + b))
+
+
+def _speed(a: int, b: int) -> str:
+    return str(Fraction(2 * a * b, a + b))
+
+
+def _linear(a: int, b: int, c: int, d: int) -> str:
+    return str(Fraction(d - b, a - c))
+
+
+def _system(a: int, b: int, c: int, d: int, e: int, f: int) -> str:
+    determinant = a * e - b * d
+    return f"({Fraction(c * e - b * f, determinant)}, {Fraction(a * f - c * d, determinant)})"
+
+
+def _roots(b: int, c: int) -> tuple[int, int]:
+    """The two integer roots of x^2 + b x + c, in order."""
+    root = math.isqrt(b * b - 4 * c)
+    return (-b - root) // 2, (-b + root) // 2
+
+
+def _coefficients(first: int, second: int) -> tuple[int, int]:
+    return -(first + second), first * second
+
+
+def _quadratic(b: int, c: int) -> str:
+    low, high = _roots(b, c)
+    return f"\\{{{low}, {high}\\}}"
+
+
+def _between(b: int, c: int) -> str:
+    low, high = _roots(b, c)
+    return f"({low}, {high})"
+
+
+def _outside(b: int, c: int) -> str:
+    low, high = _roots(b, c)
+    return f"(-\\infty, {low}] \\cup [{high}, \\infty)"
+
+
+def _line(a: int, b: int, c: int, d: int) -> str:
+    slope = Fraction(d - b, c - a)
+    start = b - slope * a
+    factor = {"1": "", "-1": "-"}.get(str(slope), _latex(slope))
+    return f"{factor}x {'-' if start < 0 else '+'} {_latex(abs(start))}"
+
+
+def _latex(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value)
+    return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+
+
+_SMALL, _LARGE = (2, 19), (11, 99)
+_SIGNED = (-12, 12)
+_ROOTS = ((-40, 40), (-40, 40))
+
+STORIES: dict[int, dict[str, Story]] = {
+    2: {
+        "stock": Story(
+            text="A shop gets {0} boxes of {1} pens and {2} loose pens. Then {3} pens are sold. How many pens remain?",
+            ranges=(_LARGE, _LARGE, _LARGE, _LARGE),
+            steps=("{0} * {1}", "{r} + {2} - {3}"),
+            answer=_stock,
+        ),
+        "rows": Story(
+            text="A hall has {0} rows of {1} seats, of which {2} are broken. The others are sold for {3} days. "
+            "How many tickets are there?",
+            ranges=(_LARGE, _LARGE, _LARGE, _SMALL),
+            steps=("{0} * {1} - {2}", "{r} * {3}"),
+            answer=_rows,
+        ),
+        "shares": Story(
+            text="There are {0} crates of {1} apples, shared equally among {2} shops. Each shop had {3} apples before. "
+            "How many apples has each shop now?",
+            ranges=(_LARGE, _LARGE, _SMALL, _LARGE),
+            steps=("{0} * {1}", "{r} // {2} + {3}"),
+            answer=_shares,
+            fits=lambda a, b, c, d: a * b % c == 0,
+        ),
+        "bags": Story(
+            text="There are {0} red and {1} blue bags of {2} coins each. Then {3} coins are taken away. "
+            "How many coins remain?",
+            ranges=(_LARGE, _LARGE, _LARGE, _LARGE),
+            steps=("{0} + {1}", "{r} * {2} - {3}"),
+            answer=_bags,
+        ),
+    },
+    3: {
+        "price": Story(
+            text="A price of {0} euros rises by {1} percent and then falls by {2} percent. "
+            "What is the price now, in euros?",
+            ranges=((20, 900), (2, 60), (2, 60)),
+            answer=_price,
+        ),
+        "pump": Story(
+            text="A pump moves {0} litres in {1} minutes. How many litres does it move in {2} minutes? "
+            "Give the exact number.",
+            ranges=((20, 500), (7, 60), (7, 90)),
+            answer=_pump,
+        ),
+        "rest": Story(
+            text="Of {0} litres of water, {1}/{2} is used, and then {3}/{4} of the rest. How many litres are left? "
+            "Give the exact number.",
+            ranges=((20, 500), (1, 8), (3, 9), (1, 8), (3, 9)),
+            answer=_rest,
+            fits=lambda a, b, c, d, e: b < c and d < e,
+        ),
+        "together": Story(
+            text="One pipe fills a tank in {0} minutes and another in {1} minutes. "
+            "How many minutes do both together take? Give the exact number.",
+            ranges=((10, 200), (10, 200)),
+            answer=_together,
+        ),
+        "speed": Story(
+            text="A car drives to a town at {0} km/h and back at {1} km/h. What is its average speed in km/h? "
+            "Give the exact number.",
+            ranges=((20, 150), (20, 150)),
+            answer=_speed,
+        ),
+    },
+    4: {
+        "linear": Story(
+            text="Solve for x: {0}x + ({1}) = {2}x + ({3}). Give the exact number.",
+            ranges=(_SMALL, _SIGNED, _SMALL, _SIGNED),
+            answer=_linear,
+            fits=lambda a, b, c, d: a != c,
+        ),
+        "system": Story(
+            text="Solve the system {0}x + ({1})y = {2}, {3}x + ({4})y = {5}. Give the pair (x, y).",
+            ranges=(_SMALL, _SIGNED, _SIGNED, _SMALL, _SIGNED, _SIGNED),
+            answer=_system,
+            fits=lambda a, b, c, d, e, f: a * e != b * d,
+        ),
+        "quadratic": Story(
+            text="Find all real x with x^2 + ({0})x + ({1}) = 0. Give the set of solutions.",
+            ranges=_ROOTS,
+            answer=_quadratic,
+            fits=operator.lt,
+            change=_coefficients,
+        ),
+        "between": Story(
+            text="Find all real x with x^2 + ({0})x + ({1}) < 0. Give an interval.",
+            ranges=_ROOTS,
+            answer=_between,
+            fits=operator.lt,
+            change=_coefficients,
+        ),
+        "outside": Story(
+            text="Find all real x with x^2 + ({0})x + ({1}) >= 0. Give a union of two intervals.",
+            ranges=_ROOTS,
+            answer=_outside,
+            fits=operator.lt,
+            change=_coefficients,
+        ),
+        "line": Story(
+            text="A line goes through ({0}, {1}) and ({2}, {3}). Give y as an expression in x.",
+            ranges=(_SIGNED, _SIGNED, _SIGNED, _SIGNED),
+            answer=_line,
+            fits=lambda a, b, c, d: a != c and b != d,
+        ),
+    },
+}

@@ -1,0 +1,223 @@
+"""HelperProcess: a Python library in a confined process of its own, which the threads of this process ask in turn."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from envs.processes import worker
+from forge_env.core.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 120.0
+QUEUE_SECONDS = 600.0
+
+
+class HelperProcess:
+    """Starts with the first request, serves all threads one after the other, and ends with its owner.
+
+    Its methods are thread-safe and block; each wait has a limit.
+
+    Args:
+        library_file: what the process runs, see `envs.processes.worker`.
+        name: of the process, in messages.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(self, library_file: str, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+        # -P keeps the script's folder off its path: a module there may not hide one of Python's
+        self._command = [sys.executable, "-P", str(Path(worker.__file__)), library_file]
+        self._name = name
+        self._environment = dict(environment or {})
+        self._lock = threading.RLock()  # it knows its owner
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self._is_sending = False
+        self._is_answering = False
+        self._has_ended = False
+        self._enforced: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def check_installed(self) -> None:
+        """Check, before a start, that the packages of the library are installed.
+
+        Raises:
+            UserError: when one is not.
+        """
+
+    def request(self, request: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
+        """Send a request, and return its response; "error" in it is what the library raised.
+
+        Args:
+            seconds: for the response, and for the rest of a request whose thread gave up.
+
+        Raises:
+            UserError: see `check_installed`.
+            ServiceError: when the process broke or did not answer in time; the next request starts another one.
+        """
+        with self._turn():
+            try:
+                return self._respond(request, time.monotonic() + seconds)
+            except ServiceError:
+                self._stop()
+                raise
+
+    def enforced(self) -> dict[str, Any]:
+        """Return what the process is denied, determined by trying it, and "missing", a list of sentences.
+
+        While there is no process, one is started that tries this and ends.
+
+        Raises:
+            ServiceError: when it does not start.
+        """
+        with self._turn():
+            return self._enforced if self._process is not None else self._tried()
+
+    def close(self) -> None:
+        """Stop the process after the request under way; the next request starts another one."""
+        with self._turn():
+            self._stop()
+
+    def end_with_owner(self) -> None:
+        """Stop the process for good when this process exits, and leave it alone in forks of this process."""
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._kill()  # a request under way fails now, and releases the lock
+        self.close()
+
+    def _forget(self) -> None:
+        process = self._process
+        self._process, self._lock, self._unread = None, threading.RLock(), b""
+        self._is_sending = self._is_answering = False
+        if process is not None and process.stdin and process.stdout:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # the parent waits for it
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock. A thread may be interrupted at any point, so only a lock that is held is released."""
+        deadline = time.monotonic() + QUEUE_SECONDS
+        try:
+            while not self._lock.acquire(timeout=1.0):  # a thread that waits cannot be interrupted, so in slices
+                if time.monotonic() > deadline:
+                    raise ServiceError(f"no turn at {self._name} within {QUEUE_SECONDS:g} s")
+            yield
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # interrupted before it had the lock
+
+    def _respond(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
+        if self._process is not None and (self._process.poll() is not None or self._is_sending):
+            self._stop()  # it ended while idle, or holds a part of a request whose thread was interrupted
+        if self._process is None:
+            self._start()
+        if self._is_answering:
+            self._read(deadline)  # the response of a request whose thread was interrupted
+        self._send(request)
+        return self._read(deadline)
+
+    def _send(self, request: Mapping[str, object]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        line = json.dumps(request).encode() + b"\n"
+        self._is_sending = self._is_answering = True
+        try:
+            self._process.stdin.write(line)
+        except OSError as error:
+            raise ServiceError(f"{self._name} is gone: {error}") from error
+        self._is_sending = False
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        """Read the next response."""
+        assert self._process is not None and self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                raise ServiceError(f"{self._name} did not answer in time")
+            data = os.read(file, 1 << 20)
+            if not data:
+                raise ServiceError(f"{self._name} ended in the middle of its work")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        self._is_answering = False
+        response: dict[str, Any] = json.loads(line)
+        return response
+
+    def _start(self) -> None:
+        self.check_installed()
+        if self._has_ended:
+            raise ServiceError(f"{self._name} has ended with its owner")
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, **self._environment},
+        )
+        try:
+            started = self._read(time.monotonic() + START_SECONDS)
+            if "failed" in started:
+                raise ServiceError(f"{self._name} did not start: {started['failed']}")
+            self._enforced = started["enforced"]
+        except BaseException:
+            self._stop()
+            raise
+        if not self._enforced["seccomp"]:
+            logger.warning("%s reads text of models unconfined: %s", self._name, "; ".join(self._enforced["missing"]))
+
+    def _tried(self) -> dict[str, Any]:
+        command = [*self._command, "try"]
+        try:
+            trial = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=True)
+            enforced: dict[str, Any] = json.loads(trial.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise ServiceError(f"{self._name} cannot be confined: {error}") from error
+        return enforced
+
+    def _stop(self) -> None:
+        self._kill()
+        process = self._process
+        if process is not None:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        self._process, self._unread = None, b""
+        self._is_sending = self._is_answering = False
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # its forks too
+        except ProcessLookupError:
+            pass  # it has ended already

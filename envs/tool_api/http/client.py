@@ -1,0 +1,287 @@
+"""ApiClient: the HTTP calls of tools, with limits for each host, retries, and credentials that nobody sees.
+
+What is protected. Credentials go to the origin (scheme, host and port) of the base URL and nowhere else: a redirect is
+followed within that origin only, so an answer can neither carry them off nor lead the caller to a private address. They
+are redacted from every answer and error. A body is read up to a cap, and compression is neither asked for nor undone,
+so no answer fills the memory. Cookies that an answer sets are dropped: episodes share the connections.
+What is not: a host name of the base URL that resolves to a private address is the user's own choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import httpx
+
+from envs.tool_api.http import credentials as secrets
+from envs.tool_api.http.cassette import CURSOR
+from envs.tool_api.http.credentials import EXTENSION, Credentials
+from envs.tool_api.http.pool import ApiSettings, Pool
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.deadlines import queued
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+TRANSIENT = frozenset({429, 500, 502, 503, 504})
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)  # the service has seen nothing of the request
+_MAX_HOPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiResponse:
+    """An answer, redacted."""
+
+    status: int
+    reason: str
+    content_type: str
+    body: bytes
+    charset: str = "utf-8"
+    truncated: bool = False
+    """Whether there was more of the body than is read."""
+    location: str = ""
+    """Where a redirect leads that was not followed."""
+    retry_after: str = ""
+
+    @property
+    def text(self) -> str:
+        try:
+            return self.body.decode(self.charset, errors="replace")
+        except (LookupError, ValueError):
+            return self.body.decode(errors="replace")
+
+
+class ApiClient:
+    """Calls services over pooled connections; `at` gives one of them, `with_headers` one caller of it.
+
+    Example::
+
+        async with ApiClient(ApiSettings(requests_per_second=5)) as client:
+            shop = client.at("https://shop.example.com", headers_from_env={"Authorization": "Bearer ${SHOP_TOKEN}"})
+            response = await shop.request("GET", "/orders/3")
+    """
+
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        self.settings = settings or ApiSettings()
+        self.base_url = ""
+        self._pool = Pool(self.settings)
+        self._credentials = Credentials()
+        self._cursor: dict[str, int] = {}
+        self._named_by = ""
+
+    async def __aenter__(self) -> ApiClient:
+        self._pool.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._pool.close()
+
+    def __repr__(self) -> str:
+        return f"ApiClient({self.base_url!r}, {self._credentials!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an ApiClient holds connections and credentials: pickle its settings")
+
+    def at(self, base_url: str, *, headers_from_env: Mapping[str, str] = {}, named_by: str = "") -> ApiClient:
+        """Return a client of one service over the same connections, with no other credentials than those named.
+
+        Args:
+            base_url: a target of `request` is written behind it.
+            headers_from_env: header -> environment variable; see `envs.tool_api.http.credentials.headers_from_env`.
+            named_by: who has named the base URL, where that is not the user: such a service is sent no credentials.
+
+        Raises:
+            UserError: for a base URL that is none, a variable that is not set, and credentials beside `named_by`.
+        """
+        _check_base(base_url)
+        bound = self._bound(base_url.rstrip("/"), Credentials())
+        bound._named_by = named_by
+        return bound.with_credentials(secrets.headers_from_env(headers_from_env)) if headers_from_env else bound
+
+    def with_credentials(self, credentials: Credentials) -> ApiClient:
+        """Return a client that sends further credentials to its service.
+
+        Raises:
+            UserError: where not the user, but a document has said where that is.
+        """
+        self._check_named()
+        return self._bound(self.base_url, self._credentials.joined(credentials))
+
+    def with_headers(self, headers: Mapping[str, str]) -> ApiClient:
+        """Return a client for one caller, an episode for example; cheap. The values are redacted like all credentials.
+
+        It has a place of its own in a cassette.
+
+        Raises:
+            UserError: for a value that no header may have, and for any where a document has said where the service is.
+        """
+        if headers:
+            self._check_named()
+        return self._bound(self.base_url, self._credentials.with_headers(headers))
+
+    def with_cap(self, max_bytes: int) -> ApiClient:
+        """Return a client that reads more of a body, or less."""
+        bound = self._bound(self.base_url, self._credentials)
+        bound.settings = replace(self.settings, max_bytes=max_bytes)
+        return bound
+
+    def redact(self, text: str) -> str:
+        """Return a text without the credentials."""
+        return self._credentials.redact(text)
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str] = {},
+        content: bytes | None = None,
+        idempotent: bool | None = None,
+    ) -> ApiResponse:
+        """Send a request, again where that is safe and may help.
+
+        Args:
+            target: path and query below the base URL, percent-encoded.
+            idempotent: whether it may be sent twice; by default by its method or an Idempotency-Key header.
+
+        Raises:
+            ServiceError: when the service cannot be reached, is too slow, or answers 429 or 5xx to the last attempt.
+        """
+        if idempotent is None:
+            idempotent = method in IDEMPOTENT or any(name.lower() == "idempotency-key" for name in headers)
+        request = self._pool.client.build_request(
+            method,
+            self.base_url + target,
+            headers=dict(headers),
+            content=content,
+            extensions={EXTENSION: self._credentials, CURSOR: self._cursor},
+        )
+        for attempt in range(self.settings.retries + 1):
+            response, problem, may_repeat = await self._try(request, idempotent)
+            if response is not None and not problem:
+                return response
+            pause = self._pause(attempt, response)
+            if not may_repeat or pause is None or attempt == self.settings.retries:
+                break
+            async with queued():
+                await asyncio.sleep(pause)
+        what = f"{method} {self.base_url}{target.partition('?')[0]} {problem}"
+        raise ServiceError(self.redact(f"{what} (attempt {attempt + 1})"))
+
+    async def _try(self, request: httpx.Request, idempotent: bool) -> tuple[ApiResponse | None, str, bool]:
+        """Make one attempt. Returns the answer, what is wrong, and whether another one is safe and may help."""
+        try:
+            response = await self._attempt(request)
+        except TimeoutError:
+            return None, f"took longer than {self.settings.attempt_seconds:g} s", idempotent
+        except httpx.TransportError as error:
+            return None, f"failed: {type(error).__name__}: {error}", idempotent or isinstance(error, _UNSENT)
+        if response.status < 500 and response.status != 429:
+            return response, "", False
+        may_repeat = response.status in TRANSIENT and (idempotent or response.status == 429)
+        return response, f"was answered with {response.status} {response.reason}", may_repeat
+
+    async def _attempt(self, request: httpx.Request) -> ApiResponse:
+        async with self._pool.limits(request.url.host).place(), asyncio.timeout(self.settings.attempt_seconds):
+            onward: httpx.Request | None = request
+            for _ in range(_MAX_HOPS):
+                if onward is None:
+                    break
+                response, onward = await self._exchange(onward)
+            return response
+
+    async def _exchange(self, request: httpx.Request) -> tuple[ApiResponse, httpx.Request | None]:
+        """Send a request once. Returns the answer, and what follows its redirect if that may be followed."""
+        response = await self._pool.client.send(request, stream=True)
+        try:
+            answer = await self._answer(response)
+        finally:
+            await response.aclose()
+        onward = response.next_request
+        is_followed = onward is not None and _origin(onward.url) == _origin(request.url)
+        return answer, onward if is_followed else None
+
+    async def _answer(self, response: httpx.Response) -> ApiResponse:
+        headers = response.headers
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise httpx.RemoteProtocolError(f"the content encoding {encoding!r}, which was not asked for")
+        body, truncated = await self._read(response)
+        return ApiResponse(
+            status=response.status_code,
+            reason=self.redact(response.reason_phrase),
+            content_type=self.redact(headers.get("content-type", "").partition(";")[0].strip().lower()),
+            body=body,
+            charset=response.charset_encoding or "utf-8",
+            truncated=truncated,
+            location=self.redact(headers.get("location", "")),
+            retry_after=headers.get("retry-after", ""),
+        )
+
+    async def _read(self, response: httpx.Response) -> tuple[bytes, bool]:
+        """Read up to the cap, and as much further as a secret is long, so that none is cut in two and shown."""
+        cap = self.settings.max_bytes
+        margin = self._credentials.longest
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > cap + margin:
+                break
+        return self._credentials.redact_bytes(bytes(body[: cap + margin]))[:cap], len(body) > cap
+
+    def _pause(self, attempt: int, response: ApiResponse | None) -> float | None:
+        """Seconds until the next attempt; None where the service asks for more than is waited."""
+        longest = self.settings.max_pause_seconds
+        asked = _seconds_asked(response.retry_after) if response is not None else 0.0
+        if asked > longest:
+            return None
+        backoff = self.settings.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5)
+        return min(longest, max(asked, backoff))
+
+    def _bound(self, base_url: str, credentials: Credentials) -> ApiClient:
+        bound = object.__new__(ApiClient)
+        bound.settings, bound._pool = self.settings, self._pool
+        bound.base_url, bound._credentials, bound._cursor = base_url, credentials, {}
+        bound._named_by = self._named_by
+        return bound
+
+    def _check_named(self) -> None:
+        if self._named_by:
+            raise UserError(
+                f"{self._named_by} says that its service is {self.base_url}, and credentials go only where you say: "
+                f"give base_url={self.base_url} if that is right"
+            )
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None, bytes]:
+    return url.scheme, url.host, url.port, url.userinfo
+
+
+def _check_base(base_url: str) -> None:
+    try:
+        url = httpx.URL(base_url)
+        is_host = re.fullmatch(rb"[A-Za-z0-9._:-]+", url.raw_host) is not None
+        is_good = url.scheme in ("http", "https") and is_host and not (url.userinfo or url.query or url.fragment)
+    except (httpx.InvalidURL, TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise UserError(
+            f"{base_url!r} is not the base URL of a service: it is http:// or https://, the host and perhaps a path, "
+            "without a password or a query"
+        )
+
+
+def _seconds_asked(retry_after: str) -> float:
+    """Seconds that a Retry-After header asks for, by a number or a date; 0 where it is neither."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,0 +1,103 @@
+"""ApiSettings, and what all clients made of one of them share: connections, places for each host, the cassette."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx
+
+from envs.tool_api.http.cassette import Cassette, CassetteTransport
+from envs.tool_api.http.credentials import AuthTransport
+from envs.tool_api.http.rate_limits import HostLimits
+from forge_env.core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """How services are called; holds no secret, so it may be logged and pickled.
+
+    Raises:
+        UserError: for a number out of range.
+    """
+
+    requests_per_second: float | None = None
+    """For each host; None for any number."""
+    concurrency: int = 32
+    """Requests at once, for each host."""
+    retries: int = 2
+    """Further attempts of requests that may be sent twice."""
+    attempt_seconds: float = 10.0
+    """For one attempt, from the connection to the last byte."""
+    backoff_seconds: float = 0.25
+    """Before the first further attempt; doubled each time, and jittered."""
+    max_pause_seconds: float = 10.0
+    """The longest pause before an attempt. A Retry-After beyond it gives up at once."""
+    max_bytes: int = 256 * 1024
+    """Of a body; the rest is not read."""
+    cassette: str = ""
+    """File of recorded answers; see `envs.tool_api.http.cassette`."""
+    cassette_mode: str = "off"
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_second", "concurrency", "attempt_seconds", "max_pause_seconds", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name} of the API client is {value!r}; it is a number above 0")
+        if self.retries < 0 or self.backoff_seconds < 0:
+            raise UserError("retries and backoff_seconds of the API client are 0 or more")
+
+    @property
+    def longest_seconds(self) -> float:
+        """What a request takes at most, waiting for a place apart."""
+        return (self.retries + 1) * self.attempt_seconds + self.retries * self.max_pause_seconds
+
+
+class Pool:
+    """Connections of any number of hosts, for one event loop; to be opened and closed."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._settings = settings
+        self._hosts: dict[str, HostLimits] = {}
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            raise UserError("the API client is not open: use it inside `async with ApiClient() as client`")
+        return self._client
+
+    def open(self) -> None:
+        """Make the connections' client.
+
+        Raises:
+            UserError: for a cassette that is not there, or is none.
+        """
+        self._client = httpx.AsyncClient(
+            transport=self._transport(),
+            timeout=self._settings.attempt_seconds,
+            follow_redirects=False,
+            headers={"User-Agent": "forge-env", "Accept-Encoding": "identity"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # episodes share this: none is ever kept
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    def limits(self, host: str) -> HostLimits:
+        if host not in self._hosts:
+            settings = self._settings
+            self._hosts[host] = HostLimits(
+                host, concurrency=settings.concurrency, per_second=settings.requests_per_second
+            )
+        return self._hosts[host]
+
+    def _transport(self) -> httpx.AsyncBaseTransport:
+        # The places of the hosts bound the connections, so the pool needs no bound of its own.
+        network = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+        transport = AuthTransport(network)
+        if self._settings.cassette_mode == "off":
+            return transport
+        return CassetteTransport(transport, Cassette(self._settings.cassette, self._settings.cassette_mode))

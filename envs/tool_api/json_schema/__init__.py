@@ -1,0 +1,1 @@
+"""JSON schemas of arguments: `from_openapi` converts them, `validation` checks a call, `sampling` draws arguments."""

@@ -1,0 +1,110 @@
+"""How an MCP server is reached: a process over its standard input and output, or streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from envs.processes.guard import guarded
+from envs.tool_api.http.credentials import Credentials, secret_from_env
+from forge_env.core.errors import UserError
+
+_TAIL_BYTES = 4000
+
+
+class Stderr:
+    """The last of what a process writes to its standard error; the rest is thrown away."""
+
+    def __init__(self) -> None:
+        self._tail = bytearray()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self._tail.decode(errors="replace").split())
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        """A file for the process to write to."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(reading, self._read, reading, loop)
+        try:
+            with os.fdopen(writing, "w") as file:
+                yield file
+        finally:
+            self._read(reading, loop)
+            loop.remove_reader(reading)
+            os.close(reading)
+
+    def _read(self, reading: int, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            data = os.read(reading, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            loop.remove_reader(reading)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+
+def is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def command_of(source: str) -> list[str]:
+    """Split a command line.
+
+    Raises:
+        UserError: when it is none, or there is no such program.
+    """
+    try:
+        command = shlex.split(source)
+    except ValueError as error:
+        raise UserError(f"the MCP server {source!r} is no command line: {error}") from None
+    if not command:
+        raise UserError("the MCP server is empty: write mcp:COMMAND LINE or mcp:https://...")
+    if shutil.which(command[0]) is None:
+        raise UserError(f"the MCP server {source!r} cannot be started: there is no program {command[0]!r}")
+    return command
+
+
+def environment_of(names: Sequence[str]) -> dict[str, str]:
+    """The variables that a server is given beside those that mcp passes to all (HOME, PATH and the like).
+
+    Raises:
+        UserError: for one that is not set.
+    """
+    return {name: secret_from_env(name) for name in names}
+
+
+@asynccontextmanager
+async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> AsyncIterator[Any]:
+    """The transport of a server that is a process; it is gone when this is left, and when this process dies."""
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    program, *arguments = guarded(command)
+    parameters = StdioServerParameters(command=program, args=arguments, env=env, encoding_error_handler="replace")
+    async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as streams:
+        yield streams
+
+
+@asynccontextmanager
+async def streamable_http(url: str, credentials: Credentials, seconds: float) -> AsyncIterator[Any]:
+    """The transport of a server behind a URL. The mcp library follows redirects within the server's origin only."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    timeout = httpx2.Timeout(seconds)
+    async with (
+        httpx2.AsyncClient(headers=dict(credentials.headers), timeout=timeout) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+Transport = AbstractAsyncContextManager[Any]

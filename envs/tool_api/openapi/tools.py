@@ -1,0 +1,291 @@
+"""Tools from OpenAPI 3.0 and 3.1 documents: every operation becomes one.
+
+Example::
+
+    async with ApiClient() as client:
+        tools = await openapi_tools(
+            "https://shop.example.com/openapi.json",
+            client=client,
+            headers_from_env={"Authorization": "Bearer ${SHOP_TOKEN}"},
+        )
+
+A document that thousands of episodes use is read once, and its tools are made for each caller::
+
+    api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client)
+    shop = api.connect(client)
+    env.set_tools({tool.name: tool for tool in api.tools(shop.with_headers({"Authorization": f"Bearer {token}"}))})
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import httpx
+
+from envs.tool_api.http.client import ApiClient
+from envs.tool_api.http.credentials import Credentials, value_from_env
+from envs.tool_api.http.credentials import headers_from_env as env_headers
+from envs.tool_api.http.results import answer_text
+from envs.tool_api.json_schema.from_openapi import References
+from envs.tool_api.json_schema.validation import SchemaArguments
+from envs.tool_api.openapi.documents import is_url, plain, read_document
+from envs.tool_api.openapi.encoding import encode
+from envs.tool_api.openapi.operations import Entry, Operation, entries, read_operation
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.tools import Tool, ToolOptions
+from forge_env.core.types import ToolFailure
+
+_GIVE = "give base_url=https://..."
+
+
+async def openapi_tools(
+    document: str | Mapping[str, Any],
+    *,
+    client: ApiClient,
+    base_url: str = "",
+    headers_from_env: Mapping[str, str] = {},
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    prefix: str = "",
+) -> list[Tool]:
+    """Return the tools of a document; see `OpenApi` for the arguments.
+
+    Raises:
+        UserError: when the document cannot be had or is malformed, and when a credential is missing.
+    """
+    api = await OpenApi.load(
+        document,
+        client=client,
+        base_url=base_url,
+        include=include,
+        exclude=exclude,
+        prefix=prefix,
+        hidden_headers=list(headers_from_env),
+    )
+    return api.tools(api.connect(client, headers_from_env=headers_from_env))
+
+
+class OpenApi:
+    """The operations of a document, read once.
+
+    Args:
+        document: as data.
+        source: where it came from, if that is a URL or a file.
+        base_url: where its service is. By default its first server, which must be of the host that the document
+            came from. A document does not choose where credentials go: one from a file, or given as data, is sent none
+            unless this says where.
+        include: names of tools, with * for any text; by default all.
+        exclude: names of tools to leave out.
+        prefix: goes before the names.
+        hidden_headers: headers that a caller is given, as credentials are; they are no arguments of the tools.
+
+    Raises:
+        UserError: when it is malformed, or what it asks for is not supported.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        *,
+        source: str = "",
+        base_url: str = "",
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        prefix: str = "",
+        hidden_headers: Sequence[str] = (),
+    ) -> None:
+        self._document = plain(document, f"the OpenAPI document {source}".strip())
+        self._source = source
+        self._references = References(self._document)
+        _check_version(self._document, source)
+        self._schemes = self._security_schemes()
+        self._base_url = base_url
+        hidden = {("header", name.lower()) for name in hidden_headers}
+        hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
+        found = list(entries(self._document, self._references, prefix))
+        chosen = _chosen(found, include, exclude)
+        self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
+        self._prepared = [_Prepared.of(operation) for operation in self.operations]
+
+    @classmethod
+    async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
+        """Read a document from a URL, a JSON or YAML file, or data; the options are those of the class.
+
+        Raises:
+            UserError: as the class, and when it cannot be had.
+        """
+        document = await read_document(source, client)
+        return cls(document, source=source if isinstance(source, str) else "", **options)
+
+    @property
+    def base_url(self) -> str:
+        """Where the service is.
+
+        Raises:
+            UserError: when the document does not say it, or names another host than its own.
+        """
+        return self._base_url or service_url(self._document, self._source)
+
+    def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
+        """Return a client of the service.
+
+        Args:
+            headers_from_env: name of a header, or of a security scheme of the document, -> environment variable; see
+                `envs.tool_api.http.credentials.headers_from_env`.
+
+        Raises:
+            UserError: for a service without a base URL, a variable that is not set, and credentials for a service that
+                only the document names.
+        """
+        schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
+        headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
+        service = client.at(self.base_url, named_by="" if self._is_named else self._told())
+        if headers:
+            service = service.with_credentials(env_headers(headers))
+        for name, template in schemes.items():
+            service = service.with_credentials(_scheme_credentials(name, self._schemes[name], template))
+        return service
+
+    def tools(self, service: ApiClient) -> list[Tool]:
+        """Return the tools, whose calls go through a client that `connect` made; cheap, to be done for each episode."""
+        return [prepared.tool(service) for prepared in self._prepared]
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether the user has said where the service is: by the base URL, or the URL that the document is from."""
+        return bool(self._base_url) or is_url(self._source)
+
+    def _told(self) -> str:
+        return f"the OpenAPI document {self._source}".strip()
+
+    def _security_schemes(self) -> dict[str, dict[str, Any]]:
+        components = self._document.get("components")
+        schemes = components.get("securitySchemes") if isinstance(components, dict) else None
+        found = schemes.items() if isinstance(schemes, dict) else ()
+        followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in found}
+        return {name: node for name, node in followed.items() if isinstance(node, dict)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """All of a tool but who calls."""
+
+    operation: Operation
+    arguments: SchemaArguments
+
+    @classmethod
+    def of(cls, operation: Operation) -> _Prepared:
+        where = f"the operation {operation.method} {operation.path}"
+        strict = {**operation.schema, "additionalProperties": False}
+        return cls(operation=operation, arguments=SchemaArguments(strict, where=where))
+
+    def tool(self, service: ApiClient) -> Tool:
+        is_read = self.operation.method in ("GET", "HEAD", "OPTIONS")
+        return Tool(
+            name=self.operation.name,
+            description=self.operation.description,
+            parameters=self.operation.schema,
+            arguments=self.arguments,
+            function=_Call(self.operation, service).run,
+            # Longer than all attempts, so that a service that is too slow is a fault and not an observation.
+            options=ToolOptions(timeout=service.settings.longest_seconds + 5, idempotent=is_read, parallel=is_read),
+        )
+
+
+class _Call:
+    """What runs when a tool is called."""
+
+    __slots__ = ("_operation", "_service")
+
+    def __init__(self, operation: Operation, service: ApiClient) -> None:
+        self._operation = operation
+        self._service = service
+
+    async def run(self, /, **arguments: Any) -> str:
+        try:
+            request = encode(self._operation, arguments)
+        except ValueError as error:
+            return ToolFailure(f"Error: {error}", kind="bad_arguments")
+        response = await self._service.request(
+            self._operation.method, request.target, headers=request.headers, content=request.content
+        )
+        return answer_text(response)
+
+
+def service_url(document: Mapping[str, Any], source: str) -> str:
+    """Return where a document, as plain data, says that its service is.
+
+    Args:
+        source: where it came from, if that is a URL or a file.
+
+    Raises:
+        UserError: when it is no document or does not say it, or was fetched and names another host than its own.
+    """
+    _check_version(document, source)
+    servers = document.get("servers")
+    server = servers[0] if isinstance(servers, list) and servers else {"url": "/"}
+    url = _server_url(server)
+    origin = httpx.URL(source) if is_url(source) else None
+    try:
+        named = origin.join(url) if origin else httpx.URL(url)
+        is_foreign = origin is not None and (named.scheme, named.netloc) != (origin.scheme, origin.netloc)
+    except (httpx.InvalidURL, ValueError):
+        raise UserError(f"the OpenAPI document names the server {url[:200]!r}, which is no URL: {_GIVE}") from None
+    if not named.host:
+        raise UserError(f"the OpenAPI document does not say where its service is: {_GIVE}")
+    if is_foreign:
+        raise UserError(f"the OpenAPI document {source} is of another host than its server {named}: {_GIVE}")
+    return str(named)
+
+
+def _check_version(document: Mapping[str, Any], source: str) -> None:
+    version = document.get("openapi")
+    if isinstance(version, str) and version.startswith("3."):
+        return
+    found = "Swagger 2.0: convert it first" if "swagger" in document else f"openapi: {version!r:.50}"
+    raise UserError(f"the document {source} is no OpenAPI 3.0 or 3.1 document but {found}".replace("  ", " "))
+
+
+def _chosen(found: Sequence[Entry], include: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Entry]:
+    names = [entry.name for entry in found]
+    for pattern in (*(include or ()), *(exclude or ())):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"the OpenAPI document has no operation {pattern!r}. {nearest(pattern, names)}")
+    return [
+        entry
+        for entry in found
+        if (include is None or any(fnmatchcase(entry.name, pattern) for pattern in include))
+        and not any(fnmatchcase(entry.name, pattern) for pattern in exclude or ())
+    ]
+
+
+def _server_url(server: Any) -> str:
+    url = server.get("url", "/") if isinstance(server, dict) else None
+    if not isinstance(url, str):
+        raise UserError(f"the OpenAPI document has a server without a URL: {_GIVE}")
+    variables = server.get("variables")
+    for name, variable in variables.items() if isinstance(variables, dict) else ():
+        if isinstance(variable, dict):
+            url = url.replace("{" + name + "}", str(variable.get("default", "")))
+    return url
+
+
+def _scheme_credentials(name: str, scheme: Mapping[str, Any], template: str) -> Credentials:
+    """Return what a security scheme wants to be sent."""
+    value, secrets = value_from_env(template)
+    kind, place, key = scheme.get("type"), scheme.get("in"), str(scheme.get("name"))
+    if kind == "apiKey" and place in ("header", "query", "cookie"):
+        filled = {"header": "headers", "query": "query", "cookie": "cookies"}[place]
+        return Credentials(secrets=frozenset(secrets), **{filled: {key: value}})
+    if kind == "http" and str(scheme.get("scheme")).lower() == "basic":
+        value = base64.b64encode(value.encode()).decode()
+        return Credentials(headers={"Authorization": f"Basic {value}"}, secrets=frozenset({*secrets, value}))
+    if kind in ("http", "oauth2", "openIdConnect"):
+        return Credentials(headers={"Authorization": f"Bearer {value}"}, secrets=frozenset(secrets))
+    raise UserError(
+        f"the security scheme {name} is of the type {kind!r:.50}; apiKey, http, oauth2 and openIdConnect are known"
+    )

@@ -1,0 +1,135 @@
+"""Runs the shop for the episodes of one process: starts the service, opens a session for each, reads their state.
+
+The service is a process of its own: in a thread it would share the interpreter lock with the event loop that runs the
+episodes. Beside a loop that is busy with Python code a thread answered less than 100 requests/s and a process 1,300,
+as many as beside an idle one. Sessions are files in a private folder, so the host opens, reads and
+removes them without asking the service, and the service has nothing that a model could misuse to reach another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import secrets
+import sqlite3
+import sys
+from contextlib import closing
+
+from envs.processes.guard import guarded
+from envs.tool_api.shop.content import Shop
+from envs.tool_api.shop.database import State, open_database, read_state, session_path, write_database
+from envs.tool_api.shop.session_folder import SessionFolder
+from forge_env.core.errors import ServiceError, UserError
+
+_START_SECONDS, _STOP_SECONDS = 60.0, 5.0
+
+
+class ShopServer:
+    """One service for any number of sessions.
+
+    Example::
+
+        async with ShopServer() as server:
+            token = server.open(make_shop("seed"))
+            httpx.get(f"{server.base_url}/shop", headers={"Authorization": f"Bearer {token}"})
+            state = server.state(token)
+            server.close(token)
+    """
+
+    base_url: str
+    """Where the service answers, such as http://127.0.0.1:40123; its OpenAPI document is at /openapi.json."""
+
+    async def __aenter__(self) -> ShopServer:
+        _check_installed()
+        self._folder = SessionFolder()
+        try:
+            self._process = await self._spawn()
+            try:
+                self.base_url = f"http://127.0.0.1:{await self._port()}"
+            except BaseException:
+                await self._stop()
+                raise
+        except BaseException:
+            self._folder.remove()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await self._stop()
+        finally:
+            self._folder.remove()
+
+    def open(self, shop: Shop) -> str:
+        """Start a session with the content of a shop; returns its token, which goes into the Authorization header.
+
+        Raises:
+            ServiceError: when the service has died.
+        """
+        if self._process.returncode is not None:
+            raise ServiceError(f"the shop's process ended with code {self._process.returncode}")
+        token = secrets.token_urlsafe(32)
+        self.reset(token, shop)
+        return token
+
+    def reset(self, token: str, shop: Shop) -> None:
+        """Put the content of a shop in place of what a session holds."""
+        write_database(shop, session_path(self._folder.path, token))
+
+    def state(self, token: str) -> State:
+        """Return all that a session's shop holds.
+
+        Raises:
+            ServiceError: when there is no such session.
+        """
+        try:
+            with closing(open_database(session_path(self._folder.path, token))) as db:
+                return read_state(db)
+        except sqlite3.Error as error:
+            raise ServiceError(f"the state of a shop cannot be read: {error}") from error
+
+    def close(self, token: str) -> None:
+        """End a session: its token is worth nothing from now on. May be called again."""
+        session_path(self._folder.path, token).unlink(missing_ok=True)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        # The child finds our packages where we found them. In a session of its own, Ctrl-C does not stop it before us.
+        path, folder = os.pathsep.join(entry or os.getcwd() for entry in sys.path), str(self._folder.path)
+        return await asyncio.create_subprocess_exec(
+            *guarded([sys.executable, "-m", "envs.tool_api.shop.process", folder], folder=folder),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._folder.descriptor],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    async def _port(self) -> int:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), _START_SECONDS)
+        except TimeoutError:
+            raise ServiceError(f"the shop did not start within {_START_SECONDS:g} s") from None
+        if not line:
+            raise ServiceError(f"the shop's process ended at its start with code {await self._process.wait()}")
+        return int(line)
+
+    async def _stop(self) -> None:
+        """End the process, by force when it does not end by itself or when this is interrupted."""
+        try:
+            if self._process.returncode is None:
+                self._process.terminate()
+            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            pass
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+
+def _check_installed() -> None:
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"the shop needs {package}: pip install 'forge-env[tools]'")

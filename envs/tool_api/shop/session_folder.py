@@ -1,0 +1,49 @@
+"""The private folder with the databases of one server, which is gone when its server is, however that ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+_PREFIX = "forge_env_shop_"
+_GRACE = 60.0  # seconds in which a folder may not be locked yet
+
+
+class SessionFolder:
+    """A folder that only this user can read, locked by the processes that use it.
+
+    The lock is on the descriptor, which the server's processes inherit: the kernel lets it go when the last of them is
+    dead. A folder whose processes were all killed is removed by the next start that finds it unlocked.
+    """
+
+    def __init__(self) -> None:
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.descriptor)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        try:
+            if path.stat().st_uid == os.getuid() and time.time() - path.stat().st_mtime > _GRACE:
+                _remove_unlocked(path)
+        except OSError:  # another start was faster, or a server lives there
+            continue
+
+
+def _remove_unlocked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)

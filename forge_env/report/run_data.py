@@ -1,0 +1,161 @@
+"""Reads the folder of a training run for its report. A killed run may have left half of a line in any file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.metrics import ToolFigures, tool_figures
+
+MAX_BYTES = 32 * 2**20
+"""Of a longer file of episodes only the end is read, so that the report of a long run takes seconds too."""
+_EVALUATIONS = re.compile(r"(before|tool_off|after|evaluation_\d+)(\.[\w.]+)?")
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The contents of a run's folder."""
+
+    folder: Path
+    facts: Values
+    """run.json; {} where it is missing."""
+    summary: Values | None
+    """summary.json; None for a run that is not complete."""
+    config: str
+    """config.yaml."""
+    phases: Mapping[str, Sequence[Values]]
+    """The records of metrics.jsonl by phase, one for each step."""
+    console: Sequence[Values]
+    """The lines of console.jsonl: "time", "kind" and "text"."""
+    evaluations: Mapping[str, Evaluation]
+    """By the name of the file: "before", "tool_off", "evaluation_20", "after"; further ones "before.greedy" or
+    "after.NAME"."""
+    trained: Sequence[Episode]
+    """Episodes of the training; the last ones of a long run."""
+    has_all_trained: bool
+    """Whether `trained` holds all episodes of the training."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.summary is not None
+
+    def fact(self, name: str) -> Any:
+        """A value of summary.json, or else of run.json; None where neither has it."""
+        return (self.summary or {}).get(name, self.facts.get(name))
+
+    def series(self, phase: str, name: str) -> list[tuple[float, float]]:
+        """(step, value) of a metric, where it is a number."""
+        return [
+            (record["step"], float(record[name]))
+            for record in self.phases.get(phase, ())
+            if isinstance(record.get(name), int | float)
+        ]
+
+    def metric_names(self, phase: str, pattern: str) -> list[str]:
+        """The metrics of a phase whose names match, in the order in which they appear."""
+        names = dict.fromkeys(name for record in self.phases.get(phase, ()) for name in record)
+        return [name for name in names if re.fullmatch(pattern, name)]
+
+    def tools(self) -> dict[str, ToolFigures]:
+        """The tool calls of the training, or of the evaluations where there was no training."""
+        return tool_figures(self.trained or self._evaluated)
+
+    def outcomes(self) -> Counter[str]:
+        """How many episodes of the training had each outcome."""
+        return Counter(episode.outcome.value for episode in self.trained)
+
+    def errors(self) -> dict[str, Counter[str]]:
+        """The errors of all episodes without a reward, by outcome."""
+        errors: dict[str, Counter[str]] = {}
+        for episode in (*self.trained, *self._evaluated):
+            if not episode.outcome.is_valid:
+                errors.setdefault(episode.outcome.value, Counter())[episode.error] += 1
+        return errors
+
+    @property
+    def _evaluated(self) -> list[Episode]:
+        return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
+
+
+def read_run(folder: Path) -> RunData:
+    """Read the folder of a training run.
+
+    Raises:
+        UserError: when the folder is not that of a training run.
+    """
+    if not (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")
+    files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
+    evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
+    trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
+    return RunData(
+        folder=folder,
+        facts=_read_json(folder / "run.json") or {},
+        summary=_read_json(folder / "summary.json"),
+        config=_read_text(folder / "config.yaml"),
+        phases=_read_phases(folder / "metrics.jsonl"),
+        console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
+        evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
+        trained=trained,
+        has_all_trained=has_all_trained,
+    )
+
+
+def _read_phases(path: Path) -> dict[str, list[Values]]:
+    """The records of each phase in the order of their steps; of several records of one step, the last."""
+    phases: dict[str, dict[float, Values]] = {}
+    for record in _read_json_lines(path):
+        if isinstance(record.get("step"), int | float) and isinstance(record.get("phase"), str):
+            phases.setdefault(record["phase"], {})[record["step"]] = record
+    return {phase: [by_step[step] for step in sorted(by_step)] for phase, by_step in phases.items()}
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(_read_text(path))
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for line in _read_text(path).splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the last line of a killed run
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _read_episodes(path: Path) -> tuple[list[Episode], bool]:
+    """The episodes at the end of a file, and whether they are all of the file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size > MAX_BYTES:
+            file.seek(size - MAX_BYTES)
+            file.readline()
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    episodes = []
+    for line in lines:
+        try:
+            episodes.append(Episode.from_json(line))
+        except ForgeError:
+            continue
+    return episodes, size <= MAX_BYTES

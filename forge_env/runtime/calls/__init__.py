@@ -1,0 +1,1 @@
+"""Calls to actors: endpoints, the clients of services, and waiting for answers."""

@@ -1,0 +1,326 @@
+"""ServiceClient: calls the replicas of a service, from any process.
+
+A client is small and travels in messages. It knows which replicas are up; the `Service` in the controller's process
+keeps its copies in all other processes up to date (forge_env/runtime/service.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+from forge_env.core.errors import MissedDeadline, ReplicaBroken, ReplicaDied, ServiceError, UserError
+from forge_env.runtime.calls.answers import quietly, unless_gone, within
+from forge_env.runtime.calls.endpoint_table import EndpointTable
+from forge_env.utils.deadlines import queued
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
+CALLER = "FORGE_ENV_CALLER"
+"""Environment variable that names a process of a run; the controller has none."""
+_REPLACED_S = 10.0  # by then a broken replica is no longer asked
+_CANCEL_S = 10.0
+_MOST_SESSIONS = 65_536  # whose replica is remembered
+
+
+class Members(NamedTuple):
+    """Which replicas of a service are up; a later edition replaces an earlier one."""
+
+    edition: int = 0
+    handles: Mapping[int, Any] = MappingProxyType({})
+    """By a number that no other replica ever has, nor a successor of it."""
+    said: str = ""
+    """Why the last replica that left has left."""
+    is_over: bool = False
+    """Whether no other one will come."""
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    handle: Any
+    gone: asyncio.Future[str]
+    calls: int = 0
+    """In flight, from this process."""
+
+
+class ServiceHandle(Generic[A]):
+    """Calls the replicas of a service, whose actors are of class A.
+
+    Two forms mean the same. The first is checked by a type checker; both are checked before a message is sent::
+
+        completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
+        completion = await policy.generate.route(prompt_ids, sampling)
+    """
+
+    def _view(self) -> View[A]:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> BoundEndpoint:
+        if name.startswith("_") or name == "client":  # not set yet
+            raise AttributeError(name)
+        return self._view()._bind(name)
+
+    def session(self, name: str) -> View[A]:
+        """The same service for one session: its calls go to one replica as long as that one is up."""
+        view = self._view()
+        return View(view._client, name, view._seconds)
+
+    def deadline(self, seconds: float) -> View[A]:
+        """The same service with another deadline for a call."""
+        view = self._view()
+        return View(view._client, view._session, seconds)
+
+    def route(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call an endpoint on one replica, see `BoundEndpoint.route`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).route(*args, **kwargs)
+
+    def fanout(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, list[R]]:
+        """Call an endpoint on every replica that is up, see `BoundEndpoint.fanout`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).fanout(*args, **kwargs)
+
+    def call_one(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call an endpoint on the only replica, see `BoundEndpoint.call_one`.
+
+        Raises:
+            UnknownEndpoint: at once; it is no endpoint of the actor's class.
+        """
+        view = self._view()
+        return view._bind(view._client.table.name_of(endpoint)).call_one(*args, **kwargs)
+
+
+class View(ServiceHandle[A]):
+    """A service with a session and a deadline; without one, with that of each endpoint."""
+
+    def __init__(self, client: ServiceClient[A], session: str, seconds: float | None) -> None:
+        self._client = client
+        self._session = session
+        self._seconds = seconds
+
+    def _view(self) -> View[A]:
+        return self
+
+    def _bind(self, name: str) -> BoundEndpoint:
+        return BoundEndpoint(self._client, self._client.table.check(name), self._session, self._seconds)
+
+
+class ServiceClient(ServiceHandle[A]):
+    """A handle of a service that travels: in any process, it knows which replicas are up.
+
+    Args:
+        name: for people.
+        table: the endpoints of the actor's class.
+        seconds: deadline of a call to an endpoint that is not long, with the time until a replica is up.
+        id: its own among all services.
+        members: the replicas that are up.
+    """
+
+    def __init__(
+        self, name: str, table: EndpointTable, *, seconds: float = 300.0, id: str = "", members: Members | None = None
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.seconds = seconds
+        self.id = id or uuid.uuid4().hex
+        self.members = Members(handles={})  # a mapping proxy cannot travel
+        self.retries = 0
+        """Calls that were made again, in this process."""
+        self._up: dict[int, _Member] = {}
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._waiting: list[asyncio.Future[None]] = []
+        _clients[self.id] = self
+        if members is not None:
+            self.update(members)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (self.name, self.table, self.seconds, self.id, self.members)
+
+    def _view(self) -> View[A]:
+        return View(self, "", None)
+
+    @property
+    def up(self) -> int:
+        """Replicas that are up."""
+        return len(self._up)
+
+    def update(self, members: Members) -> None:
+        """Take over which replicas are up; calls to one that is gone end at once."""
+        if members.edition <= self.members.edition:
+            return
+        self.members = members
+        for number in self._up.keys() - members.handles.keys():
+            self._up.pop(number).gone.set_result(members.said)
+        for number in members.handles.keys() - self._up.keys():
+            self._up[number] = _Member(members.handles[number], asyncio.get_running_loop().create_future())
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def _pick(self, session: str) -> _Member:
+        """The replica for the next call: that of the session, or the one with the fewest calls in flight."""
+        if not self._up:
+            async with queued():  # it is not the episode's time
+                while not self._up:
+                    if self.members.is_over:
+                        raise ServiceError(
+                            f"{self.name} has no replica any more: {self.members.said or 'it was stopped'}"
+                        )
+                    change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(change)
+                    await change
+        number = self._sessions.get(session) if session else None
+        if number not in self._up:
+            number = min(self._up, key=lambda each: (self._up[each].calls, each))
+        if session:
+            self._sessions[session] = number
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return self._up[number]
+
+
+class BoundEndpoint:
+    """One endpoint of a service, with the session and the deadline of its calls."""
+
+    def __init__(self, client: ServiceClient[Any], name: str, session: str, seconds: float | None) -> None:
+        self._client = client
+        self._name = name
+        self._session = session
+        self._is_long = name in client.table.long
+        self._seconds = seconds if seconds is not None or self._is_long else client.seconds
+
+    async def route(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on one replica: that of the session, or the one with the fewest calls in flight.
+
+        Where no replica is up, the call waits for one. Where the replica dies during the call, an idempotent endpoint
+        is called again on another one, up to MOST_TRIES times in all. A call to a long endpoint that is cancelled, or
+        misses its deadline, is cancelled in the actor too.
+
+        Raises:
+            ReplicaDied: the replica died during a call to an endpoint that is not idempotent, or in every try.
+            ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
+            ForgeError: what the actor raised of our own kinds, unchanged.
+        """
+        client = self._client
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                tries = 1
+                while True:
+                    member = await client._pick(self._session)
+                    try:
+                        return await self._call(member, args, kwargs)
+                    except ReplicaDied as error:
+                        if self._name not in client.table.idempotent:
+                            raise
+                        if tries == MOST_TRIES:
+                            raise ReplicaDied(f"{client.name}.{self._name} lost {tries} replicas: {error}") from None
+                        tries += 1
+                        client.retries += 1
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            why = "" if client.up else f": no replica is up, and the last one said: {client.members.said or 'nothing'}"
+            raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
+
+    async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile.
+
+        Raises:
+            ServiceError: a replica did not answer in time, or raised something that is not a ForgeError.
+            ForgeError: what a replica raised of our own kinds, unchanged.
+        """
+        calls = [self._call(member, args, kwargs) for member in self._client._up.values()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ReplicaDied):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, ReplicaDied)]
+
+    async def call_one(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on the only replica.
+
+        Raises:
+            UserError: there are several.
+        """
+        if self._client.up > 1:
+            raise UserError(
+                f"{self._client.name} has {self._client.up} replicas: call {self._name} with .route() for one of them, "
+                f"or with .fanout() for all"
+            )
+        return await self.route(*args, **kwargs)
+
+    async def _call(self, member: _Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = f"{self._client.name}.{self._name}"
+        call_id = _next_call() if self._is_long else ""
+        member.calls += 1
+        try:
+            named = {**kwargs, "call_id": call_id} if call_id else kwargs
+            call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
+            return await unless_gone(call, member.gone, ReplicaDied)
+        except ReplicaBroken as error:
+            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping says so too
+            raise ReplicaDied(str(error)) from None
+        except (asyncio.CancelledError, MissedDeadline):
+            if call_id and not member.gone.done():
+                _in_background(quietly(_CANCEL_S, member.handle.cancel.call_one(call_id)))
+            raise
+        finally:
+            member.calls -= 1
+
+
+def _next_call() -> str:
+    return f"{os.environ.get(CALLER, 'controller')}/{next(_calls)}"
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+_calls = itertools.count()
+_background: set[asyncio.Task[None]] = set()
+_clients: dict[str, ServiceClient[Any]] = {}
+"""Those of this process, by their ids: however often a client arrives, it stays one object."""
+
+
+def _revive(name: str, table: EndpointTable, seconds: float, service_id: str, members: Members) -> ServiceClient[Any]:
+    client = _clients.get(service_id)
+    if client is None:
+        return ServiceClient(name, table, seconds=seconds, id=service_id, members=members)
+    client.update(members)
+    return client
+
+
+def update_client(service_id: str, members: Members) -> None:
+    """Take over which replicas of a service are up, where this process has a client of it."""
+    if service_id in _clients:
+        _clients[service_id].update(members)
+
+
+def forget_client(service_id: str) -> None:
+    """The service has ended."""
+    _clients.pop(service_id, None)

@@ -1,0 +1,55 @@
+"""EndpointTable: what a client knows of an actor's class, by which a wrong call is an error before it is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_env.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+
+class UnknownEndpoint(UserError, AttributeError):
+    """The actor's class has no such endpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTable:
+    """The endpoints of an actor's class, by name. It travels in messages; the class itself may be heavy to import."""
+
+    actor: str
+    """Name of the class."""
+    classes: frozenset[str]
+    """The class and its bases, each with its module."""
+    names: frozenset[str]
+    idempotent: frozenset[str]
+    """Endpoints that may be called again when a replica dies during a call."""
+    long: frozenset[str]
+    """Endpoints whose calls have no deadline, and are cancelled with their callers."""
+
+    def check(self, name: str) -> str:
+        """Return the name of an endpoint.
+
+        Raises:
+            UnknownEndpoint: the class has none of that name.
+        """
+        if name not in self.names:
+            raise UnknownEndpoint(f"{self.actor} has no endpoint {name!r}. {nearest(name, self.names)}")
+        return name
+
+    def name_of(self, endpoint: Endpoint[Any, Any, Any]) -> str:
+        """Return the name of an endpoint that is given as an attribute of its class, as `PolicyActor.generate`.
+
+        Raises:
+            UnknownEndpoint: it is an endpoint of another class, or no endpoint.
+        """
+        owner = getattr(endpoint, "owner", None)
+        if owner in self.classes:
+            return endpoint.name
+        given = f"{owner.rpartition('.')[2]}.{endpoint.name}" if owner else repr(endpoint)
+        raise UnknownEndpoint(
+            f"{given} is no endpoint of {self.actor}: name one of its class, as {self.actor}.{min(self.names)}. "
+            f"{nearest(getattr(endpoint, 'name', ''), self.names)}"
+        )

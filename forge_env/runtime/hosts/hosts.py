@@ -1,0 +1,299 @@
+"""Hosts: connects the controller to the hosts of a run, watches them, and ends what runs there.
+
+On each host a program of ours (forge_env/runtime/host.py) waits for a run; see `HostSettings` for who starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.runtime.calls.answers import within
+from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.hosts.settings import HostSettings, find_workers
+from forge_env.runtime.process.monarch_files import short_temporary_files
+from forge_env.runtime.process.network import LOOPBACK, own_address
+
+RETRY_S = 0.5  # between two tries to reach a host
+
+
+@dataclass(slots=True, kw_only=True)
+class _Host:
+    info: HostInfo
+    watch: Any
+    mesh: Any
+    """Of the watch's process."""
+    on_death: dict[int, Callable[[str], None]]
+    """What to call with the reason when a process ends, by process id."""
+    lost: asyncio.Future[str]
+    """Done when the host was given up; what is said about it."""
+
+    @property
+    def gone(self) -> str:
+        """Why the host was given up; "" while it answers."""
+        return self.lost.result() if self.lost.done() else ""
+
+    def give_up(self, said: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(said)
+
+
+class Hosts:
+    """The hosts of one run, in the order of their settings; `Launcher` opens and closes them.
+
+    Example::
+
+        async with Launcher(log_dir, hosts=Hosts(HostSettings(kind="workers", workers="one two"))) as launcher:
+            policy = launcher.spawn("policy", PolicyActor, host=1, model=path)
+    """
+
+    def __init__(self, settings: HostSettings) -> None:
+        self.settings = settings
+        self.address = LOOPBACK
+        """This process's address, as the hosts know it."""
+        self._places = [] if settings.kind == "processes" else find_workers(settings)
+        self._hosts: list[_Host] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._job: Any = None  # Monarch's, for hosts of the kind "processes"
+        self._job_folder = ""
+        self._mesh: Any = None
+
+    def __len__(self) -> int:
+        return len(self._places) or self.settings.count
+
+    def transport(self) -> str:
+        """What Monarch has to be told before its first use: how its own messages reach this process.
+
+        Raises:
+            UserError: when a host's name is not known here.
+        """
+        if not self._places:
+            return ""
+        for name, port in self._places:
+            try:
+                own = own_address(name, port)
+            except OSError as error:
+                raise UserError(f"the host {name}:{port} cannot be reached from here: {error.strerror}") from None
+            if self.address.startswith("127."):  # a host on this machine is reached by loopback, the others are not
+                self.address = own
+        return f"tcp://{self.address}:0"
+
+    async def open(self, log_dir: Path) -> None:
+        """Connect to all hosts, and start a watch on each.
+
+        Raises:
+            UserError: naming the first host on which nothing waits for a run.
+            ServiceError: when a host does not start a process.
+        """
+        from monarch.actor import attach_to_workers
+
+        if self._places:
+            await asyncio.gather(*(self._reach(name, port) for name, port in self._places))
+            places = [f"tcp://{name}:{port}" for name, port in self._places]
+            self._mesh = attach_to_workers(ca="trust_all_connections", workers=list(places), name="hosts")
+        else:
+            from monarch.job import ProcessJob
+
+            logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it tells of each step, on stderr
+            self._job = ProcessJob({"hosts": self.settings.count})
+            with short_temporary_files():
+                self._mesh = self._job.state(cached_path=None).hosts
+            self._job_folder = str(self._job._tmpdir)
+        token = log_dir / f".{secrets.token_hex(8)}"
+        token.touch()
+        try:
+            self._hosts = list(await asyncio.gather(*(self._open(i, log_dir, token.name) for i in range(len(self)))))
+        finally:
+            token.unlink()
+        self._tasks = [asyncio.create_task(self._listen(host)) for host in self._hosts]
+        for host, place in zip(self._hosts, self._places, strict=False):  # none of them for "processes"
+            self._tasks.append(asyncio.create_task(self._hold(host, place)))
+
+    def mesh(self, first: int, count: int = 1) -> Any:
+        """Monarch's mesh of one host, without dimensions, or of several in a row, with the dimension "hosts"."""
+        return self._mesh.slice(hosts=first if count == 1 else slice(first, first + count))
+
+    def info(self, index: int) -> HostInfo:
+        """What is known of a host."""
+        return self._hosts[index].info
+
+    def answer(self, places: Iterable[int]) -> bool:
+        """Whether none of these hosts was given up."""
+        return not any(self._hosts[place].gone for place in places)
+
+    def lost(self, index: int) -> asyncio.Future[str]:
+        """Done when a host was given up; what is said about it."""
+        return self._hosts[index].lost
+
+    def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
+        """The first of the hosts for a process: `first`, or when it was given up and may be replaced, the next.
+
+        Raises:
+            ServiceError: when a host was given up, and no other may or can take its place.
+        """
+        for index in range(len(self) if movable and count == 1 else 1):
+            place = (first + index) % len(self)
+            if self.answer(range(place, place + count)):
+                return place
+        raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
+
+    def environ(self, index: int) -> dict[str, str]:
+        """What the processes of the run need in their environment on a host."""
+        info = self._hosts[index].info
+        return {
+            "TMPDIR": info.temp,
+            "FORGE_ENV_WATCH": str(info.watch_pid),
+            "FORGE_ENV_LOGS": info.logs,
+            "FORGE_ENV_FOLDER": os.getcwd(),
+        }
+
+    async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
+        """Call `on_death` once when a process ends, with the host's own end as the reason if it was that, or "".
+
+        Raises:
+            ServiceError: when the host does not answer.
+        """
+        self.choose(index)
+        host = self._hosts[index]
+        host.on_death[pid] = on_death
+        await self._within(host.watch.watch.call_one(pid), host.info.name)
+
+    async def kill(self, index: int, pid: int) -> None:
+        """End a process; one on a host that does not answer ends with that host's lease."""
+        host = self._hosts[index]
+        if not host.gone:
+            with contextlib.suppress(ServiceError):
+                await self._within(host.watch.kill.call_one(pid), host.info.name)
+
+    def summary(self) -> list[str]:
+        """Sentences for a person: which hosts there are, and where their logs are when not with the others."""
+        names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
+        said = [f"{len(self)} hosts: {names}"]
+        apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
+        return said + [f"{name} does not see the folder of the run: its logs are there in {logs}"
+                       for name, logs in apart.items()]  # fmt: skip
+
+    async def end_processes(self) -> None:
+        """End every process of the run on every host but the watches', and remove what they left."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._each(lambda host: host.watch.close.call_one())
+
+    async def close(self) -> None:
+        """End the watches; the hosts go on waiting for the next run, but for "processes"."""
+        await self._each(lambda host: host.mesh.stop())
+        if self._job is not None:
+            await asyncio.to_thread(self._job.kill)
+        self._hosts, self._tasks, self._job = [], [], None
+
+    async def _reach(self, name: str, port: int) -> None:
+        """Wait until something listens there: of several hosts, Monarch does not say which one it waits for."""
+        deadline = asyncio.get_running_loop().time() + self.settings.connect_s
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    _, writer = await asyncio.open_connection(name, port)
+                    writer.close()
+                    return
+            except (OSError, TimeoutError) as error:
+                if asyncio.get_running_loop().time() + RETRY_S > deadline:
+                    raise UserError(
+                        f"no host waits at {name}:{port} ({error or 'no answer'}): start it there with "
+                        f"`python -m forge_env.runtime.host --port {port}`"
+                    ) from None
+            await asyncio.sleep(RETRY_S)
+
+    async def _hold(self, host: _Host, place: tuple[str, int]) -> None:
+        """Notice the end of a host's program by a connection to it, over which nothing is sent: the kernel closes it.
+
+        Monarch itself says nothing then; calls to what the program had started are left without an answer.
+        """
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(*place)
+            except ConnectionRefusedError:
+                host.give_up(f"the program of the host {host.info.name} ended")
+                return
+            except OSError:  # the way there is gone for now; how long that is borne is a matter of silence_s
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                while await reader.read(4096):
+                    pass
+            except OSError:
+                pass
+            finally:
+                writer.close()
+
+    async def _open(self, index: int, log_dir: Path, token: str) -> _Host:
+        from monarch.actor import default_bootstrap_cmd
+
+        from forge_env.runtime.hosts.watch import HostWatch
+
+        local = self._job is not None
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]))
+        command = default_bootstrap_cmd().with_env({"PYTHONPATH": path})
+        mesh = self.mesh(index).spawn_procs(name=f"watch{index}", bootstrap_command=command)
+        pid = os.getpid() if local else 0
+        watch = mesh.spawn(
+            f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, job_folder=self._job_folder
+        )
+        place = None if local or self.address.startswith("127.") else (self.address, 1)
+        name = f"{index}" if local else f"{self._places[index][0]}"
+        try:
+            info = await self._within(watch.info.call_one(place, str(log_dir.resolve()), token), name, 60.0)
+        except ServiceError as error:
+            raise ServiceError(f"{error}; a host takes one run at a time: is another one still on it?") from None
+        lost = asyncio.get_running_loop().create_future()
+        return _Host(info=info, watch=watch, mesh=mesh, on_death={}, lost=lost)
+
+    async def _listen(self, host: _Host) -> None:
+        """Ask a host for news until it is gone; asking renews its lease."""
+        while True:
+            try:
+                dead = await self._news(host)
+            except ServiceError as error:
+                host.give_up(str(error))
+            for pid in list(host.on_death) if host.gone else dead:
+                if on_death := host.on_death.pop(pid, None):
+                    on_death(host.gone)
+            if host.gone:
+                return
+
+    async def _news(self, host: _Host) -> list[int]:
+        """The processes that died since the last time, if any.
+
+        Raises:
+            ServiceError: when the host is gone. The seconds of silence are counted one by one, so that a time in which
+                this process itself stood still, as it does while it imports torch, is only one of them.
+        """
+        call = asyncio.ensure_future(within(60.0 + self.settings.silence_s, host.watch.news.call_one(), "the watch"))
+        try:
+            for _ in range(max(2, round(self.settings.silence_s))):
+                await asyncio.wait({call, host.lost}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if host.gone:
+                    raise ServiceError(host.gone)
+                if call.done():
+                    return list(call.result())
+            raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_s:g} s")
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    async def _within(self, call: Any, name: str, seconds: float = 0.0) -> Any:
+        return await within(seconds or self.settings.silence_s, call, f"the host {name}")
+
+    async def _each(self, call: Callable[[_Host], Any]) -> None:
+        """Make a call to every host that answers, and let none of them be waited for for long."""
+        answering = [host for host in self._hosts if not host.gone]
+        calls = (self._within(call(host), host.info.name) for host in answering)
+        await asyncio.gather(*calls, return_exceptions=True)

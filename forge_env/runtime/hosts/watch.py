@@ -1,0 +1,175 @@
+"""HostWatch: the one actor that a run has on each host. It tells of deaths there, and ends the run's processes there.
+
+The controller cannot see the processes of another machine, and they cannot see the controller. So each host has a
+watch: it holds a pidfd of every process of the run, and a lease that the controller renews by asking for news. When the
+lease runs out, because the controller or the network is gone, or the host's own program ends, the watch ends every
+process of the run on its host, and itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from monarch.actor import Actor, concurrent_endpoint
+
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
+from forge_env.utils.owners import is_mine
+
+NEWS_S = 1.0  # how long the watch waits for news before it says that there is none
+
+
+class HostWatch(Actor):
+    """Watches the processes of one run on one host."""
+
+    def __init__(self, *, lease_s: float, controller_pid: int, job_folder: str) -> None:
+        """
+        Args:
+            lease_s: seconds without a call of `news` after which the run is over for this host.
+            controller_pid: of a controller on this machine, which is so noticed at once; 0 for one on another.
+            job_folder: of the sockets of hosts that were started for this run only: when the run is over without
+                `close`, their programs are ended, and the folder is removed. "" for hosts that wait for other runs.
+        """
+        self._lease_s = lease_s
+        self._job_folder = job_folder
+        self._host_pid = os.getppid()
+        self._temp = tempfile.mkdtemp(prefix="forge_env_")
+        self._watched: set[int] = set()
+        self._dead: asyncio.Queue[int] = asyncio.Queue()
+        self._lease_ends = time.monotonic() + lease_s
+        self._controller_pid = controller_pid
+        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+
+    @concurrent_endpoint
+    async def info(self, controller: tuple[str, int] | None, log_dir: str, token: str) -> HostInfo:
+        """Say what this host is like.
+
+        Args:
+            controller: an address and a port on the way to the controller; None for one on this machine.
+            log_dir: the folder of the run's logs, as the controller names it.
+            token: name of a file that the controller has put there.
+        """
+        logs = Path(log_dir)
+        if not (logs / token).is_file():
+            logs = _logs_of_this_user() / token.lstrip(".")
+            logs.mkdir(mode=0o700, exist_ok=True)
+        address = own_address(*controller) if controller else LOOPBACK
+        return HostInfo(
+            name=socket.gethostname(),
+            watch_pid=os.getpid(),
+            temp=self._temp,
+            logs=str(logs),
+            address=address,
+            interface=interface_of(address),
+        )
+
+    @concurrent_endpoint
+    async def watch(self, pid: int) -> None:
+        """Tell of the death of this process from now on."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._dead.put_nowait(pid)
+            return
+        loop = asyncio.get_running_loop()
+        self._watched.add(pid)
+
+        def on_death() -> None:
+            self._watched.discard(pid)
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._dead.put_nowait(pid)
+
+        loop.add_reader(pidfd, on_death)
+
+    @concurrent_endpoint
+    async def kill(self, pid: int) -> None:
+        """End a process that is watched."""
+        if pid in self._watched:
+            _kill(pid)
+
+    @concurrent_endpoint
+    async def news(self) -> list[int]:
+        """Renew the lease; returns the processes that died, as soon as one did, or none after a second."""
+        self._lease_ends = time.monotonic() + self._lease_s
+        try:
+            dead = [await asyncio.wait_for(self._dead.get(), NEWS_S)]
+        except TimeoutError:
+            return []
+        while not self._dead.empty():
+            dead.append(self._dead.get_nowait())
+        return dead
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """End every process of the run on this host but this one, and remove what they left."""
+        self._clean_up()
+
+    def _keep_lease(self) -> None:
+        """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller here."""
+        parents = [_pidfd(pid) for pid in (self._host_pid, self._controller_pid) if pid]
+        while (left := self._lease_ends - time.monotonic()) > 0:
+            if select.select(parents, [], [], left)[0]:
+                break
+        self._clean_up()
+        if self._job_folder:
+            shutil.rmtree(self._job_folder, ignore_errors=True)
+            _kill(self._host_pid)
+        os._exit(1)
+
+    def _clean_up(self) -> None:
+        for pid in _processes_with(f"TMPDIR={self._temp}"):
+            _kill(pid)
+        shutil.rmtree(self._temp, ignore_errors=True)
+
+
+def _processes_with(variable: str) -> list[int]:
+    """Every process but this one that was started with this environment variable."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environ = (folder / "environ").read_bytes()
+            except OSError:  # it ended meanwhile, or is another user's
+                continue
+            if variable.encode() in environ.split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def _logs_of_this_user() -> Path:
+    """The folder for logs of a host that does not share the controller's disk; one for each user.
+
+    Raises:
+        ServiceError: when another user has made a folder of that name.
+    """
+    logs = Path(tempfile.gettempdir()) / f"forge_env_logs_{os.geteuid()}"
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if logs.is_symlink() or not is_mine(logs.lstat()):
+        raise ServiceError(f"{logs}, the folder for logs of this host, is another user's: remove it, or set TMPDIR")
+    return logs
+
+
+def _pidfd(pid: int) -> int:
+    """A descriptor that can be read once the process has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # it has: so does this descriptor of a file
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,31 @@
+"""When a process began, and processes that end with another one."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from pathlib import Path
+
+
+def process_began() -> float:
+    """When this process was started, in seconds since the epoch: before its interpreter and its imports."""
+    # The 22nd field, in ticks since the machine started; the second one is a name that may hold spaces.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def die_with(pid: int) -> None:
+    """End this process when process `pid` ends, for whatever reason: a thread waits for its pidfd."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def wait() -> None:
+        select.select([pidfd], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name=f"die-with-{pid}", daemon=True).start()

@@ -1,0 +1,88 @@
+"""What Monarch leaves on the disk: sockets and a log, kept where they can be removed with the run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from forge_env.core.errors import ServiceError
+from forge_env.runtime import remove_monarch_log
+from forge_env.utils.owners import is_mine
+from forge_env.utils.temporary import temporary_files_in
+
+_LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
+_EXIT_SECONDS = 10.0
+_sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
+
+
+def _short_temp() -> str:
+    """The folder for temporary files, or /tmp where its name is too long for the address of a Unix socket in it."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
+
+
+def short_temporary_files() -> AbstractContextManager[None]:
+    """Put temporary files of Monarch, and of what it starts, where the names are short enough for sockets."""
+    return temporary_files_in(_short_temp())
+
+
+def open_monarch(log_dir: Path, transport: str) -> None:
+    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
+
+    Raises:
+        ServiceError: when Monarch already runs in this process with another transport, "" being its own choice; and
+            when another user has taken the name of its folder since the last run.
+    """
+    for folder in _sockets:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or not is_mine(folder.lstat()):
+            raise ServiceError(f"{folder}, where this process has had its sockets, is another user's now")
+    if _sockets:
+        _set_transport(transport)
+        return
+    _sockets.append(Path(tempfile.mkdtemp(prefix="forge_env_", dir=_short_temp())))
+    saved = os.dup(2)
+    log = os.open(log_dir / "monarch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 2)
+    try:
+        with temporary_files_in(str(_sockets[0])):
+            from monarch.actor import this_host
+
+            _set_transport(transport)
+            this_host()
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(log)
+    _sockets.extend(_sockets[0].iterdir())
+    atexit.register(_shut_down)  # which comes before Monarch's own handler, and leaves it nothing to do
+
+
+def _shut_down() -> None:
+    """Let Monarch end with this process. It waits 1 s by itself, and a machine under load prints a trace for that."""
+    from monarch.actor import shutdown_context
+
+    try:
+        shutdown_context(host_timeout=0.3).get(timeout=_EXIT_SECONDS)
+    except TimeoutError:
+        pass  # what is left of it ends with the process
+
+
+def _set_transport(transport: str) -> None:
+    from monarch.actor import enable_transport
+
+    try:
+        if transport:
+            enable_transport(transport)
+    except RuntimeError:
+        raise ServiceError("Monarch already runs in this process, and was not told of other hosts then") from None
+
+
+def remove_what_monarch_left() -> None:
+    """Remove its sockets and its log; `open_monarch` makes room for new ones."""
+    shutil.rmtree(_sockets[0], ignore_errors=True)
+    remove_monarch_log()

@@ -1,0 +1,121 @@
+"""Actors on several processes that work together: where their ranks meet, and how all of them are called at once."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
+
+from forge_env.core.errors import ForgeError
+from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
+
+if TYPE_CHECKING:
+    from forge_env.runtime.calls.endpoints import Endpoint
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+Answer: TypeAlias = Coroutine[Any, Any, R]
+
+
+class RankRendezvous:
+    """Where the ranks of one process group meet: a TCPStore in this process, at an address of this machine."""
+
+    def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
+        """
+        Args:
+            per_host: ranks of one host; 0 is all of them.
+            address: how the ranks reach this machine; the loopback address is reached from nowhere else.
+        """
+        self._world_size = world_size
+        self._per_host = per_host or world_size
+        self._address = address
+        self._store, self._port = serve_tcp_store(address)
+
+    def environ(self, rank: int, interface: str = "lo") -> dict[str, str]:
+        """What torch.distributed reads in the process of a rank; `interface` is the network that gloo uses there."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % self._per_host),
+            "WORLD_SIZE": str(self._world_size),
+            "MASTER_ADDR": self._address,
+            "MASTER_PORT": str(self._port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # tells torch that the TCPStore exists already
+            "GLOO_SOCKET_IFNAME": interface,  # of a machine with several, gloo would take the one of its host name
+        }
+
+
+class AllRanks(Generic[A]):
+    """An actor's handle whose calls go to all of its ranks at once, for endpoints in which they wait for each other.
+
+    The ranks but the first answer None, and the first one's answer is that of the call. What one rank raises is raised
+    at once: the others may never answer, because they wait for that one.
+
+    Example::
+
+        trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
+        await launcher.start("trainer")
+        await within(60.0, trainer.call_one(TrainerActor.begin, learning_rate=1e-5), "the trainer")
+
+    `trainer.begin.call_one(learning_rate=1e-5)` means the same, and no type checker checks its arguments.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> _Endpoint:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Endpoint(getattr(self._actor, name))
+
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, None], *args: P.args, **kwargs: P.kwargs) -> Answer[None]: ...
+    @overload
+    def call_one(self, endpoint: Endpoint[A, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Answer[R]: ...
+    def call_one(self, endpoint: Endpoint[A, P, Any], *args: P.args, **kwargs: P.kwargs) -> Answer[Any]:
+        """Call an endpoint on all ranks; the message leaves before this returns.
+
+        So calls reach every rank in the order they are made.
+
+        Raises:
+            AttributeError: at once; the actor has no such endpoint.
+            ForgeError: what a rank raised of our own kinds, unchanged.
+        """
+        return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
+
+
+class _Endpoint:
+    """One endpoint, on all ranks."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call it; the message leaves before this returns, so calls reach every rank in the order they are made.
+
+        Raises:
+            ForgeError: what a rank raised of our own kinds, unchanged.
+        """
+        return _first_answer(self._endpoint.stream(*args, **kwargs))
+
+    call = call_one
+
+
+async def _first_answer(answers: Iterator[Any]) -> Any:
+    from monarch.actor import ActorError
+
+    found = None
+    try:
+        for answer in answers:
+            value = await answer
+            found = value if value is not None else found
+    except ActorError as error:
+        if isinstance(error.exception, ForgeError):
+            raise error.exception from None
+        raise
+    return found
+
+
+def log_of_rank(path: Path, rank: int) -> Path:
+    """The log file of a rank: `path` for the first, and trainer-1.log beside trainer.log for the second."""
+    return path.with_stem(f"{path.stem}-{rank}") if rank else path

@@ -1,0 +1,1 @@
+"""The weight store between GPUs that cannot read each other's memory."""

@@ -1,0 +1,97 @@
+"""Snapshots in the trainer's GPU memory, which the other processes of one host read where they lie, by CUDA IPC."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.one_host.segment_store import SegmentStore
+from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Where torch.multiprocessing.reductions.rebuild_cuda_tensor takes these among its arguments.
+_DEVICE, _COUNTER = 6, 11
+
+
+class CudaIpcStore(SegmentStore):
+    """Segments are copies of the weights on the GPU of the trainer's first rank, two of them as a rule.
+
+    A segment's file holds the handle by which another process opens the memory. The tensors of `fetch` are views of the
+    snapshot itself, and torch cannot forbid writing to them. They end with the trainer's process.
+
+    Every process has one GPU, whichever it sees first; the GPUs of the host must reach each other's memory.
+    """
+
+    async def close(self) -> None:
+        # Of memory that is this process's own torch removes the file at its end, and aborts where that is gone by then.
+        for name in self._writable:
+            (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
+        await super().close()
+
+    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        device = next(iter(state_dict.values())).device
+        if device.type != "cuda":
+            raise ServiceError(
+                f"the weights are on {device}, and the store hands over GPU memory: --weights.store shared_memory"
+            )
+        try:
+            with _plain_memory():
+                flat = torch.empty(size, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            raise ServiceError(
+                f"GPU {device.index} has no room for a copy of the weights, {size / 2**30:.1f} GiB, beside the "
+                "trainer: take another store with --weights.store shared_memory"
+            ) from None
+        rebuild, arguments = reduce_tensor(flat)
+        # torch counts the users of the memory in a file, which stays behind when the trainer is killed.
+        counter = SHARED_MEMORY / arguments[_COUNTER].decode().lstrip("/")
+        segment.with_suffix(OUTSIDE).write_text(str(counter))
+        segment.write_bytes(pickle.dumps((rebuild, arguments)))
+        return flat
+
+    def _find(self, segment: Path) -> Tensor | None:
+        return None  # it was in the memory of a trainer that is dead
+
+    def _map(self, segment: Path) -> Tensor:
+        import torch
+
+        rebuild: Callable[..., Tensor]
+        rebuild, arguments = pickle.loads(segment.read_bytes())
+        own: list[Any] = list(arguments)
+        own[_DEVICE] = torch.cuda.current_device()  # which number the trainer's GPU has there means nothing here
+        try:
+            return rebuild(*own)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ServiceError(f"the weights in the trainer's GPU memory cannot be opened: {reason}") from None
+
+    def _finish(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _plain_memory() -> Iterator[None]:
+    """Allocate outside of torch's expandable segments, which not every other process may open."""
+    import torch
+
+    before = torch._C._accelerator_getAllocatorSettings()
+    if "expandable_segments:True" not in before:
+        yield
+        return
+    # Settings that are not named are set back to their defaults.
+    torch._C._accelerator_setAllocatorSettings(before.replace("expandable_segments:True", "expandable_segments:False"))
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)

@@ -1,0 +1,135 @@
+"""Snapshots in the shared memory of one host: written once, and read where they lie."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.one_host.segment_store import Held, SegmentStore, Taken
+from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PIECE = 16 * 2**20  # bytes; a checksum holds no lock of the interpreter meanwhile
+_POLL_S = 0.01
+
+
+class SharedMemoryStore(SegmentStore):
+    """Segments are files in /dev/shm.
+
+    The tensors of `fetch` are views of the snapshot itself, mapped for reading only: writing to one ends the process.
+    Each snapshot gets a checksum soon after its commit, see `verify`.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__(folder)
+        self._readable: dict[str, Tensor] = {}  # by segment: mapping one anew takes as long as copying it
+
+    async def commit(self, taken: Taken) -> None:
+        await super().commit(taken)
+        threading.Thread(target=self._write_checksum, args=(taken.version,), name="checksum", daemon=True).start()
+
+    async def verify(self, version: int, *, seconds: float = 60.0) -> None:
+        """Check that a snapshot is, byte for byte, what was committed.
+
+        Raises:
+            ServiceError: it is not; or there is no such version, or no checksum of it within `seconds`.
+        """
+        await asyncio.to_thread(self._verify, version, seconds)
+
+    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+        import torch
+
+        try:
+            with segment.open("r+b") as file:
+                # Now, or the first write to a page that there is no room for would end the process.
+                os.posix_fallocate(file.fileno(), 0, size)
+                mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise ServiceError(
+                f"{SHARED_MEMORY} cannot take a snapshot of the weights, {_mib(size)}: {error.strerror}, with "
+                f"{_mib(room())} free: free some, make it larger (docker run --shm-size), or take another store with "
+                "--weights.store torchstore"
+            ) from None
+        return torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def _find(self, segment: Path) -> Tensor | None:
+        import torch
+
+        with segment.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:  # its writer was killed before there was any memory
+                return None
+            mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def _map(self, segment: Path) -> Tensor:
+        import torch
+
+        for name in list(self._readable):
+            if not (self.folder / name).exists():
+                self._readable.pop(name, None)
+        flat = self._readable.get(segment.name)
+        if flat is None:
+            with segment.open("rb") as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is meant not to be
+                flat = torch.frombuffer(mapping, dtype=torch.uint8)
+            self._readable[segment.name] = flat
+        return flat
+
+    def _write_checksum(self, version: int) -> None:
+        try:
+            with self._holding(version) as held:
+                checksum, unfinished = self._checksum(held.snapshot), self.folder / f"{held.snapshot}.unfinished"
+                unfinished.write_text(f"{_crc32(held):08x}")
+                unfinished.rename(checksum)
+        except (ServiceError, OSError):
+            pass  # forgotten, or closed, before its turn came; or no room even for this, which `verify` will say
+
+    def _verify(self, version: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._holding(version) as held:
+            path = self._checksum(held.snapshot)
+            while not path.exists():
+                if time.monotonic() > deadline:
+                    raise ServiceError(f"version {version} of the weights has no checksum after {seconds:g} s")
+                time.sleep(_POLL_S)
+            if f"{_crc32(held):08x}" != path.read_text():
+                raise ServiceError(f"version {version} of the weights has changed since it was published")
+
+
+def room() -> int:
+    """Free bytes of /dev/shm; 0 where there is none that this user can write to."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return 0
+    found = os.statvfs(SHARED_MEMORY)
+    return found.f_bavail * found.f_frsize
+
+
+def has_room(size: int) -> bool:
+    """Whether /dev/shm can take so many bytes."""
+    return room() >= size
+
+
+def _crc32(held: Held) -> int:
+    flat = held.flat.numpy().data[: held.layout.size]
+    value = 0
+    for start in range(0, len(flat), _PIECE):
+        value = zlib.crc32(flat[start : start + _PIECE], value)
+    return value
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,30 @@
+"""JSON that a model wrote: it may hold half a surrogate pair, which neither UTF-8 nor SQLite can store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic_core import from_json
+
+
+def parse_json(line: bytes) -> Any:
+    """Parse one line of JSON.
+
+    Raises:
+        ValueError: when the line is not JSON.
+    """
+    try:
+        return from_json(line, cache_strings="keys")
+    except ValueError:
+        pass  # pydantic_core refuses lone surrogates, which Python's parser accepts
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def encodable(text: Any) -> str:
+    """A text that UTF-8 and SQLite can store: lone surrogates are written as escapes, other values as JSON."""
+    text = text if isinstance(text, str) else json.dumps(text)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

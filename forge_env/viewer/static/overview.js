@@ -1,0 +1,69 @@
+import { address } from "./address.js";
+import { request } from "./api.js";
+import { curvesSection } from "./curves.js";
+import { fill, h, table } from "./dom.js";
+import { interval, number, seconds } from "./numbers.js";
+import { block } from "./text.js";
+
+// The overview of a run: its phases, its evaluations, its curves, its documents.
+
+const KINDS = { training: "training run", evaluation: "evaluation", file: "file of episodes" };
+
+export async function showOverview(main, route, context) {
+  const run = await request(`${context.run.number}/overview`, {}, context.signal);
+  const lastStep = run.last.step || Math.max(0, ...run.evaluations.map((evaluation) => evaluation.step || 0));
+  const points = run.evaluations.filter(({ phase }) => phase !== "tool_off").map((evaluation) => ({
+    ...evaluation, x: evaluation.step ?? (evaluation.phase === "before" ? 0 : lastStep),
+  }));
+  const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
+  fill(main, h("h1", null, run.name, " ", runState(run)),
+    h("p", { class: "dim" }, [KINDS[run.kind], run.algorithm, run.env, run.agent].filter(Boolean).join(" · ")),
+    cards(run), badLines(run.bad), evaluationsTable(run), curves,
+    Object.entries(run.documents).map(([name, data]) => h("details", { class: "document" },
+      h("summary", null, name), block(data, "code"))));
+}
+
+export function runState(run) {
+  if (run.complete) return h("span", { class: "mark good" }, "complete");
+  if (run.changed !== null && run.changed < 60) return h("span", { class: "mark some" }, "running");
+  const text = run.changed === null ? "empty" : `not complete, ${seconds(run.changed)} ago`;
+  return h("span", { class: "mark none" }, text);
+}
+
+function cards(run) {
+  const { phases, faults, timeouts } = run.choices;
+  const card = (count, text, view, params) => h("li", null,
+    h("a", { class: "row", href: address(run.name, view, params) },
+      h("b", null, count.toLocaleString("en")), h("span", null, text)));
+  return h("ul", { class: "cards" },
+    phases.map(({ phase, episodes }) => card(episodes, `episodes of ${phase}`, "episodes", { phase })),
+    faults ? card(faults, "faults", "faults") : null,
+    timeouts ? card(timeouts, "time-outs", "episodes", { outcome: "timeout" }) : null);
+}
+
+export function badLines(bad) {
+  if (!bad.files.length) return null;
+  const total = bad.files.reduce((sum, file) => sum + file.bad, 0);
+  const holds = total === 1 ? "line holds no episode and is" : "lines hold no episode and are";
+  return h("details", { class: "warning" },
+    h("summary", null, `${total.toLocaleString("en")} ${holds} left out`),
+    h("ul", null, bad.lines.map((line) =>
+      h("li", null, `${line.phase}, byte ${line.offset.toLocaleString("en")}: ${line.reason}`))));
+}
+
+function evaluationsTable(run) {
+  if (!run.evaluations.length) return null;
+  const columns = ["Phase", "Step", "Success", "95% interval, by task", "Mean reward", "Episodes", "Tasks"];
+  const rows = run.evaluations.map((evaluation) => [
+    h("a", { href: address(run.name, "episodes", { phase: evaluation.phase }) }, evaluation.phase),
+    number(evaluation.step), number(evaluation.success), interval(evaluation.interval), number(evaluation.reward),
+    number(evaluation.episodes) + timeoutsOf(evaluation), number(evaluation.tasks),
+  ]);
+  return h("section", null, h("h2", null, "Evaluations"),
+    table(columns.map((text, i) => [text, i ? "num" : ""]), rows));
+}
+
+function timeoutsOf({ timeouts, without_timeouts: success }) {
+  if (!timeouts) return "";
+  return ` (${number(timeouts)} ${timeouts === 1 ? "time-out" : "time-outs"}; success without them ${number(success)})`;
+}

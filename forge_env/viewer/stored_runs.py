@@ -1,0 +1,115 @@
+"""The runs in a folder, and the files of each run that the viewer reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from forge_env.core.errors import UserError
+from forge_env.records.run_files import EPISODES, FAULTS, PLAN
+
+RunKind = Literal["training", "evaluation", "file"]
+FileKind = Literal["episodes", "faults", "trained"]
+MAX_RUNS = 1000
+MAX_DOCUMENT_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """A file of JSON lines that the index follows.
+
+    Example: ``RunFile(path=Path("outputs/x/episodes/train.jsonl"), phase="train", kind="episodes")``
+    """
+
+    path: Path
+    phase: str
+    kind: FileKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """The folder of a training run or of an evaluation, or a file of episodes."""
+
+    path: Path
+    name: str
+    kind: RunKind
+
+    def files(self) -> list[RunFile]:
+        """The files of JSON lines that exist now."""
+        if self.kind == "file":
+            return [RunFile(path=self.path, phase="episodes", kind="episodes")]
+        files = [RunFile(path=path, phase=path.stem, kind="episodes") for path in _json_lines(self.path / "episodes")]
+        fixed: list[tuple[str, FileKind]] = [(EPISODES, "episodes"), (FAULTS, "faults"), ("trained.jsonl", "trained")]
+        for name, kind in fixed:
+            if (self.path / name).is_file():
+                files.append(RunFile(path=self.path / name, phase=kind, kind=kind))
+        return files
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A small JSON document of the run; {} where it is missing or unreadable."""
+        try:
+            data = json.loads(self.read_text(name) or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def read_text(self, name: str) -> str:
+        """A small text document of the run; "" where it is missing or unreadable."""
+        if self.kind == "file":
+            return ""
+        try:
+            if (self.path / name).stat().st_size > MAX_DOCUMENT_BYTES:
+                return ""
+            return (self.path / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+def find_runs(path: Path) -> list[StoredRun]:
+    """Return the run at a path, or the runs in the folder at that path, two levels deep.
+
+    Raises:
+        UserError: when there is none.
+    """
+    path = path.expanduser()
+    if path.is_file():
+        return [StoredRun(path=path, name=path.name, kind="file")]
+    if not path.is_dir():
+        raise UserError(f"there is no {path}: name the folder of a run, a folder of runs, or a .jsonl file")
+    if kind := _run_kind(path):
+        return [StoredRun(path=path, name=path.resolve().name, kind=kind)]
+    folders = _subfolders(path)
+    folders += [inner for outer in folders for inner in _subfolders(outer)]
+    runs = [
+        StoredRun(path=folder, name=str(folder.relative_to(path)), kind=kind)
+        for folder in folders
+        if (kind := _run_kind(folder))
+    ]
+    if not runs:
+        raise UserError(f"{path} holds no run: name the folder of a training run or an evaluation, or a .jsonl file")
+    return sorted(runs, key=lambda run: run.name)[:MAX_RUNS]
+
+
+def _run_kind(folder: Path) -> Literal["training", "evaluation"] | None:
+    if (folder / EPISODES).is_file() or (folder / PLAN).is_file():
+        return "evaluation"
+    if any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")) or _json_lines(folder / "episodes"):
+        return "training"
+    return None
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(e.path) for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _json_lines(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(e.path) for e in os.scandir(folder) if e.name.endswith(".jsonl") and e.is_file())
+    except OSError:
+        return []

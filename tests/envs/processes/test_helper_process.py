@@ -1,0 +1,95 @@
+"""HelperProcess with a small library: requests, errors, limits of a fork, and threads that give up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from envs.processes.helper import HelperProcess
+from forge_env.core.errors import ServiceError
+
+if sys.platform != "linux":
+    pytest.skip("helper processes are confined on Linux", allow_module_level=True)
+
+LIBRARY = """
+PACKAGES = ()
+
+def open_library(run_forked):
+    def work(write, request):
+        write("begun")
+        while request["do"] == "loop":
+            pass
+        if request["do"] == "fail":
+            raise ValueError("in the fork")
+        write({"prints": print("nothing that the owner reads")})
+
+    def answer(request):
+        if request["do"] == "raise":
+            raise ValueError("in the library")
+        written, exit_code = run_forked(
+            lambda write: work(write, request), cpu_seconds=0.2, wall_seconds=60.0, memory_bytes=1 << 30
+        )
+        return {"do": request["do"], "written": written, "exit_code": exit_code}
+
+    return answer
+"""
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Iterator[HelperProcess]:
+    (tmp_path / "library.py").write_text(LIBRARY)
+    helper = HelperProcess(str(tmp_path / "library.py"), name="the small helper")
+    yield helper
+    helper.close()
+    assert helper.pid is None
+
+
+def test_responses_errors_and_limits(helper: HelperProcess) -> None:
+    assert helper.request({"do": "x"}, seconds=60) == {
+        "do": "x",
+        "written": ["begun", {"prints": None}],
+        "exit_code": 0,
+    }
+    first = helper.pid
+    assert helper.request({"do": "raise"}, seconds=60) == {"error": "ValueError: in the library"}
+    assert helper.request({"do": "fail"}, seconds=60) == {"do": "fail", "written": ["begun"], "exit_code": 1}
+    stopped = helper.request({"do": "loop"}, seconds=60)
+    assert stopped == {"do": "loop", "written": ["begun"], "exit_code": -signal.SIGPROF}
+    assert helper.pid == first
+
+
+def test_a_library_that_cannot_be_opened_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text("PACKAGES = ()\ndef open_library(run_forked):\n    import no_such_module\n")
+    helper = HelperProcess(str(tmp_path / "library.py"), name="the small helper")
+    with pytest.raises(ServiceError, match="the small helper did not start: ModuleNotFoundError: .*no_such_module"):
+        helper.request({}, seconds=60)
+    assert helper.pid is None
+
+
+@pytest.mark.parametrize(("function", "is_kept"), [("dumps", True), ("write", False), ("poll", True)])
+def test_a_request_after_an_interrupted_one_gets_its_response(
+    helper: HelperProcess, function: str, is_kept: bool
+) -> None:
+    """`dumps` is before the request is sent, `write` while it is sent, and `poll` before it is answered."""
+
+    def interrupt(frame: FrameType, event: str, called: Any) -> None:
+        if event in ("c_return", "return") and getattr(called, "__name__", frame.f_code.co_name) == function:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    helper.request({"do": "before"}, seconds=60)
+    first = helper.pid
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            helper.request({"do": "interrupted"}, seconds=60)
+    finally:
+        sys.setprofile(None)
+    assert helper.request({"do": "after"}, seconds=60)["do"] == "after"
+    assert (helper.pid == first) == is_kept
