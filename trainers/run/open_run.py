@@ -14,7 +14,7 @@ from agents.model_folder import find_model
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests
-from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
 from trainers.checkpoints import Checkpoint, steps_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.hosts import HostSettings, find_workers
+from forge_env.runtime.hosts.settings import HostSettings, find_workers
 from trainers.config import RunConfig
 
 

@@ -25,7 +25,7 @@ from agents.generator.start import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import EnvFactory
-from forge_env.runtime.hosts import HostSettings
+from forge_env.runtime.hosts.settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel

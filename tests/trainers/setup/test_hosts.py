@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.hosts.hosts import Hosts
 from trainers.grpo import Config
 from trainers.setup.checks import check_places
 from trainers.setup.hosts import check_hosts, count_hosts, host_settings
