@@ -8,10 +8,11 @@ SCHEDULE = ("test_schedule.py",)
 LEDGER = ("test_ledger.py",)
 LOOP = ("test_loop.py",)
 WINDOWS = ("test_windows.py", "test_loop.py")
-AGES = ("test_ages.py",)
-PASSES = ("test_passes.py",)
+AGES = ("test_weight_ages.py",)
+WEIGHTS = ("test_weight_sync.py",)
+PASSES = ("test_task_order.py",)
 CHECKPOINTS = ("test_checkpoints.py",)
-READY = ("test_ready.py",)
+READY = ("test_ready_groups.py",)
 
 MUTANTS = (
     Mutant(
@@ -29,10 +30,10 @@ MUTANTS = (
         tests=SCHEDULE,
     ),
     Mutant(
-        name="groups of weights that are too old may begin",
-        function="Schedule.admits",
-        old="if first < 0",
-        new="if first < -1",
+        name="groups that are ready do not come nearer to their deadline",
+        function="Schedule.take",
+        old="for due in (self._open_due, self._ready_due)",
+        new="for due in (self._open_due,)",
         tests=SCHEDULE,
     ),
     Mutant(
@@ -64,10 +65,10 @@ MUTANTS = (
         tests=SCHEDULE,
     ),
     Mutant(
-        name="more groups than a step takes count as taken",
+        name="a step leaves a group behind that is due",
         function="Schedule._leaves_room",
-        old="min(is_ready, self.batch_size)",
-        new="is_ready",
+        old="self.batch_size) > room",
+        new="self.batch_size) > room + 1",
         tests=SCHEDULE,
     ),
     Mutant(
@@ -120,38 +121,38 @@ MUTANTS = (
         tests=LEDGER,
     ),
     Mutant(
-        name="the engines count as a version newer than they are",
-        function="Loop._take_over",
-        old="self._version = step",
-        new="self._version = step + 1",
+        name="groups count as sampled from the trainer's own weights",
+        function="Loop._admit",
+        old="self._schedule.admit(number, self.work.engine_steps)",
+        new="self._schedule.admit(number, self.steps_done)",
         tests=LOOP,
     ),
     Mutant(
         name="a window that begins in the middle is as long as a whole one",
         function="Loop._window_size",
-        old="self.sync_interval - self.steps_done % self.sync_interval",
-        new="self.sync_interval",
+        old="interval - self.steps_done % interval",
+        new="interval",
         tests=WINDOWS,
     ),
     Mutant(
         name="the last window takes groups for steps that never come",
         function="Loop._window_size",
-        old="min(self.sync_interval - self.steps_done % self.sync_interval, self.steps - self.steps_done)",
-        new="self.sync_interval - self.steps_done % self.sync_interval",
+        old="min(interval - self.steps_done % interval, self.settings.steps - self.steps_done)",
+        new="interval - self.steps_done % interval",
         tests=WINDOWS,
     ),
     Mutant(
         name="the weights of the last step are not published",
         function="Loop.training",
-        old="if step % self.sync_interval == 0 or step == self.steps",
-        new="if step % self.sync_interval == 0",
+        old="if step % self.settings.sync_interval == 0 or step == self.settings.steps",
+        new="if step % self.settings.sync_interval == 0",
         tests=LOOP,
     ),
     Mutant(
         name="a synchronous step does not wait for the engines",
         function="Loop._sync",
-        old="if self.staleness == 0 or step == self.steps",
-        new="if step == self.steps",
+        old="self.settings.staleness == 0 or step == self.settings.steps",
+        new="step == self.settings.steps",
         tests=LOOP,
     ),
     Mutant(
@@ -164,7 +165,7 @@ MUTANTS = (
     Mutant(
         name="a group with too few valid episodes is trained on",
         function="Loop._settle",
-        old="if not self.keeps(group)",
+        old="if not self.work.keeps(group)",
         new="if False",
         tests=LOOP,
     ),
@@ -174,6 +175,41 @@ MUTANTS = (
         old="if error and row >= error",
         new="if error and row > 2 * error",
         tests=LOOP,
+    ),
+    Mutant(
+        name="the engines count as a version newer than they are",
+        function="WeightSync.pull",
+        old="= version, steps",
+        new="= version, steps + 1",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="weights that have changed count as those of the engines",
+        function="WeightSync.is_synced",
+        old="not self._is_ahead and self.in_engines",
+        new="self.in_engines",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="a checkpoint has the version of the weights before the last step",
+        function="WeightSync.of_trainer",
+        old="self.published + self._is_ahead",
+        new="self.published",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="a run that goes on counts a version too many",
+        function="WeightSync.restore",
+        old="self.published = version - 1",
+        new="self.published = version",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="a new engine keeps a version that is not the newest any more",
+        function="WeightSync.catch_up",
+        old="while version != self.in_store",
+        new="while version < 0",
+        tests=WEIGHTS,
     ),
     Mutant(
         name="an episode is as old as its newest token",
@@ -198,14 +234,14 @@ MUTANTS = (
     ),
     Mutant(
         name="every pass has the same order",
-        function="Passes._order",
+        function="TaskOrder._order",
         old="{self.seed}/tasks/{pass_number}",
         new="{self.seed}/tasks",
         tests=PASSES,
     ),
     Mutant(
         name="the first pass is shuffled too",
-        function="Passes.task",
+        function="TaskOrder.task",
         old="pass_number >= self.shuffled_from",
         new="pass_number >= 0",
         tests=PASSES,
@@ -220,15 +256,15 @@ MUTANTS = (
     Mutant(
         name="a run goes on from its oldest checkpoint",
         function="find",
-        old="step or max(found)",
-        new="step or min(found)",
+        old="step or max(folders)",
+        new="step or min(folders)",
         tests=CHECKPOINTS,
     ),
     Mutant(
         name="a truncated checkpoint is taken for whole",
         function="read_manifest",
-        old="if found != size",
-        new="if not found",
+        old="if present != size",
+        new="if not present",
         tests=CHECKPOINTS,
     ),
     Mutant(
@@ -255,8 +291,8 @@ MUTANTS = (
     Mutant(
         name="settings that may not change are not compared",
         function="check_fits",
-        old="if not MAY_CHANGE.fullmatch(name) and before.get(name)",
-        new="if not MAY_CHANGE.match(name) and before.get(name)",
+        old="if not MAY_CHANGE.fullmatch(name) and",
+        new="if False and",
         tests=CHECKPOINTS,
     ),
     Mutant(
