@@ -254,6 +254,12 @@ def test_a_name_that_is_given_another_meaning_is_not_translated() -> None:
     assert [test["type"] for test in read_check(source, "f")] == ["asserts"]
 
 
+def test_an_assert_that_always_fails_is_no_idle_one() -> None:
+    source = "def check(candidate):\n    assert candidate(1) == 2\n    assert True\n    {}\n"
+    assert [test["type"] for test in read_check(source.format("pass"), "f")] == ["call"]
+    assert [test["type"] for test in read_check(source.format("assert False"), "f")] == ["call", "asserts"]
+
+
 def test_asserts_that_need_what_stands_before_them_stay_together() -> None:
     [test] = read_asserts(["x = [1]\nassert f(x) == 2"])
     assert test["type"] == "asserts" and test["code"].index("x = [1]") < test["code"].index("assert")

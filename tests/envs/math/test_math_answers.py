@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from envs.math.answers import FORMATS, after_thinking, extract_answer, needs_verifier, same_answer
 from envs.math.numerals import last_number, parse_number
 from envs.math.rewards import MathReward, ThinkingReward
-from envs.math.verifier import Verifier, equal_expressions
+from envs.math.verifier import Verifier, _verdict, equal_expressions
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
 from tests.helpers.waiting import is_alive, wait_until
@@ -375,6 +375,7 @@ def test_what_needs_math_verify() -> None:
         ("The answer is x+a", "x+a", "text"),
         ("<think>\\boxed{1}</think> \\boxed{42}", "42", "boxed"),
         ("\\boxed{1}</think> 42", "42", "number"),
+        ("42 is no answer: \\boxed{}", "", "boxed"),
     ],
 )
 def test_the_final_answer(response: str, text: str, format: str) -> None:
@@ -542,6 +543,17 @@ def test_a_killed_helper_is_a_fault_of_ours_and_another_one_starts(verifier: Ver
             comparison.result(timeout=60)
     assert verifier.compare("x", "x", 0.0)
     assert verifier.pid != first
+
+
+def test_only_the_limit_of_processor_time_is_the_answers_doing() -> None:
+    assert _verdict({"written": ["target", "equal"], "exit_code": 0}, "x")
+    assert not _verdict({"written": ["target", "different"], "exit_code": 0}, "x")
+    assert not _verdict({"written": ["target"], "exit_code": -signal.SIGPROF}, "x")
+    for code in (-signal.SIGKILL, -signal.SIGSEGV, 1):
+        with pytest.raises(ServiceError, match=f"ended with status {int(code)}"):
+            _verdict({"written": ["target"], "exit_code": code}, "x")
+    with pytest.raises(EnvError, match="the target 'x' takes the math grader too long"):
+        _verdict({"written": [], "exit_code": -signal.SIGPROF}, "x")
 
 
 def test_a_helper_that_died_while_idle_harms_nothing(verifier: Verifier) -> None:

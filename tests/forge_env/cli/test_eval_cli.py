@@ -528,6 +528,8 @@ def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
     episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
     error = run(*one(agent, "out"), code=2)["error"]
     assert "out lacks 7 of 12 episodes, and an older forge_env began it without recording" in error
+    Path("out/plan.json").write_text(json.dumps({**plan, "version": 1, "task_digest": "of other tasks"}))
+    assert "out holds results from before a change of the tasks" in run(*one(agent, "out"), code=2)["error"]
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
