@@ -37,11 +37,12 @@ endif
 UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --constraints constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly check clean
+.PHONY: help setup demo test test-all nightly check clean
 
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
+	@echo 'make test-all  run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports'
 	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
@@ -55,8 +56,14 @@ demo: $(READY)
 	@$(PYTHON_OF_VENV) -m benchmarks.bare_loop --compare-latest
 
 # Two workers: a run uses two CPUs well, and a test of several processes is still not starved. ARGS="-n 0" has none.
+# The files come in the order of tests/conftest.py, the longest first.
+PYTEST = $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+
 test: $(READY)
-	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadfile -m "not gpu and not slow" --durations=10 $(ARGS)
+	@$(PYTEST) -m "not gpu and not slow" $(ARGS)
+
+test-all: $(READY)
+	@$(PYTEST) -m "not gpu" $(ARGS)
 
 # Each night draws its own examples; what fails prints the line that draws its example again.
 nightly: $(READY)

@@ -23,8 +23,8 @@ import os
 import pstats
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,6 +33,8 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.types import Outcome, Task
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
+from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.loop_work import LoopWork
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
 
@@ -52,8 +54,8 @@ def make_group(outcome: Outcome) -> Group:
 GOOD, BAD = make_group(Outcome.SCORED), make_group(Outcome.ENV_FAULT)
 
 
-class Groups:
-    """Groups in flight, which come back one in each turn of the event loop."""
+class Groups(LoopWork):
+    """Groups in flight, which come back one in each turn of the event loop; steps and updates cost nothing."""
 
     def __init__(self, way: str, ledger: Ledger) -> None:
         self.most_open = 0
@@ -61,8 +63,16 @@ class Groups:
         self._ledger = ledger
         self._rng = random.Random(0)
         self._open: list[asyncio.Future[None]] = []
+        self._engine_steps = 0
 
-    async def run(self, task: Task, number: int) -> Group:
+    @property
+    def engine_steps(self) -> int:
+        return self._engine_steps
+
+    def task(self, number: int) -> Task:
+        return TASK
+
+    async def run_group(self, task: Task, number: int) -> Group:
         # Steps take no time: what was taken is trained on before anything else happens.
         self.most_open = max(self.most_open, number + 1 - self._ledger.trained - self._ledger.dropped.total())
         if self._way == "at once":
@@ -71,6 +81,16 @@ class Groups:
         self._open.append(back)
         await back
         return BAD if self._way == "with drops" and number % 4 == 0 else GOOD
+
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        return {}
+
+    async def publish_weights(self, step: int) -> dict[str, float]:
+        return {}
+
+    async def pull_weights(self, step: int) -> dict[str, float]:
+        self._engine_steps = step
+        return {}
 
     async def bring_back(self) -> None:
         while True:
@@ -83,24 +103,11 @@ class Groups:
 async def measure(way: str, steps: int = STEPS) -> dict[str, float]:
     """Transitions per second of one run; most_open is how many groups were open at most."""
 
-    async def nothing(*_: Any) -> dict[str, float]:
-        return {}
-
     ledger = Ledger()
     groups = Groups(way, ledger)
-    loop = Loop(
-        objective=Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8),
-        task=lambda number: TASK,
-        run_group=groups.run,
-        train_step=nothing,
-        publish_weights=nothing,
-        pull_weights=nothing,
-        on_step=lambda step, groups, metrics: None,
-        steps=steps,
-        batch_size=BATCH,
-        staleness=STALENESS,
-        ledger=ledger,
-    )
+    objective = Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8)
+    settings = LoopSettings(steps=steps, batch_size=BATCH, staleness=STALENESS)
+    loop = Loop(groups, objective, settings, LoopState(ledger=ledger))
     started, cpu = time.perf_counter(), time.thread_time()
     bringing = asyncio.create_task(groups.bring_back())
     await loop.run()

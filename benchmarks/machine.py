@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainers.run.facts import machine, versions
+from trainers.run.run_record import machine, versions
 
 
 def describe() -> dict[str, Any]:

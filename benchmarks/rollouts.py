@@ -38,7 +38,7 @@ from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, T
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.garbage import relax_collector
+from forge_env.utils.gc_settings import relax_garbage_collector
 from trainers.model.make import make_model
 
 TURNS, TASKS, MODEL_SECONDS = 5, 512, 0.5
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    relax_collector()  # as the process of the environments does
+    relax_garbage_collector()  # as the process of the environments does
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
         figures = asyncio.run(measure(folder))

@@ -26,8 +26,8 @@ from benchmarks.simulated_time import World, run
 from benchmarks.simulated_workload import Workload, of_run, recorded
 from forge_env.core.episode import Group
 from forge_env.core.errors import UserError
-from forge_env.core.types import Task
 from trainers.controller.loop import Loop
+from trainers.controller.loop_state import LoopSettings
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
 
@@ -98,24 +98,24 @@ class Figures:
     """The same for each group."""
 
 
-class _Measure:
+@dataclass
+class _MeasuredCluster(Cluster):
     """Takes the marks between which a run is measured."""
 
-    def __init__(self, setup: Setup, cluster: Cluster) -> None:
-        self.setup, self.cluster = setup, cluster
-        self.staleness: list[int] = []
-        self.length_bias = 1.0
-        self._marks: list[tuple[float, ...]] = []
+    setup: Setup = field(kw_only=True)
+    staleness: list[int] = field(default_factory=list, init=False)
+    length_bias: float = field(default=1.0, init=False)
+    _marks: list[tuple[float, ...]] = field(default_factory=list, init=False)
 
-    def on_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        found = self.cluster.trained_staleness(step, groups)
+    def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        staleness = self.trained_staleness(step, groups)
         if step > self.setup.settling:
-            self.staleness += found
+            self.staleness += staleness
         self.length_bias = metrics["length_bias"]
         if step in (self.setup.settling, self.setup.steps):
-            world, (tokens, busy) = self.cluster.world, self.cluster.engine_use()
-            cpu = time.thread_time() - world.cpu_seconds
-            self._marks.append((world.now, tokens, busy, self.cluster.train_seconds, cpu))
+            tokens, busy = self.engine_use()
+            cpu = time.thread_time() - self.world.cpu_seconds
+            self._marks.append((self.world.now, tokens, busy, self.train_seconds, cpu))
 
     def figures(self) -> Figures:
         setup = self.setup
@@ -145,25 +145,21 @@ class _Measure:
 def simulate(setup: Setup) -> Figures:
     """Run the controller over a simulated cluster."""
     world = World()
-    cluster = Cluster(
-        world, setup.workload, engines=setup.engines, trainers=setup.trainers, speeds=setup.speeds, seed=setup.seed
+    cluster = _MeasuredCluster(
+        world,
+        setup.workload,
+        engines=setup.engines,
+        trainers=setup.trainers,
+        speeds=setup.speeds,
+        seed=setup.seed,
+        setup=setup,
     )
-    measure = _Measure(setup, cluster)
-    loop = Loop(
-        objective=Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8),
-        task=lambda number: Task(prompt=(), target=None),
-        run_group=cluster.run_group,
-        train_step=cluster.train_step,
-        publish_weights=cluster.publish_weights,
-        pull_weights=cluster.pull_weights,
-        on_step=measure.on_step,
-        steps=setup.steps,
-        batch_size=setup.groups_per_step,
-        staleness=setup.staleness,
-        patience=PATIENCE,
+    objective = Objective(loss=torch.nn.Identity(), advantages=group_relative, group_size=8)
+    settings = LoopSettings(
+        steps=setup.steps, batch_size=setup.groups_per_step, staleness=setup.staleness, patience=PATIENCE
     )
-    run(world, loop.run())
-    return measure.figures()
+    run(world, Loop(cluster, objective, settings).run())
+    return cluster.figures()
 
 
 def needs(setup: Setup) -> tuple[float, float]:

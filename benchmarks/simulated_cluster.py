@@ -18,6 +18,9 @@ from benchmarks.simulated_time import World
 from benchmarks.simulated_workload import EpisodePlan, GroupPlan, Workload
 from forge_env.core.episode import Episode, Group
 from forge_env.core.types import Outcome, Task
+from trainers.controller.loop_work import LoopWork
+
+TASK = Task(prompt=(), target=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +176,8 @@ class PlayedEpisode(Episode):
 
 
 @dataclass
-class Cluster:
-    """All that a Loop calls: `run_group`, `train_step`, `publish_weights` and `pull_weights`, in simulated seconds."""
+class Cluster(LoopWork):
+    """The work of a Loop in simulated seconds: groups, steps and updates of the weights."""
 
     world: World
     workload: Workload
@@ -195,6 +198,13 @@ class Cluster:
         self.replicas = [Engine(self.world, self.speeds) for _ in range(self.engines)]
         self._router = Router(self.replicas)
 
+    @property
+    def engine_steps(self) -> int:
+        return self.version
+
+    def task(self, number: int) -> Task:
+        return TASK
+
     async def run_group(self, task: Task, number: int) -> Group:
         self.admitted[number] = self.version
         back: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
@@ -203,7 +213,7 @@ class Cluster:
             _Play(self.world, self._router, self.replicas, task, number, plans, back)
         return await back
 
-    async def train_step(self, groups: Sequence[Group]) -> dict[str, float]:
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         with self.world.at_work():
             tokens = sum(e.trained for g in groups for e in g.episodes if isinstance(e, PlayedEpisode))
         seconds = self.speeds.train_overhead + tokens / (self.speeds.train_tokens * self.trainers)
@@ -212,18 +222,18 @@ class Cluster:
         self.tokens_trained += tokens
         return {}
 
-    async def publish_weights(self, version: int) -> dict[str, float]:
+    async def publish_weights(self, step: int) -> dict[str, float]:
         await asyncio.sleep(self.speeds.publish)
         self.train_seconds += self.speeds.publish
         return {}
 
-    async def pull_weights(self, version: int) -> dict[str, float]:
+    async def pull_weights(self, step: int) -> dict[str, float]:
         await asyncio.sleep(self.speeds.fetch)
         with self.world.at_work():
             for engine in self.replicas:
                 engine.swap(self.speeds.swap)
         await asyncio.sleep(self.speeds.swap)
-        self.version = version
+        self.version = step
         return {}
 
     def trained_staleness(self, step: int, groups: Sequence[Group]) -> list[int]:

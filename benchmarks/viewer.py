@@ -58,14 +58,14 @@ SETTLE_SECONDS = 120.0
 def make_episode(rng: random.Random, number: int) -> Episode:
     """An episode of two to five turns, of about 5 kB of JSON; one in a hundred ends by a fault."""
     group, member = divmod(number, GROUP)
-    own = random.Random(group)
-    question = f"Task {group}: {' '.join(own.choices(WORDS, k=40))} {own.randrange(10**6)}."
-    task = Task(prompt=({"role": "user", "content": question},), target=str(own.randrange(10**6)))
+    group_rng = random.Random(group)
+    question = f"Task {group}: {' '.join(group_rng.choices(WORDS, k=40))} {group_rng.randrange(10**6)}."
+    task = Task(prompt=({"role": "user", "content": question},), target=str(group_rng.randrange(10**6)))
     count = rng.randint(2, 5)
     context: list[int] = []
     turns = [_turn(rng, question, turn, turn == count - 1, context, group) for turn in range(count)]
     fault = rng.random() < 0.01
-    reward = None if fault else float(rng.random() < own.random())
+    reward = None if fault else float(rng.random() < group_rng.random())
     turns[-1].reward = reward or 0.0
     return Episode(
         task=task,
@@ -89,16 +89,20 @@ def _turn(rng: random.Random, question: str, number: int, last: bool, context: l
     context += sampled
     code = f"values = [i * {rng.randrange(999)} for i in range({rng.randrange(99)})]\nprint(sum(values))"
     call = ToolCall(id=f"call_{number}", name=rng.choice(("python", "shell")), arguments={"code": code})
-    asked: Message = {"role": "user", "content": question}
-    told: Message = {"role": "tool", "content": f"{rng.getrandbits(200)}\n" * 3, "tool_call_id": f"call_{number - 1}"}
-    said = " ".join(rng.choices(WORDS, k=30))
-    spoken: list[dict[str, Any]] = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}}]
+    question_message: Message = {"role": "user", "content": question}
+    tool_output: Message = {
+        "role": "tool",
+        "content": f"{rng.getrandbits(200)}\n" * 3,
+        "tool_call_id": f"call_{number - 1}",
+    }
+    answer = " ".join(rng.choices(WORDS, k=30))
+    called: list[dict[str, Any]] = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}}]
     return Turn(
         kind="sampled",
-        observation=(told if number else asked,),
-        message={"role": "assistant", "content": said}
+        observation=(tool_output if number else question_message,),
+        message={"role": "assistant", "content": answer}
         if last
-        else {"role": "assistant", "content": said, "tool_calls": spoken},
+        else {"role": "assistant", "content": answer, "tool_calls": called},
         tool_calls=() if last else (call,),
         prompt_ids=tuple(prompt),
         token_ids=tuple(sampled),
@@ -169,7 +173,7 @@ def measure(browser: Any, run: Path, name: str) -> dict[str, float]:
 
         deadline = time.monotonic() + SETTLE_SECONDS
         while not ask("state")[0]["indexed"]:
-            assert time.monotonic() < deadline, "the index takes for ever"
+            assert time.monotonic() < deadline, f"the index was not complete after {SETTLE_SECONDS:g} s"
             time.sleep(0.02)
         indexed = time.perf_counter() - started
         total = ask("episodes")[0]["total"]
@@ -242,8 +246,8 @@ def main() -> None:
         index = sum(path.stat().st_size for path in (run / ".view").iterdir())
         browser.close()
     figures = {
-        state: {name: round(statistics.median(each[name] for each in found), 3) for name in found[0]}
-        for state, found in rounds.items()
+        state: {name: round(statistics.median(result[name] for result in results), 3) for name in results[0]}
+        for state, results in rounds.items()
     }
     load = round(os.getloadavg()[1], 1)  # of the last five minutes: above the number of cores, others were at work too
     result = {

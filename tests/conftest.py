@@ -1,4 +1,4 @@
-"""What several tests share: the settings of Hypothesis, a home of their own, and a tiny model folder, made once."""
+"""What several tests share: the settings of Hypothesis, a home of their own, a tiny model folder, and a launcher."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import hypothesis.configuration
 import pytest
+import pytest_asyncio
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
+FIRST = ("system", "trainers/titan", "trainers/run", "forge_env/runtime", "test_docs.py", "browser", "forge_env/check")
+"""Folders and files below tests/ with the longest tests. They come first, so that none is left for the end."""
 LEFT = pytest.StashKey[list[str]]()
 WRITTEN = "written to the home folder"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
@@ -30,10 +34,22 @@ hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
 
 os.environ["HOME"] = str(HOME)
+# The tensors of the tests are small, and there is one worker for each CPU: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The caches of the Makefile, also where pytest is started without it.
 if (ROOT / "Makefile").is_file():
     for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
         os.environ.setdefault(variable, str(ROOT / place))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; otherwise in the order that they have."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT / "tests")))
+
+
+def _rank(path: Path) -> int:
+    return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
 
 
 def pytest_collection_finish() -> None:
@@ -81,3 +97,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     asyncio.run(make_model(folder, make("math"), seed=0, limits=EpisodeLimits()))
     return folder
+
+
+@pytest_asyncio.fixture
+async def launcher(tmp_path: Path) -> AsyncIterator[Any]:
+    """An open Launcher, whose logs lie in the test's own folder; it tells nobody of deaths."""
+    from forge_env.runtime.launcher import Launcher
+
+    async with Launcher(tmp_path / "logs", say=lambda text: None) as opened:
+        yield opened

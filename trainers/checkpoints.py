@@ -39,7 +39,7 @@ class Checkpoint:
     step: int
     """Optimizer steps of the algorithm, those of the warm-up not among them."""
     extra: Mapping[str, Any]
-    """What the run wrote down for itself; see `Run.save_checkpoint`."""
+    """What the run wrote down for itself; see trainers/run/checkpointing.py."""
 
 
 def path_of(run: Path, step: int) -> Path:
@@ -48,12 +48,12 @@ def path_of(run: Path, step: int) -> Path:
 
 def steps_of(run: Path) -> dict[int, Path]:
     """The folders of a run's complete checkpoints by their steps, the oldest first."""
-    found = {}
+    folders = {}
     folder = run / "checkpoints"
     for path in folder.iterdir() if folder.is_dir() else ():
         if (match := _NAME.fullmatch(path.name)) and path.is_dir():
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            folders[int(match[1])] = path
+    return dict(sorted(folders.items()))
 
 
 def find(run: Path, step: int = 0) -> Checkpoint:
@@ -62,25 +62,27 @@ def find(run: Path, step: int = 0) -> Checkpoint:
     Raises:
         UserError: when there is none, or it is damaged; the sentence names what can be used instead.
     """
-    found = steps_of(run)
-    if not found:
+    folders = steps_of(run)
+    if not folders:
         raise UserError(
             f"--resume: {run} holds no complete checkpoint; a run writes one every --checkpoint.interval steps and "
             f"after its last step: start again, with another --output"
         )
-    if step and step not in found:
-        steps = ", ".join(map(str, found))
+    if step and step not in folders:
+        steps = ", ".join(map(str, folders))
         raise UserError(f"--checkpoint.step is {step}, and {run} has no checkpoint of that step; it has {steps}")
-    step = step or max(found)
+    step = step or max(folders)
     try:
-        extra = read_manifest(found[step]).get("extra")
+        extra = read_manifest(folders[step]).get("extra")
         if not isinstance(extra, dict) or not {"algorithm", "config"} <= extra.keys():
-            raise UserError(f"{found[step]} is not a checkpoint of a run: its {MANIFEST} names no algorithm and config")
+            raise UserError(
+                f"{folders[step]} is not a checkpoint of a run: its {MANIFEST} names no algorithm and config"
+            )
     except UserError as error:
-        older = max((other for other in found if other < step), default=None)
+        older = max((other for other in folders if other < step), default=None)
         offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
         raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
-    return Checkpoint(path=found[step], step=step, extra=completed(extra))
+    return Checkpoint(path=folders[step], step=step, extra=completed(extra))
 
 
 def completed(extra: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -170,9 +172,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if version != CHECKPOINT_VERSION:
         raise UserError(f"{folder} has checkpoint version {version}, this trainer reads {CHECKPOINT_VERSION}.")
     for name, size in files.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if found != size:
-            raise UserError(f"{folder} is damaged: {name} has {found} bytes of {size}.")
+        present = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if present != size:
+            raise UserError(f"{folder} is damaged: {name} has {present} bytes of {size}.")
     return manifest
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ from trainers.config import AlgorithmConfig, RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(kw_only=True)
@@ -88,11 +91,11 @@ def objective(config: Config) -> Objective:
     return make_objective("cispo", loss, section, baseline="mean")
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Warm up, measure, train, measure again."""
     from trainers.controller.policy_gradient import run_policy_gradient
 
-    await run_policy_gradient("cispo", config, objective(config))
+    await run_policy_gradient(plan)
 
 
 def main() -> int:

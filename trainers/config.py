@@ -114,15 +114,15 @@ class TrainingConfig:
     steps: int = 120
     seed: int = 0
     batch_size: int = 8
-    """Prompts, and so groups, of one micro-step, over all ranks."""
+    """Global prompts (= groups) per micro-step, over all ranks."""
     gradient_accumulation_steps: int = 1
-    """Micro-steps of one optimizer step, which so has batch_size times this many groups."""
+    """Micro-steps per optimizer step; an optimizer step has batch_size times this many groups."""
     sync_interval: int = 1
-    """Optimizer steps between two updates of the engine's weights: how many mini-batches one batch of rollouts is
-    trained in, 4 in GSPO's paper and 16 in DAPO's. Each of them has the groups of one step."""
+    """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
+    in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
     learning_rate: float = 3e-4
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What becomes of the learning rate after its warm-up: "linear" and "cosine" end at 0 after the last step."""
+    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from 0."""
     weight_decay: float = 0.0
@@ -130,14 +130,14 @@ class TrainingConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
-    """What is computed again in the backward pass instead of being kept: memory for time."""
+    """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
     compile: bool = False
-    """Compile each transformer block: minutes at the start, and faster steps on a GPU."""
+    """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     seq_len: int = 0
-    """Tokens of a training row at most, and so of an episode: env.max_tokens by another name; 0 leaves that one. A turn
-    may then use all of it, unless env.max_turn_tokens says otherwise."""
+    """Most tokens of a training row, and so of an episode: another name for env.max_tokens; 0 uses env.max_tokens. A
+    turn may then use all of them, unless env.max_turn_tokens says otherwise."""
     packing: bool = False
     """Whether rows share sequences of max_tokens_per_micro_batch tokens, instead of being padded to one length."""
     entropy_coef: float = 0.0
@@ -152,8 +152,8 @@ class TrainingConfig:
     """Optimizer steps between the weights that sampled a group and those that it trains, at most; -1 is what
     sync_interval needs, which is one less: rollouts and training then take turns."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
-    """What becomes of the engine's keys and values of running requests when new weights come, with staleness above 0:
-    go on with those of the old weights, or compute them again."""
+    """KV cache of in-flight requests after a weight update (staleness above 0): keep that of the old weights, or
+    recompute it with the new ones."""
     step_seconds: float = 600.0
     """Deadline of one optimizer step, and how long a run waits for groups while nothing moves: no group comes back, no
     engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
@@ -161,7 +161,7 @@ class TrainingConfig:
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
     All groups have to be sampled from the weights that their step, or window of steps, begins with."""
     max_tokens_per_micro_batch: int = 4096
-    """Model tokens of one forward pass: few, so that one long episode does not pad all the others."""
+    """Tokens of one forward pass at most. Few tokens limit how much one long episode pads the others."""
     old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
     """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
     own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
@@ -376,6 +376,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
+    def settle(self) -> None:
+        """Set what follows from other settings, and check what the page alone can; a page has its own.
+
+        Raises:
+            UserError: for settings that contradict each other.
+        """
+
     @property
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
@@ -401,7 +408,7 @@ class RunConfig:
     @property
     def algorithm_name(self) -> str:
         """The name of that section, such as "grpo"; "" for supervised training."""
-        names = (each.name for each in fields(self))
+        names = (setting.name for setting in fields(self))
         return next((name for name in names if isinstance(getattr(self, name), AlgorithmConfig)), "")
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from trainers.config import AlgorithmConfig, RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(kw_only=True)
@@ -171,11 +174,11 @@ def _punishment(config: Config) -> OverlongPunishment:
     )
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Warm up, measure, train, measure again."""
     from trainers.controller.policy_gradient import run_policy_gradient
 
-    await run_policy_gradient("dapo", config, objective(config))
+    await run_policy_gradient(plan)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from trainers.config import AlgorithmConfig, RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.objective import Objective, loss_options, make_objective
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 
 @dataclass(kw_only=True)
@@ -116,11 +119,11 @@ def objective(config: Config) -> Objective:
     return make_objective("reinforce", loss, section, baseline=section.baseline)
 
 
-async def train(config: Config) -> None:
+async def train(plan: RunPlan) -> None:
     """Warm up, measure, train, measure again."""
     from trainers.controller.policy_gradient import run_policy_gradient
 
-    await run_policy_gradient("reinforce", config, objective(config))
+    await run_policy_gradient(plan)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from forge_env.rollout.factory import make
 from forge_env.rollout.lockstep import Wave
 from forge_env.rollout.rollout import run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
-from forge_env.utils.garbage import relax_collector
+from forge_env.utils.gc_settings import relax_garbage_collector
 
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", keyword arguments) of an agent: environments do not import agents."""
@@ -74,7 +74,7 @@ class EnvActor(ForgeActor):
         self._ended = 0
 
     async def on_start(self) -> None:
-        relax_collector()
+        relax_garbage_collector()
         self._factory = await self._stack.enter_async_context(make(self._env, **self._options))
         self._agents = {name: load(target)(**kwargs) for name, (target, kwargs) in self._specs.items()}
 

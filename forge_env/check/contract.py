@@ -1,54 +1,56 @@
-"""The checks of the contract: what `reset`, `step` and `close` return, and in which order they may be called."""
+"""The checks of the contract: what `reset`, `step` and `close` return, and the order in which they may be called."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from forge_env.check.moves import Move, probe, says
-from forge_env.check.shapes import wrong_with_reset, wrong_with_step, wrong_with_tools
-from forge_env.check.subject import LIMITS, Failed, Overdue, Skipped, Subject, bounded, called, instance, reset, step
+from forge_env.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped
+from forge_env.check.direct_calls import CallTimeout, call_env, fresh_instance, reset, step, with_timeout
+from forge_env.check.result_shapes import reset_problem, step_problem, tools_problem
+from forge_env.check.strategies import Strategy, final_answer, try_every_tool
 from forge_env.check.threads import advice
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import ForgeError, PolicyError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
-from forge_env.core.user_code import told
+from forge_env.core.user_code import error_text
 
 
-async def contract(subject: Subject) -> str:
-    """The shapes of everything that an instance returns, over an episode of each kind."""
-    if not subject.tasks:
-        raise Skipped("there are no tasks to play")
+async def contract(context: CheckContext) -> str:
+    """Everything that an instance returns has the right shape, over one episode of each strategy."""
+    if not context.tasks:
+        raise CheckSkipped("there are no tasks to play")
     steps = 0
-    for move in subject.moves:
-        async with instance(subject) as env:
-            steps += await _examine(env, subject.tasks[0], subject.seed, move)
+    for strategy in context.strategies:
+        async with fresh_instance(context) as env:
+            steps += await _check_episode(env, context.tasks[0], context.seed, strategy)
     return f"reset, {steps} steps and the tools have the right shapes"
 
 
-async def _examine(env: Env, task: Task, seed: int, move: Move) -> int:
-    result = await _named(reset(env, task, seed))
-    _require(wrong_with_reset(result))
-    _require(wrong_with_tools(env.tools))
+async def _check_episode(env: Env, task: Task, seed: int, strategy: Strategy) -> int:
+    """Check one episode; returns the number of its steps."""
+    result = await _result(reset(env, task, seed))
+    _fail_on(reset_problem(result))
+    _fail_on(tools_problem(env.tools))
     conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
     for turn in range(1, LIMITS.max_turns + 1):
         try:
-            action = await move(conversation, env.tools)
-        except PolicyError:  # the expert's mistake, which is the finding of the check of the gold answers
+            action = await strategy(conversation, env.tools)
+        except PolicyError:  # the expert failed; the check "gold answers" reports it
             return turn - 1
         conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
-        result = await _named(step(env, action))
-        _require(wrong_with_step(result))
+        result = await _result(step(env, action))
+        _fail_on(step_problem(result))
         if result[2] or result[3]:
             return turn
-        _require(_unanswered(action, result[0]))
+        _fail_on(_unanswered_call(action, result[0]))
         conversation.observation = tuple(result[0])
     return LIMITS.max_turns
 
 
-def _unanswered(action: Action, messages: Sequence[Any]) -> str:
+def _unanswered_call(action: Action, messages: Sequence[Any]) -> str:
     answered = {message.get("tool_call_id") for message in messages}
     missing = [call for call in action.tool_calls if call.id not in answered]
     if not missing:
@@ -58,62 +60,66 @@ def _unanswered(action: Action, messages: Sequence[Any]) -> str:
     )
 
 
-async def _named(call: Awaitable[Any]) -> Any:
+async def _result(call: Awaitable[Any]) -> Any:
+    """Await a call of the environment. Raises CheckFailed when it raises or takes too long."""
     try:
         return await call
-    except Overdue as error:
-        raise Failed(f"{error}: make it faster, or await what it waits for") from None
+    except CallTimeout as error:
+        raise CheckFailed(f"{error}: make it faster, or await what it waits for") from None
     except ForgeError as error:
-        raise Failed(f"{told(error)}{advice(str(error))}") from error
+        raise CheckFailed(f"{error_text(error)}{advice(str(error))}") from error
 
 
-def _require(problem: str) -> None:
+def _fail_on(problem: str) -> None:
     if problem:
-        raise Failed(problem)
+        raise CheckFailed(problem)
 
 
-async def reset_first(subject: Subject) -> str:
-    """A `step` before the first `reset` must be refused."""
-    async with instance(subject) as env:
+async def reset_first(context: CheckContext) -> str:
+    """A `step` before the first `reset` raises."""
+    async with fresh_instance(context) as env:
         try:
-            await step(env, says("0"))
-        except Overdue:
-            raise Failed(
+            await step(env, final_answer("0"))
+        except CallTimeout:
+            raise CheckFailed(
                 "step() before reset() hangs: raise forge_env.EnvError when no episode has been started"
             ) from None
         except ForgeError as error:
             return f"step() before reset() raises {type(error.__cause__ or error).__name__}"
-    raise Failed("step() works before reset(): raise forge_env.EnvError when no episode has been started")
+    raise CheckFailed("step() works before reset(): raise forge_env.EnvError when no episode has been started")
 
 
-async def close(subject: Subject) -> str:
-    """`close` at any time, and twice; a closed instance refuses or ignores what comes after."""
-    await _closed(subject.factory.make(), "of an instance that was never reset")
-    env = subject.factory.make()
-    await _named(reset(env, subject.tasks[0], subject.seed))
-    await _closed(env, "after reset()")
-    await _closed(env, "called twice")
-    await _after_close(env)
-    await _closed(env, "called again after a step()")
-    episode = await subject.episode(subject.tasks[0], probe)
+async def close(context: CheckContext) -> str:
+    """`close` may be called at any time, and twice; a `step` after it raises or is ignored."""
+    await _close(context.factory.make(), "of an instance that was never reset")
+    env = context.factory.make()
+    await _result(reset(env, context.tasks[0], context.seed))
+    await _close(env, "after reset()")
+    await _close(env, "called twice")
+    await _step_after_close(env)
+    await _close(env, "called again after a step()")
+    episode = await context.episode(context.tasks[0], try_every_tool)
     if "close_error" in episode.info:
-        raise Failed(f"at the end of an episode, {episode.info['close_error']}; let it free only what is there")
+        raise CheckFailed(
+            f"at the end of an episode, {episode.info['close_error']}; let it free only what the instance holds"
+        )
     return "close() can be called at any time, and twice"
 
 
-async def _closed(env: Env, when: str) -> None:
+async def _close(env: Env, when: str) -> None:
     try:
-        await bounded(f"close() {when}", called("close", env.close), LIMITS.step_seconds)
-    except Overdue as error:
-        raise Failed(f"{error}: bound what it waits for") from None
+        await with_timeout(f"close() {when}", call_env("close", env.close), LIMITS.step_seconds)
+    except CallTimeout as error:
+        raise CheckFailed(f"{error}: set a time limit for what it waits for") from None
     except ForgeError as error:
-        raise Failed(f"close() {when}: {told(error)}; let it free only what is there") from error
+        raise CheckFailed(f"close() {when}: {error_text(error)}; let it free only what the instance holds") from error
 
 
-async def _after_close(env: Env) -> None:
+async def _step_after_close(env: Env) -> None:
     try:
-        await bounded("step() after close()", called("step", env.step, says("0")), LIMITS.step_seconds)
-    except Overdue as error:
-        raise Failed(f"{error}: raise forge_env.EnvError when the instance is closed") from None
+        call = call_env("step", env.step, final_answer("0"))
+        await with_timeout("step() after close()", call, LIMITS.step_seconds)
+    except CallTimeout as error:
+        raise CheckFailed(f"{error}: raise forge_env.EnvError when the instance is closed") from None
     except ForgeError:
-        pass  # refused
+        pass  # a refusal is fine

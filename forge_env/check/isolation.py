@@ -1,4 +1,4 @@
-"""The check of what keeps text and code of models in, where an environment runs them apart."""
+"""The check of isolation: what the shared sandboxes and workers enforce against the model's code."""
 
 from __future__ import annotations
 
@@ -6,64 +6,66 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from forge_env.check.subject import Failed, Subject
+from forge_env.check.context import CheckContext, CheckFailed
 from forge_env.utils.threads import invoke
 
-_QUIET = ("missing", "backend")
+_NOT_LISTED = ("missing", "backend")
 
 
-async def isolation(subject: Subject) -> str:
-    """Name what is enforced by the sandboxes and workers that the episodes share, as they found out by trying it.
+async def isolation(context: CheckContext) -> str:
+    """Report what the shared sandboxes and workers enforce, as they have measured it; one without isolation fails.
 
     A sandbox has `capabilities`; a worker has `enforced()`, which returns a mapping with the sentences of "missing".
     """
-    for name, shared in subject.factory.shared.items():
+    for name, shared in context.factory.shared.items():
         if (enforced := await _enforced(shared)) is not None:
-            subject.isolation[name] = enforced
-    nothing = [name for name, enforced in subject.isolation.items() if _is_open(enforced)]
-    if nothing:
-        raise Failed(
-            f"{nothing[0]} isolates nothing: {'; '.join(subject.isolation[nothing[0]]['missing'])}; for what you trust "
-            "only"
+            context.isolation[name] = enforced
+    unisolated = [name for name, enforced in context.isolation.items() if _is_unisolated(enforced)]
+    if unisolated:
+        raise CheckFailed(
+            f"{unisolated[0]} isolates nothing: {'; '.join(context.isolation[unisolated[0]]['missing'])}; use it "
+            "only for code that you trust"
         )
-    if not subject.isolation:
+    if not context.isolation:
         return "the episodes share no sandbox and no worker, so nothing is to be enforced"
-    return ". ".join(f"{name}: {sentence(enforced)}" for name, enforced in subject.isolation.items())
+    return ". ".join(f"{name}: {sentence(enforced)}" for name, enforced in context.isolation.items())
 
 
 async def _enforced(shared: Any) -> dict[str, Any] | None:
     capabilities = getattr(shared, "capabilities", None)
     if is_dataclass(capabilities) and not isinstance(capabilities, type):
         return asdict(capabilities)
-    tell = getattr(shared, "enforced", None)
-    told = await invoke(tell) if callable(tell) else None
-    return dict(told) if isinstance(told, Mapping) else None
+    method = getattr(shared, "enforced", None)
+    enforced = await invoke(method) if callable(method) else None
+    return dict(enforced) if isinstance(enforced, Mapping) else None
 
 
-def _is_open(enforced: Mapping[str, Any]) -> bool:
-    """Whether it is a sandbox that shuts nothing off; a worker, which is no sandbox, may be that."""
+def _is_unisolated(enforced: Mapping[str, Any]) -> bool:
+    """Whether it is a sandbox that enforces nothing. A worker has no mount namespace to report, and may do so."""
     return enforced.get("seccomp") is False and enforced.get("mount_namespace") is False
 
 
 def sentence(enforced: Mapping[str, Any]) -> str:
-    """Return what is enforced in one line, and what is not.
+    """Return one line: what is enforced, and what is not.
 
     >>> sentence({"seccomp": True, "uid_drop": False, "limits": ("core", "stack"), "missing": ("memory is free",)})
     'seccomp, limits of core, stack; not enforced: uid drop; memory is free'
     """
-    kept, lost = [], []
+    enforced_names: list[str] = []
+    missing_names: list[str] = []
     for name, value in enforced.items():
-        if name in _QUIET:
+        if name in _NOT_LISTED:
             continue
         words = name.replace("_", " ")
         if isinstance(value, list | tuple):
-            kept += [f"{words} of {', '.join(value)}"] if value else []
-            lost += [] if value else [words]
+            enforced_names += [f"{words} of {', '.join(value)}"] if value else []
+            missing_names += [] if value else [words]
         elif isinstance(value, str):
-            kept.append(f"{words} by {value}")
+            enforced_names.append(f"{words} by {value}")
         else:
-            (kept if value else lost).append(words)
-    parts = [", ".join(kept)] if kept else []
-    if lost or enforced.get("missing"):
-        parts.append("not enforced: " + "; ".join([*([", ".join(lost)] if lost else []), *enforced.get("missing", ())]))
+            (enforced_names if value else missing_names).append(words)
+    missing = [", ".join(missing_names)] if missing_names else []
+    missing += enforced.get("missing", ())
+    parts = [", ".join(enforced_names)] if enforced_names else []
+    parts += ["not enforced: " + "; ".join(missing)] if missing else []
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The check of what is left behind, however an episode ends."""
+"""The check of leaks: no episode leaves resources behind, however it ends."""
 
 from __future__ import annotations
 
@@ -7,74 +7,76 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_env.check.moves import Move, Player, calls, plays, probe
-from forge_env.check.resources import Resources, own_temp_folder
-from forge_env.check.subject import LIMITS, Failed, Subject, cancelled
+from forge_env.check.context import LIMITS, CheckContext, CheckFailed
+from forge_env.check.direct_calls import cancel
+from forge_env.check.resources import Resources, private_temp_folder
+from forge_env.check.strategies import Strategy, StrategyAgent, actions_in_order, tool_calls, try_every_tool
 from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, ToolSpec
 from forge_env.rollout.rollout import run_episode
 
-SETTLE_SECONDS = 1.0  # for what has been told to end
+SETTLE_SECONDS = 1.0  # how long threads and processes that were told to end may take
 POLL_SECONDS = 0.1
-CANCEL_SECONDS = 5.0  # for a cancelled episode to close its environment
+CANCEL_SECONDS = 5.0  # how long a cancelled episode may take to close its environment
 
 
-async def leaks(subject: Subject) -> str:
-    """Whether episodes that end, fault or are cancelled leave anything behind once all is closed.
+async def leaks(context: CheckContext) -> str:
+    """Episodes that end, fault or are cancelled leave nothing behind once the factory is closed.
 
-    What is opened once and kept for the whole process is no leak, so a finding is what grows a second time.
+    What is opened once and kept for the whole process is no leak, so only what grows in two rounds fails the check.
     """
-    with own_temp_folder() as folder:
-        if await _left(subject, folder) and (left := await _left(subject, folder)):
-            raise Failed(f"after all episodes and the environment are closed there are {'; '.join(left)}")
+    with private_temp_folder() as folder:
+        if await _leaked(context, folder) and (leaked := await _leaked(context, folder)):
+            raise CheckFailed(f"after all episodes and the environment are closed there are {'; '.join(leaked)}")
     return "nothing is left after episodes that ended, faulted or were cancelled"
 
 
-async def _left(subject: Subject, folder: Path) -> list[str]:
+async def _leaked(context: CheckContext, folder: Path) -> list[str]:
+    """Play one round of episodes; returns what there is more of than before, one phrase for each kind."""
     before = Resources.now(folder)
-    async with subject.factory:
-        await _episodes(subject)
-    give_up = time.monotonic() + SETTLE_SECONDS
-    while (left := Resources.now(folder).left(before)) and time.monotonic() < give_up:
+    async with context.factory:
+        await _play_round(context)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (leaked := Resources.now(folder).more_than(before)) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_SECONDS)
-    return left
+    return leaked
 
 
-async def _episodes(subject: Subject) -> None:
-    """One of every kind."""
-    for task in subject.tasks[:2]:
-        for move in subject.moves:
-            await subject.episode(task, move)
-    await subject.episode(subject.tasks[0], plays(calls(("no_such_tool", None))))
-    await _run(subject, _Breaks())
+async def _play_round(context: CheckContext) -> None:
+    """Play episodes that end in each possible way."""
+    for task in context.tasks[:2]:
+        for strategy in context.strategies:
+            await context.episode(task, strategy)
+    await context.episode(context.tasks[0], actions_in_order(tool_calls(("no_such_tool", None))))
+    await _run_episode(context, FailingAgent())
     for when, agent in (
         ("at its start", None),
-        ("in a turn", Stops(probe, turns=0)),
-        ("in a step", Stops(probe, turns=1)),
+        ("in a turn", HangingAgent(try_every_tool, turns=0)),
+        ("in a step", HangingAgent(try_every_tool, turns=1)),
     ):
-        await _cancel(subject, when, agent)
+        await _cancel_episode(context, when, agent)
 
 
-class _Breaks:
-    """An agent whose policy is gone after one turn: to the environment, an episode that just ends."""
+class FailingAgent:
+    """An agent whose policy fails after one turn: for the environment, the episode just ends."""
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         if conversation.turns:
             raise PolicyError("the policy is gone")
-        return await Player(probe).act(conversation, tools)
+        return await StrategyAgent(try_every_tool).act(conversation, tools)
 
 
-class Stops:
-    """An agent that takes some turns, and then says so and never goes on.
+class HangingAgent:
+    """An agent that takes some turns and then never answers.
 
     Attributes:
-        reached: set when the last of its turns is on its way to the environment.
+        reached: set when its last turn is about to reach the environment.
     """
 
-    def __init__(self, move: Move, *, turns: int) -> None:
-        self._player = Player(move)
+    def __init__(self, strategy: Strategy, *, turns: int) -> None:
+        self._agent = StrategyAgent(strategy)
         self._turns = turns
         self.reached = asyncio.Event()
 
@@ -84,26 +86,26 @@ class Stops:
             self.reached.set()
         if taken >= self._turns:
             await asyncio.Event().wait()
-        return await self._player.act(conversation, tools)
+        return await self._agent.act(conversation, tools)
 
 
-async def _cancel(subject: Subject, when: str, agent: Stops | None) -> None:
-    """Cancel an episode, where it first waits for anything when there is no agent that says when."""
-    running = asyncio.create_task(_run(subject, agent or Player(probe)))
+async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent | None) -> None:
+    """Cancel an episode when its agent has reached its last turn; without an agent, at the first await."""
+    running = asyncio.create_task(_run_episode(context, agent or StrategyAgent(try_every_tool)))
     if agent is None:
         await asyncio.sleep(0)
     else:
         reached = asyncio.create_task(agent.reached.wait())
         await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
-        await cancelled(reached)
-    if not await cancelled(running, CANCEL_SECONDS):
-        raise Failed(
-            f"an episode that is cancelled {when} does not end: let asyncio.CancelledError pass, and bound what "
-            "close() waits for"
+        await cancel(reached)
+    if not await cancel(running, CANCEL_SECONDS):
+        raise CheckFailed(
+            f"an episode that is cancelled {when} does not end: let asyncio.CancelledError pass, and set a time limit "
+            "for what close() waits for"
         )
 
 
-async def _run(subject: Subject, agent: Agent) -> None:
+async def _run_episode(context: CheckContext, agent: Agent) -> None:
     await run_episode(
-        subject.factory, agent, subject.tasks[0], seed=subject.seed, episode_id="check/broken", limits=LIMITS
+        context.factory, agent, context.tasks[0], seed=context.seed, episode_id="check/broken", limits=LIMITS
     )

@@ -1,4 +1,4 @@
-"""What this process holds: file descriptors, threads, asyncio tasks, processes and temporary files."""
+"""The resources of this process: file descriptors, threads, asyncio tasks, child processes and temporary files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from forge_env.utils.temporary import temporary_files_in
 
-# Pools that outlive every episode on purpose: our own, the event loop's and anyio's. Idle threads end by themselves.
-POOLS = ("forge_env", "asyncio_", "AnyIO worker thread")
-NAMED = 4  # how many of the things that are left are named
+# Thread pools that outlive episodes on purpose: ours, the event loop's and anyio's. Idle threads end by themselves.
+POOL_PREFIXES = ("forge_env", "asyncio_", "AnyIO worker thread")
+MAX_NAMED = 4  # how many leaked items a phrase names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """A snapshot, of each kind a name by what tells one thing from another."""
+    """A snapshot: for each kind of resource, a mapping from identity to display name."""
 
     descriptors: Mapping[object, str]
     threads: Mapping[object, str]
@@ -31,18 +31,23 @@ class Resources:
 
     @classmethod
     def now(cls, folder: Path) -> Resources:
-        """Look at this process; `folder` is where it keeps temporary files, and marks the processes that it started."""
-        gc.collect()  # what nothing refers to any more is closed already, or is as good as closed
+        """Take a snapshot.
+
+        Args:
+            folder: where this process keeps temporary files. Its path, in the environment of other processes, tells
+                which of them this process has started.
+        """
+        gc.collect()  # an object without references is no leak, even if it has not been collected yet
         return cls(
             descriptors=_descriptors(),
-            threads={t: t.name for t in threading.enumerate() if not t.name.startswith(POOLS)},
+            threads={t: t.name for t in threading.enumerate() if not t.name.startswith(POOL_PREFIXES)},
             tasks={task: _task_name(task) for task in asyncio.all_tasks()},
             processes=_processes(str(folder)),
             files={path: str(path.relative_to(folder)) for path in folder.rglob("*")},
         )
 
-    def left(self, before: Resources) -> list[str]:
-        """What there is more of than there was, one sentence part for each kind."""
+    def more_than(self, before: Resources) -> list[str]:
+        """Return what there is more of than before, one phrase for each kind, with the remedy."""
         kinds = (
             ("file descriptors", "close them in close()", self.descriptors, before.descriptors),
             ("threads", "end and join them in close()", self.threads, before.threads),
@@ -50,21 +55,21 @@ class Resources:
             ("child processes", "end and await them in close()", self.processes, before.processes),
             ("temporary files", "delete them in close()", self.files, before.files),
         )
-        return [_more(what, advice, now, then) for what, advice, now, then in kinds if len(now) > len(then)]
+        return [_more(kind, remedy, now, then) for kind, remedy, now, then in kinds if len(now) > len(then)]
 
 
 @contextmanager
-def own_temp_folder() -> Iterator[Path]:
-    """Let this process and its children keep temporary files in a folder of their own for a while."""
-    made = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
-    with made as folder, temporary_files_in(folder):
+def private_temp_folder() -> Iterator[Path]:
+    """Within the block, this process and its children keep temporary files in a new folder, which is then deleted."""
+    temporary = tempfile.TemporaryDirectory(prefix="forge_check_", ignore_cleanup_errors=True)
+    with temporary as folder, temporary_files_in(folder):
         yield Path(folder)
 
 
-def _more(what: str, advice: str, now: Mapping[object, str], then: Mapping[object, str]) -> str:
+def _more(kind: str, remedy: str, now: Mapping[object, str], then: Mapping[object, str]) -> str:
     names = sorted(name for key, name in now.items() if key not in then)
-    more = ", ..." if len(names) > NAMED else ""
-    return f"{len(now) - len(then)} more {what} ({', '.join(names[:NAMED])}{more}): {advice}"
+    more = ", ..." if len(names) > MAX_NAMED else ""
+    return f"{len(now) - len(then)} more {kind} ({', '.join(names[:MAX_NAMED])}{more}): {remedy}"
 
 
 def _task_name(task: asyncio.Task[object]) -> str:
@@ -72,37 +77,37 @@ def _task_name(task: asyncio.Task[object]) -> str:
 
 
 def _descriptors() -> dict[object, str]:
-    found: dict[object, str] = {}
+    descriptors: dict[object, str] = {}
     for name in os.listdir("/dev/fd"):
         try:
             target = os.readlink(f"/dev/fd/{name}")
-        except OSError:  # the one that listed the folder
+        except OSError:  # the descriptor that listed the folder is closed by now
             continue
-        found[name, target] = target
-    return found
+        descriptors[name, target] = target
+    return descriptors
 
 
 def _processes(mark: str) -> dict[object, str]:
-    """The processes below this one, and those that left it and still have `mark` in their environment, by id."""
+    """Return the descendants of this process, and orphans that have `mark` in their environment, by process id."""
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     marked: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             name, _, rest = entry.joinpath("stat").read_text(errors="replace").rpartition(")")
-            number = int(entry.name)
-            names[number] = name.partition("(")[2]
-            parents[number] = int(rest.split()[1])
+            pid = int(entry.name)
+            names[pid] = name.partition("(")[2]
+            parents[pid] = int(rest.split()[1])
             if mark.encode() in entry.joinpath("environ").read_bytes():
-                marked.add(number)
-        except OSError:  # it ended meanwhile, or is somebody else's
+                marked.add(pid)
+        except OSError:  # it has ended, or belongs to another user
             continue
     me = os.getpid()
-    below = {number for number in parents if me in _ancestors(number, parents)}
-    return {number: f"{names[number]} {number}" for number in (below | marked) - {me}}
+    descendants = {pid for pid in parents if me in _ancestors(pid, parents)}
+    return {pid: f"{names[pid]} {pid}" for pid in (descendants | marked) - {me}}
 
 
-def _ancestors(number: int, parents: Mapping[int, int]) -> Iterator[int]:
-    while number in parents and number != 0:
-        number = parents[number]
-        yield number
+def _ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    while pid in parents and pid != 0:
+        pid = parents[pid]
+        yield pid

@@ -1,4 +1,4 @@
-"""Runs the checks in order, each with a deadline, and leaves out those that need one which has failed."""
+"""Runs the checks in order, each with a share of the time budget; a check whose requirement failed is skipped."""
 
 from __future__ import annotations
 
@@ -9,47 +9,49 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from forge_env.check.constant_answers import constant_answers
+from forge_env.check.context import CheckContext, CheckFailed, CheckSkipped
 from forge_env.check.contract import close, contract, reset_first
+from forge_env.check.direct_calls import CallTimeout, with_timeout
+from forge_env.check.event_loop import event_loop
 from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
-from forge_env.check.loop import event_loop
-from forge_env.check.names import names
-from forge_env.check.probes import constants
 from forge_env.check.report import CheckReport, CheckRow, Latency
+from forge_env.check.reserved_names import reserved_names
 from forge_env.check.scoring import cheats, gold, limits, malformed, some_reward, wrong
 from forge_env.check.seeds import same_seed, two_seeds
-from forge_env.check.subject import Failed, Overdue, Skipped, Subject, bounded
 from forge_env.check.tasks import tasks
 from forge_env.check.threads import advice, threads
 from forge_env.core.errors import ForgeError, UserError, nearest
-from forge_env.core.user_code import fault, told
+from forge_env.core.user_code import error_text, fault
 from forge_env.rollout.factory import EnvFactory
 
 T = TypeVar("T")
 
-CHECK_SECONDS = 300.0
+MAX_CHECK_SECONDS = 300.0
 BUDGET_SECONDS = 120.0
-MOST = 1 / 3
-"""Of what is left of the budget, for one check, where an equal share is less."""
+MIN_SHARE = 1 / 3
+"""A check may use this share of the remaining budget, if an equal share for each remaining check is less."""
 OPEN_SECONDS = 120.0
 OPEN, NAMES_CHECK, CONTRACT = "open and close", "names", "contract"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check: what it is called, what it does, and which one must have passed before."""
+    """A check: its name, its function, and the checks that run before it."""
 
     name: str
-    function: Callable[[Subject], Coroutine[Any, Any, str]]
-    """Returns what it found good, one sentence; raises Failed or Skipped."""
+    function: Callable[[CheckContext], Coroutine[Any, Any, str]]
+    """Returns one sentence about what is right; raises CheckFailed or CheckSkipped."""
     needs: str = CONTRACT
+    """A check that must pass; otherwise this one is skipped."""
     uses: str = ""
-    """One that makes it worth more, whether it passes or not."""
+    """A check whose results make this one stricter, whether it passes or not."""
 
 
-# The latencies are taken early, when nothing of what the other checks leave can disturb them.
+# The latencies are measured early, before other checks can disturb them.
 CHECKS = (
-    Check(name=NAMES_CHECK, function=names, needs=OPEN),
+    Check(name=NAMES_CHECK, function=reserved_names, needs=OPEN),
     Check(name=CONTRACT, function=contract, needs=NAMES_CHECK),
     Check(name="isolation", function=isolation, needs=OPEN),
     Check(name="event loop", function=event_loop),
@@ -59,7 +61,7 @@ CHECKS = (
     Check(name="reward", function=some_reward),
     Check(name="gold answers", function=gold, needs="reward"),
     Check(name="wrong answers", function=wrong, uses="gold answers"),
-    Check(name="constants", function=constants, uses="gold answers"),
+    Check(name="constants", function=constant_answers, uses="gold answers"),
     Check(name="malformed actions", function=malformed),
     Check(name="cheats", function=cheats),
     Check(name="same seed", function=same_seed),
@@ -81,93 +83,98 @@ async def run_checks(
     progress: Callable[[str], None] | None = None,
     on_episode: Callable[[int], None] | None = None,
 ) -> CheckReport:
-    """Examine an environment.
+    """Check an environment.
 
-    The checks run one after another in this process; those of the seeds play 64 episodes at once. They give the process
-    a temporary folder of its own for a while, so nothing else should run in it meanwhile.
+    The checks run one after another in this process; the checks of seeds play 64 episodes at once. The process gets
+    another temporary folder meanwhile, so nothing else should run in it.
 
     Args:
-        factory: not yet opened; it is opened and closed here, more than once.
+        factory: must not be open; it is opened and closed here, more than once.
         seed: of the tasks and the episodes.
-        tasks: how many tasks to look at, at most.
-        only: the names of the checks to run, with those that they need; all by default.
-        seconds: the budget. Of what is left each check has its share; what it does not finish is not checked.
+        tasks: maximum number of tasks to check.
+        only: names of the checks to run, with those that they need; all by default.
+        seconds: time budget. Each check has a share of what remains; one that exceeds it is reported as not checked.
         progress: called with the name of each check as it begins.
-        on_episode: called with the number of episodes so far after each.
+        on_episode: called after each episode with the number of episodes so far.
 
     Raises:
         UserError: when `tasks` is below 1, `seconds` is not above 0, or a name in `only` is unknown.
     """
     if tasks < 1:
-        raise UserError(f"a check looks at 1 task or more, not at {tasks}")
+        raise UserError(f"tasks is {tasks}; a check needs 1 task or more")
     if not seconds > 0:
-        raise UserError(f"the budget of a check is above 0 s, not {seconds:g} s")
-    chosen = _chosen(only)
-    subject = Subject(factory=factory, seed=seed, count=tasks, on_episode=on_episode or (lambda played: None))
-    run = _Run(subject, progress or (lambda name: None), chosen, seconds)
-    await run.check(FIRST)
-    if chosen - {FIRST.name, LAST.name}:
-        await run.open_and_close(CHECKS)
-    await run.check(LAST)
+        raise UserError(f"seconds is {seconds:g}; the budget of the checks is above 0 s")
+    selected = _selected(only)
+    context = CheckContext(factory=factory, seed=seed, count=tasks, on_episode=on_episode or (lambda episodes: None))
+    runner = _Runner(context, progress or (lambda name: None), selected, seconds)
+    await runner.check(FIRST)
+    if selected - {FIRST.name, LAST.name}:
+        await runner.open_and_close(CHECKS)
+    await runner.check(LAST)
     return CheckReport(
         name=factory.name,
-        rows=tuple(run.rows),
-        reset=Latency.of(subject.resets),
-        step=Latency.of(subject.steps),
-        isolation=subject.isolation,
+        rows=tuple(runner.rows),
+        reset=Latency.of(context.reset_seconds),
+        step=Latency.of(context.step_seconds),
+        isolation=context.isolation,
     )
 
 
-def _chosen(only: Sequence[str]) -> set[str]:
-    """Return the names of the checks to run: those asked for, and those that they need."""
+def _selected(only: Sequence[str]) -> set[str]:
+    """Return the names of the checks to run: those in `only`, and those that they need."""
     if not only:
         return set(NAMES)
     needs = {check.name: (check.needs, check.uses) for check in (FIRST, *CHECKS, LAST)} | {OPEN: ()}
     waiting = [name.strip().lower().replace("-", " ").replace("_", " ") for name in only]
-    for asked, name in zip(only, waiting, strict=True):
+    for given, name in zip(only, waiting, strict=True):
         if name not in needs:
-            raise UserError(f"there is no check {asked!r}. {nearest(name, NAMES)}")
-    chosen: set[str] = {FIRST.name}
+            raise UserError(f"there is no check {given!r}. {nearest(name, NAMES)}")
+    selected: set[str] = {FIRST.name}
     while waiting:
         name = waiting.pop()
-        if name and name not in chosen | {""}:
-            chosen.add(name)
+        if name and name not in selected:
+            selected.add(name)
             waiting += needs[name]
-    return chosen
+    return selected
 
 
-class _Run:
-    """The rows so far."""
+class _Runner:
+    """Runs selected checks, and keeps their rows and the budget."""
 
-    def __init__(self, subject: Subject, progress: Callable[[str], None], chosen: set[str], seconds: float) -> None:
+    def __init__(
+        self, context: CheckContext, progress: Callable[[str], None], selected: set[str], seconds: float
+    ) -> None:
         self.rows: list[CheckRow] = []
-        self._subject = subject
+        self._context = context
         self._progress = progress
         self._passed = {""}
         self._unfinished: set[str] = set()
-        self._left = len(chosen)
-        self._chosen = chosen
+        self._remaining = len(selected)
+        self._selected = selected
         self._budget = seconds
-        self._end = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds
 
     async def open_and_close(self, checks: tuple[Check, ...]) -> None:
-        """Run checks with the factory open. In one task, because what it shares may have to be closed by its opener."""
+        """Run checks with the factory open.
+
+        All in one task: some shared resources must be closed by the task that opened them.
+        """
         self._progress(OPEN)
         started = time.perf_counter()
         stack = AsyncExitStack()
-        problem = await _problem("opening", stack.enter_async_context(self._subject.factory))
+        problem = await _open_problem("opening", stack.enter_async_context(self._context.factory))
         seconds = time.perf_counter() - started
         if not problem:
             self._passed.add(OPEN)
         for check in checks:
             await self.check(check)
-        problem = problem or await _problem("closing", stack.aclose())
+        problem = problem or await _open_problem("closing", stack.aclose())
         row = CheckRow(name=OPEN, ok=not problem, detail=problem or "what the episodes share is opened and closed")
         self._add(row, seconds)
 
     async def check(self, check: Check) -> None:
-        """Run one check that is chosen, unless the one that it needs has not passed."""
-        if check.name not in self._chosen:
+        """Run a check if it is selected; it is skipped if the check that it needs has not passed."""
+        if check.name not in self._selected:
             return
         self._progress(check.name)
         started = time.perf_counter()
@@ -181,74 +188,79 @@ class _Run:
             self._passed.add(check.name)
         if row.unfinished:
             self._unfinished.add(check.name)
-        self._left -= 1
+        self._remaining -= 1
         self._add(row, time.perf_counter() - started)
 
     def _add(self, row: CheckRow, seconds: float) -> None:
-        # Details quote what environments print and raise: one line, and nothing that a terminal would obey.
+        # A detail may quote what an environment raises: make it one line without control characters.
         words = " ".join(row.detail.split())
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-        self.rows.append(replace(row, detail=line, seconds=seconds))
+        detail = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+        self.rows.append(replace(row, detail=detail, seconds=seconds))
 
     async def _row(self, check: Check) -> CheckRow:
-        left = self._end - time.monotonic()
-        share = max(left / max(self._left, 1), left * MOST)
+        left = self._deadline - time.monotonic()
+        share = max(left / max(self._remaining, 1), left * MIN_SHARE)
         if share <= 0:
-            detail = f"the budget of {self._budget:g} s was used up: give more with --seconds, or choose with --only"
-            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
-        self._subject.until = time.monotonic() + share
-        before = self._subject.played
-        bound = min(share, CHECK_SECONDS)
-        try:
-            detail = await bounded("the check", _contained(check.function(self._subject)), bound)
-            return CheckRow(name=check.name, ok=True, detail=detail)
-        except Failed as finding:
-            return CheckRow(name=check.name, ok=False, detail=str(finding))
-        except Skipped as reason:
-            return CheckRow(name=check.name, ok=None, detail=str(reason))
-        except Overdue as error:
-            if bound == CHECK_SECONDS or not self._is_over:
-                detail = f"{error}: find the call that hangs, or look at fewer tasks"
-                return CheckRow(name=check.name, ok=False, detail=detail)
-            played = self._subject.played - before
             detail = (
-                f"not finished within its {share:.0f} s of the budget of {self._budget:g} s, {played} episodes without "
-                "a finding: give more with --seconds, or look at fewer --tasks"
+                f"the budget of {self._budget:g} s is used up: raise it with --seconds, or select checks with --only"
+            )
+            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
+        self._context.deadline = time.monotonic() + share
+        played_before = self._context.episodes_played
+        limit = min(share, MAX_CHECK_SECONDS)
+        try:
+            detail = await with_timeout("the check", _catch_exits(check.function(self._context)), limit)
+            return CheckRow(name=check.name, ok=True, detail=detail)
+        except CheckFailed as failure:
+            return CheckRow(name=check.name, ok=False, detail=str(failure))
+        except CheckSkipped as reason:
+            return CheckRow(name=check.name, ok=None, detail=str(reason))
+        except CallTimeout as error:
+            if limit == MAX_CHECK_SECONDS or not self._share_is_used:
+                detail = f"{error}: find the call that hangs, or check fewer tasks"
+                return CheckRow(name=check.name, ok=False, detail=detail)
+            played = self._context.episodes_played - played_before
+            detail = (
+                f"not finished within its {share:.0f} s of the budget of {self._budget:g} s, after {played} "
+                "episodes without a failure: raise it with --seconds, or check fewer --tasks"
             )
             return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
         except Exception as error:
-            detail = f"the environment raised {_shown(error)}{advice(str(error))}"
+            detail = f"the environment raised {_error_with_type(error)}{advice(str(error))}"
             return CheckRow(name=check.name, ok=False, detail=detail)
 
     @property
-    def _is_over(self) -> bool:
-        """Whether the check at hand has used up its share."""
-        return time.monotonic() >= self._subject.until
+    def _share_is_used(self) -> bool:
+        """Whether the running check has used up its share of the budget."""
+        return time.monotonic() >= self._context.deadline
 
 
-async def _contained(work: Coroutine[Any, Any, T]) -> T:
-    """Await a check. What is no Exception would end the whole command, so it is made one in the task that it is in."""
+async def _catch_exits(work: Coroutine[Any, Any, T]) -> T:
+    """Await a check; turn SystemExit and the like into an Exception.
+
+    This happens in the task where it is raised, because asyncio would let it end the whole command.
+    """
     try:
         return await work
     except Exception:
         raise
     except BaseException as error:
-        if (broken := fault("the environment", error)) is not None:
-            raise broken from error
+        if (env_error := fault("the environment", error)) is not None:
+            raise env_error from error
         raise
 
 
-async def _problem(doing: str, work: Awaitable[object]) -> str:
-    """Await the opening or closing of what the episodes share, and return what went wrong, if anything did."""
+async def _open_problem(action: str, work: Awaitable[object]) -> str:
+    """Await the opening or closing of the factory; returns the error, or ""."""
     deadline = asyncio.timeout(OPEN_SECONDS)
     try:
         async with deadline:
             await work
     except Exception as error:
-        reason = f"took longer than {OPEN_SECONDS:g} s" if deadline.expired() else f"raised {_shown(error)}"
-        return f"{doing} what the episodes share {reason}"
+        reason = f"took longer than {OPEN_SECONDS:g} s" if deadline.expired() else f"raised {_error_with_type(error)}"
+        return f"{action} what the episodes share {reason}"
     return ""
 
 
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {told(error) if isinstance(error, ForgeError) else error}"
+def _error_with_type(error: Exception) -> str:
+    return f"{type(error).__name__}: {error_text(error) if isinstance(error, ForgeError) else error}"

@@ -1,178 +1,199 @@
-"""The checks of the score: full marks for what is right, and for nothing else."""
+"""The checks of the reward: full marks for right answers, and for nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from forge_env.check.moves import by_expert, calls, endless, plays, says, tool_names
-from forge_env.check.probes import answers, is_same
-from forge_env.check.samples import same_for_all, sample_arguments
-from forge_env.check.subject import LIMITS, Failed, Skipped, Subject, instance, reset
+from forge_env.check.constant_answers import is_same, right_answers
+from forge_env.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped, shorten
+from forge_env.check.direct_calls import fresh_instance, reset
+from forge_env.check.sample_arguments import sample_arguments, uniform_arguments
+from forge_env.check.strategies import (
+    actions_in_order,
+    final_answer,
+    follow_expert,
+    never_finish,
+    tool_calls,
+    tool_names,
+)
 from forge_env.core.episode import Episode
 from forge_env.core.types import Action, Outcome, Task, ToolSpec
 from forge_env.evaluation.evaluate import is_success
 from forge_env.tool_env.tool_env import ToolEnv
 
-GARBAGE = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
-NASTY = "\ud800\x00\u202e\U0001f600\ufffe\x1b[2J"  # a lone surrogate, NUL, a text direction, an escape sequence
+GARBAGE_ANSWER = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
+UNUSUAL_CHARACTERS = "\ud800\x00\u202e\U0001f600\ufffe\x1b[2J"  # a lone surrogate, NUL, an emoji, ...
 MALFORMED_TASKS = 2
 
 
-async def some_reward(subject: Subject) -> str:
-    """There is a reward at all: a method, a rubric, or what a step returns."""
-    async with instance(subject) as env:
+async def some_reward(context: CheckContext) -> str:
+    """Something is rewarded: by a reward method, a rubric, or `step`."""
+    async with fresh_instance(context) as env:
         if not isinstance(env, ToolEnv):
             return "step() returns the reward"
         if env._rewards or env._rubric:
             return f"the final answer is scored by {', '.join(part.name for part in (*env._rewards, *env._rubric))}"
-    for task in subject.tasks[:2]:
-        for move in (*subject.moves, plays(says("0"))):
-            if (await subject.episode(task, move)).reward:
+    for task in context.tasks[:2]:
+        for strategy in (*context.strategies, actions_in_order(final_answer("0"))):
+            if (await context.episode(task, strategy)).reward:
                 return "a step returns rewards"
-    raise Failed(
+    raise CheckFailed(
         "nothing is ever rewarded, so every episode scores 0: mark a method that scores the final answer with "
         "@forge_env.reward, or name reward functions in `rubric`"
     )
 
 
-async def gold(subject: Subject) -> str:
-    """The expert's episodes score full marks."""
-    if subject.expert is None:
-        raise Skipped("there is no expert: define the staticmethod expert(messages) to have the gold answers checked")
-    for task in subject.tasks:
-        episode = await subject.episode(task, by_expert(subject.expert))
+async def gold(context: CheckContext) -> str:
+    """The expert succeeds on every task."""
+    if context.expert is None:
+        raise CheckSkipped(
+            "there is no expert: define the staticmethod expert(messages) to have the gold answers checked"
+        )
+    for task in context.tasks:
+        episode = await context.episode(task, follow_expert(context.expert))
         if not episode.outcome.is_valid:
-            raise Failed(f"the expert's episode of the task {task.id!r} ended as {episode.outcome}: {episode.error}")
-        if not is_success(episode):
-            raise Failed(
-                f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_last(episode)!r}, which is no "
-                "success: mend the expert or the reward, or say from which reward on it is one with success(reward)"
+            raise CheckFailed(
+                f"the expert's episode of the task {task.id!r} ended as {episode.outcome}: {episode.error}"
             )
-        subject.gold[task.id] = _last(episode)
-    return f"the expert scores full marks on {len(subject.tasks)} of {len(subject.tasks)} tasks"
+        if not is_success(episode):
+            raise CheckFailed(
+                f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_final_answer(episode)!r}, "
+                "which is no success: correct the expert or the reward, or define success(reward)"
+            )
+        context.gold[task.id] = _final_answer(episode)
+    return f"the expert scores full marks on {len(context.tasks)} of {len(context.tasks)} tasks"
 
 
-async def wrong(subject: Subject) -> str:
-    """Empty and wrong final answers, echoes of the question and other tasks' answers get no full marks."""
+async def wrong(context: CheckContext) -> str:
+    """Empty and wrong answers, copies of the question and the answers of other tasks are no success."""
     tried = 0
-    for task in subject.tasks:
-        for what, answer in _wrong_answers(subject, task):
-            episode = await subject.episode(task, plays(says(answer)))
-            _require_valid(episode, task, what)
-            _no_success(episode, task, what)
+    for task in context.tasks:
+        for kind, answer in _wrong_answers(context, task):
+            episode = await context.episode(task, actions_in_order(final_answer(answer)))
+            _require_valid(episode, task, kind)
+            _require_no_success(episode, task, kind)
             tried += 1
     return f"none of {tried} wrong answers scores full marks"
 
 
-async def malformed(subject: Subject) -> str:
-    """Whatever a model may write neither breaks the environment nor earns full marks."""
-    async with instance(subject) as env:
-        await reset(env, subject.tasks[0], subject.seed)  # which may be what sets the tools
+async def malformed(context: CheckContext) -> str:
+    """Malformed actions neither break the environment nor succeed."""
+    async with fresh_instance(context) as env:
+        await reset(env, context.tasks[0], context.seed)  # the tools may be set in reset
         actions = list(_malformed_actions(env.tools))
-    for task in subject.tasks[:MALFORMED_TASKS]:
-        for what, action in actions:
-            episode = await subject.episode(task, plays(action))
-            _require_valid(episode, task, what)
-            if len(episode.turns) == 1 or episode.turns[0].reward > 0:  # else the empty answer after it earned it
-                _no_success(episode, task, what)
+    for task in context.tasks[:MALFORMED_TASKS]:
+        for kind, action in actions:
+            episode = await context.episode(task, actions_in_order(action))
+            _require_valid(episode, task, kind)
+            if len(episode.turns) == 1 or episode.turns[0].reward > 0:  # else the reward is the empty answer's
+                _require_no_success(episode, task, kind)
     return f"{len(actions)} malformed actions are answered, and none scores full marks"
 
 
-async def cheats(subject: Subject) -> str:
-    """What the environment itself names as cheating scores nothing."""
-    named = getattr(subject.factory.env_class, "cheats", None)
-    if named is None:
-        raise Skipped("there are no cheats: define the classmethod cheats(task) with the answers that must not score")
+async def cheats(context: CheckContext) -> str:
+    """The answers that the environment lists as cheats score nothing."""
+    list_cheats = getattr(context.factory.env_class, "cheats", None)
+    if list_cheats is None:
+        raise CheckSkipped(
+            "there are no cheats: define the classmethod cheats(task) with the answers that must not score"
+        )
     tried = 0
-    for task in subject.tasks:
-        for i, answer in enumerate(named(task)):
-            episode = await subject.episode(task, plays(says(answer)))
+    for task in context.tasks:
+        for i, answer in enumerate(list_cheats(task)):
+            episode = await context.episode(task, actions_in_order(final_answer(answer)))
             _require_valid(episode, task, f"the cheat {i}")
             if _reward(episode) > 0:
-                raise Failed(
-                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {_cut(answer)!r}"
+                raise CheckFailed(
+                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(answer)!r}"
                 )
             tried += 1
     if not tried:
-        raise Skipped("cheats(task) names no answers")
+        raise CheckSkipped("cheats(task) names no answers")
     return f"none of {tried} cheats scores"
 
 
-async def limits(subject: Subject) -> str:
-    """An agent that never stops is stopped, without full marks."""
-    bounds = replace(LIMITS, max_turns=5)
-    episode = await subject.episode(subject.tasks[0], endless, limits=bounds)
-    _require_valid(episode, subject.tasks[0], "an agent that never stops")
+async def limits(context: CheckContext) -> str:
+    """An agent that never stops is ended by a limit or by the environment, and does not succeed."""
+    five_turns = replace(LIMITS, max_turns=5)
+    episode = await context.episode(context.tasks[0], never_finish, limits=five_turns)
+    _require_valid(episode, context.tasks[0], "an agent that never stops")
     if is_success(episode):
-        raise Failed(
+        raise CheckFailed(
             f"an agent that never stops scores {_reward(episode):g}: lower the step rewards or truncation_reward"
         )
     how = "is truncated" if episode.outcome is Outcome.TRUNCATED else "is ended by the environment"
     return f"an agent that never stops {how} after {len(episode.turns)} turns"
 
 
-def _wrong_answers(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:
+def _wrong_answers(context: CheckContext, task: Task) -> Iterator[tuple[str, str]]:
     yield "an empty answer", ""
     yield "white space", " \n\t "
-    yield "garbage", GARBAGE
-    right = answers(subject, task)
+    yield "garbage", GARBAGE_ANSWER
+    right = right_answers(context, task)
     echoes = {"the prompt itself": "\n".join(message["content"] for message in task.prompt)}
     question = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
     echoes |= {"the question": question, "the last line of the question": question.strip().rpartition("\n")[2]}
-    for what, echo in echoes.items():
+    for kind, echo in echoes.items():
         if not any(is_same(echo, answer) for answer in right):
-            yield what, echo
-    yield from _answers_of_others(subject, task)
+            yield kind, echo
+    yield from _answers_of_others(context, task)
 
 
-def _answers_of_others(subject: Subject, task: Task) -> Iterator[tuple[str, str]]:
-    """The answers of one other task: the expert's, and the target where it is one text or number."""
-    own, right = subject.gold.get(task.id), answers(subject, task)
-    others = [other for other in subject.tasks if other.target is None or other.target != task.target]
-    gold = (subject.gold[other.id] for other in others if other.id in subject.gold)
-    if own is not None and (answer := next((text for text in gold if not is_same(text, own)), None)) is not None:
-        yield "another task's gold answer", answer
+def _answers_of_others(context: CheckContext, task: Task) -> Iterator[tuple[str, str]]:
+    """Answers to other tasks: one of the expert's, and one target that is a text or a number."""
+    own_gold, right = context.gold.get(task.id), right_answers(context, task)
+    others = [other for other in context.tasks if other.target is None or other.target != task.target]
+    gold = (context.gold[other.id] for other in others if other.id in context.gold)
+    others_gold = next((text for text in gold if own_gold is not None and not is_same(text, own_gold)), None)
+    if others_gold is not None:
+        yield "another task's gold answer", others_gold
     targets = [str(other.target) for other in others if isinstance(other.target, (str, int, float))]
     if right and (target := next((t for t in targets if not any(is_same(t, a) for a in right)), None)) is not None:
         yield "another task's target", target
 
 
 def _malformed_actions(tools: Sequence[ToolSpec]) -> Iterator[tuple[str, Action]]:
-    yield "a call of an unknown tool", calls(("no_such_tool", {}))
-    yield "a call of an unknown tool whose arguments are not JSON", calls(("no_such_tool", None))
-    yield "a call with an empty name", calls(("", {"a": 1}))
-    yield "an answer of 100,000 characters", says("9" * 100_000)
-    yield "an answer with a lone surrogate and NUL", says(NASTY)
-    yield "an answer that was cut off", replace(says("The answer is"), finish_reason="length")
+    yield "a call of an unknown tool", tool_calls(("no_such_tool", {}))
+    yield "a call of an unknown tool whose arguments are not JSON", tool_calls(("no_such_tool", None))
+    yield "a call with an empty name", tool_calls(("", {"a": 1}))
+    yield "an answer of 100,000 characters", final_answer("9" * 100_000)
+    yield "an answer with a lone surrogate and NUL", final_answer(UNUSUAL_CHARACTERS)
+    yield "an answer that was cut off", replace(final_answer("The answer is"), finish_reason="length")
     for name in tool_names(tools):
-        fitting = sample_arguments(tools, name)
-        yield f"a call of {name} whose arguments are not JSON", calls((name, None))
-        yield f"a call of {name} with arguments that fit its schema", calls((name, fitting))
-        yield f"a call of {name} without arguments", calls((name, {}))
-        yield f"a call of {name} with an unknown argument", calls((name, {**fitting, "no_such_argument": 1}))
+        valid = sample_arguments(tools, name)
+        yield f"a call of {name} whose arguments are not JSON", tool_calls((name, None))
+        yield f"a call of {name} with arguments that fit its schema", tool_calls((name, valid))
+        yield f"a call of {name} without arguments", tool_calls((name, {}))
+        yield f"a call of {name} with an unknown argument", tool_calls((name, {**valid, "no_such_argument": 1}))
         yield (
             f"a call of {name} with arguments of a wrong type",
-            calls((name, same_for_all(tools, name, {"a": [None]}))),
+            tool_calls((name, uniform_arguments(tools, name, {"a": [None]}))),
         )
-        yield f"a call of {name} with None for every argument", calls((name, same_for_all(tools, name, None)))
-        yield f"a call of {name} with a lone surrogate and NUL", calls((name, same_for_all(tools, name, NASTY)))
-        yield f"a call of {name} with 100,000 characters", calls((name, same_for_all(tools, name, "9" * 100_000)))
+        yield f"a call of {name} with None for every argument", tool_calls((name, uniform_arguments(tools, name, None)))
+        yield (
+            f"a call of {name} with a lone surrogate and NUL",
+            tool_calls((name, uniform_arguments(tools, name, UNUSUAL_CHARACTERS))),
+        )
+        yield (
+            f"a call of {name} with 100,000 characters",
+            tool_calls((name, uniform_arguments(tools, name, "9" * 100_000))),
+        )
 
 
-def _no_success(episode: Episode, task: Task, what: str) -> None:
+def _require_no_success(episode: Episode, task: Task, kind: str) -> None:
     if is_success(episode):
-        raise Failed(
-            f"{what} scores {_reward(episode):g} on the task {task.id!r}: "
+        raise CheckFailed(
+            f"{kind} scores {_reward(episode):g} on the task {task.id!r}: "
             "let the reward compare the answer with the target"
         )
 
 
-def _require_valid(episode: Episode, task: Task, what: str) -> None:
+def _require_valid(episode: Episode, task: Task, kind: str) -> None:
     if not episode.outcome.is_valid:
-        raise Failed(
-            f"{what} ends the episode of the task {task.id!r} as {episode.outcome} ({_cut(episode.error)}): a model's "
-            "mistake is answered with a message, or ends the episode with a reward"
+        raise CheckFailed(
+            f"{kind} ends the episode of the task {task.id!r} as {episode.outcome} ({shorten(episode.error)}): answer "
+            "a model's mistake with a message, or end the episode with a reward"
         )
 
 
@@ -181,9 +202,5 @@ def _reward(episode: Episode) -> float:
     return episode.reward
 
 
-def _last(episode: Episode) -> str:
+def _final_answer(episode: Episode) -> str:
     return episode.turns[-1].message["content"] if episode.turns else ""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,4 +1,4 @@
-"""The check of an environment's tasks."""
+"""The check of tasks: the splits are disjoint, and the same seed gives the same tasks."""
 
 from __future__ import annotations
 
@@ -7,64 +7,67 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from forge_env.check.subject import Failed, Subject
+from forge_env.check.context import CheckContext, CheckFailed
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.rollout.task_list import TASKS_SECONDS, BadTasks
 
 
-async def tasks(subject: Subject) -> str:
-    """Both splits, as many tasks as asked for, the same for the same seed, distinct and disjoint, and plain data."""
-    drawn = {split: _drawn(subject, split) for split in ("train", "test")}
-    subject.tasks = drawn["train"]
+async def tasks(context: CheckContext) -> str:
+    """Both splits return the requested number of distinct tasks, repeatably, and share none."""
+    drawn = {split: _draw(context, split) for split in ("train", "test")}
+    context.tasks = drawn["train"]
     for split, items in drawn.items():
-        again = subject.factory.tasks(split, count=len(items), seed=subject.seed)
+        again = context.factory.tasks(split, count=len(items), seed=context.seed)
         if [content(task) for task in again] != [content(task) for task in items]:
-            raise Failed(
-                f"tasks({split!r}, seed={subject.seed}) returned other tasks when called again: draw from "
+            raise CheckFailed(
+                f"tasks({split!r}, seed={context.seed}) returned other tasks when called again: draw from "
                 "random.Random(seed), and keep no state between calls"
             )
-    _disjoint(drawn["train"], drawn["test"])
+    _check_disjoint(drawn["train"], drawn["test"])
     return f"{len(drawn['train'])} train and {len(drawn['test'])} test tasks, disjoint and the same for the same seed"
 
 
 def content(task: Task) -> list[Any]:
-    """All that makes a task, to be compared."""
+    """Return all fields of a task, for comparison."""
     return [task.id, list(task.prompt), task.target, dict(task.metadata)]
 
 
-def _drawn(subject: Subject, split: str) -> Sequence[Task]:
-    """As many tasks of a split as there are, `subject.count` at most."""
-    count = subject.count
-    seconds = min(TASKS_SECONDS, max(subject.until - time.monotonic(), 1.0))
+def _draw(context: CheckContext, split: str) -> Sequence[Task]:
+    """Return the tasks of a split: `context.count`, or fewer where the split holds fewer."""
+    count = context.count
+    seconds = min(TASKS_SECONDS, max(context.deadline - time.monotonic(), 1.0))
     while True:
         try:
-            items = subject.factory.tasks(split, count=count, seed=subject.seed, seconds=seconds)
+            items = context.factory.tasks(split, count=count, seed=context.seed, seconds=seconds)
             break
         except BadTasks as error:
-            raise Failed(str(error)) from error
-        except UserError as error:  # a small split may say that it holds fewer
+            raise CheckFailed(str(error)) from error
+        except UserError as error:  # raised by a split that holds fewer tasks
             if count == 1:
-                raise Failed(f"tasks({split!r}, count=1) is refused: {error}") from None
+                raise CheckFailed(f"tasks({split!r}, count=1) is refused: {error}") from None
             count //= 2
     if len(items) != count:
-        raise Failed(
+        raise CheckFailed(
             f"tasks({split!r}, count={count}) returned {len(items)} tasks: return `count` of them, or raise UserError"
         )
     for task in items:
         if not task.prompt:
-            raise Failed(f"the task {task.id!r} of the split {split!r}: in its prompt, there is no message")
+            raise CheckFailed(
+                f"the task {task.id!r} of the split {split!r} has an empty prompt: give it one message or more"
+            )
     return items
 
 
-def _disjoint(train: Sequence[Task], test: Sequence[Task]) -> None:
-    if both := {task.id for task in train} & {task.id for task in test}:
-        raise Failed(f"train and test share {len(both)} tasks, {min(both)!r} among them: split by content")
+def _check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> None:
+    if shared := {task.id for task in train} & {task.id for task in test}:
+        raise CheckFailed(f"train and test share {len(shared)} tasks, {min(shared)!r} among them: split by content")
     prompts = {_prompt(task) for task in train}
     for task in test:
         if _prompt(task) in prompts:
-            raise Failed(
-                f"the test task {task.id!r} has the prompt of a train task: ids that differ do not make it another task"
+            raise CheckFailed(
+                f"the test task {task.id!r} has the prompt of a train task: split by content, as another "
+                "id does not make it another task"
             )
 
 

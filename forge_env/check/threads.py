@@ -1,65 +1,65 @@
-"""The check of threads: plain methods run in threads, and not always in the same one."""
+"""The check of threads: plain methods run in worker threads, and not always in the same one."""
 
 from __future__ import annotations
 
-from forge_env.check.moves import Move
-from forge_env.check.subject import Failed, Subject
+from forge_env.check.context import CheckContext, CheckFailed, shorten
+from forge_env.check.strategies import Strategy
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
 from forge_env.utils.threads import own_thread_each
 
-_OF_ONE_THREAD = ("same thread", "created in a thread", "main thread", "wrong thread", "different thread")
-"""What libraries say of a call from a thread that is not theirs: sqlite3, signal, asyncio, playwright."""
-_TOO_SLOW = ("took longer than", "timed out", "timeout")
-_THREADS = (
+_THREAD_ERRORS = ("same thread", "created in a thread", "main thread", "wrong thread", "different thread")
+"""Parts of the errors that libraries raise for a call from another thread: sqlite3, signal, asyncio, playwright."""
+_TIMEOUT_WORDS = ("took longer than", "timed out", "timeout")
+_THREAD_ADVICE = (
     "plain methods run in threads, and not always in the same one; open sqlite3 with check_same_thread=False, or write "
     "the methods that use it as async def"
 )
 
 
-async def threads(subject: Subject) -> str:
-    """No call depends on the thread of an earlier one: each has one of its own here."""
-    for task in subject.tasks[:2]:
-        for move in subject.moves:
-            usual = await subject.episode(task, move)
-            episode = await _apart(subject, task, move)
-            if problem := next(filter(is_of_one_thread, (*_words(usual), *_words(episode))), ""):
-                raise Failed(
-                    f"the task {task.id!r} needs calls to come from one thread ({problem[:160]!r}): {_THREADS}"
+async def threads(context: CheckContext) -> str:
+    """No call depends on the thread of an earlier one: here each call runs in a thread of its own."""
+    for task in context.tasks[:2]:
+        for strategy in context.strategies:
+            usual = await context.episode(task, strategy)
+            episode = await _episode_in_separate_threads(context, task, strategy)
+            if problem := next(filter(is_thread_error, (*_texts(usual), *_texts(episode))), ""):
+                raise CheckFailed(
+                    f"the task {task.id!r} needs calls to come from one thread ({shorten(problem)!r}): {_THREAD_ADVICE}"
                 )
             if usual.outcome.is_valid and not episode.outcome.is_valid:
-                raise Failed(
-                    f"the task {task.id!r} ends as {episode.outcome} ({episode.error[:160]}) when each call runs in "
-                    f"another thread: {_THREADS}"
+                raise CheckFailed(
+                    f"the task {task.id!r} ends as {episode.outcome} ({shorten(episode.error)}) when each call runs in "
+                    f"another thread: {_THREAD_ADVICE}"
                 )
     return "each call may come from another thread"
 
 
-async def _apart(subject: Subject, task: Task, move: Move) -> Episode:
+async def _episode_in_separate_threads(context: CheckContext, task: Task, strategy: Strategy) -> Episode:
     token = own_thread_each.set(True)
     try:
-        return await subject.episode(task, move)
+        return await context.episode(task, strategy)
     finally:
         own_thread_each.reset(token)
 
 
-def _words(episode: Episode) -> tuple[str, ...]:
-    """What the environment said, and what it raised."""
+def _texts(episode: Episode) -> tuple[str, ...]:
+    """Return the episode's error and the results of its tool calls."""
     return (episode.error, *(m["content"] for m in episode.messages if m["role"] == "tool"))
 
 
-def is_of_one_thread(text: str) -> bool:
-    return any(words in text for words in _OF_ONE_THREAD)
+def is_thread_error(text: str) -> bool:
+    return any(words in text for words in _THREAD_ERRORS)
 
 
 def advice(text: str) -> str:
-    """Return what to do about an error, where its words tell the cause; it begins with a colon."""
-    if is_of_one_thread(text):
-        return f": {_THREADS}"
-    if is_too_slow(text):
+    """Return ": " and a remedy where the text of an error tells its cause, else ""."""
+    if is_thread_error(text):
+        return f": {_THREAD_ADVICE}"
+    if is_timeout(text):
         return ": it is too slow here; give its tools a longer timeout, let fewer run at once, or make them faster"
     return ""
 
 
-def is_too_slow(text: str) -> bool:
-    return any(words in text.lower() for words in _TOO_SLOW)
+def is_timeout(text: str) -> bool:
+    return any(words in text.lower() for words in _TIMEOUT_WORDS)

@@ -10,7 +10,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, note, say, stdout_to_stderr
 
-SHOWN = 20
+MAX_SHOWN = 20
 
 
 def audit(
@@ -18,7 +18,7 @@ def audit(
     model: Annotated[str, typer.Option(help="Folder of the model that wrote the tokens, where the run has none.")] = "",
     as_json: Json = False,
 ) -> int:
-    """Check every rule and token of the episodes on disk, and decode them again; exits with 1 when one is broken."""
+    """Check all invariants of the episodes on disk, and decode their tokens again; exits with 1 on a problem."""
     from forge_env.records.audit import DECODER, model_of
     from forge_env.records.audit import audit as audit_run
     from forge_env.registry.registry import load
@@ -26,18 +26,18 @@ def audit(
     run = run.expanduser()
     folder = Path(model).expanduser() if model else model_of(run)
     with stdout_to_stderr(as_json):
-        found = audit_run(run, load(DECODER)(folder) if folder else None)
+        result = audit_run(run, load(DECODER)(folder) if folder else None)
     if as_json:
-        emit({"run": str(run), "model": str(folder) if folder else None, **dataclasses.asdict(found)})
-        return 1 if found.problems else 0
-    for problem in found.problems[:SHOWN]:
+        emit({"run": str(run), "model": str(folder) if folder else None, **dataclasses.asdict(result)})
+        return 1 if result.problems else 0
+    for problem in result.problems[:MAX_SHOWN]:
         say(problem)
-    if len(found.problems) > SHOWN:
-        say(f"and {len(found.problems) - SHOWN} more")
+    if len(result.problems) > MAX_SHOWN:
+        say(f"and {len(result.problems) - MAX_SHOWN} more")
     say(
-        f"{found.episodes} episodes, {found.turns} turns, {found.sampled_tokens:,} sampled tokens, "
-        f"{found.decoded_turns} turns decoded again: {len(found.problems)} problems"
+        f"{result.episodes} episodes, {result.turns} turns, {result.sampled_tokens:,} sampled tokens, "
+        f"{result.decoded_turns} turns decoded again: {len(result.problems)} problems"
     )
-    if folder is None and found.sampled_tokens:
+    if folder is None and result.sampled_tokens:
         note("no model was found, so nothing was decoded again: name its folder with --model")
-    return 1 if found.problems else 0
+    return 1 if result.problems else 0

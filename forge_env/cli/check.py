@@ -8,48 +8,48 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge_env.cli.options import parse_options
+from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, say, show_table, stdout_to_stderr
-from forge_env.cli.running import run
+from forge_env.cli.progress import PeriodicLines
+from forge_env.cli.run_async import run_async
 
 if TYPE_CHECKING:
     from forge_env.check import CheckReport, CheckRow
 
-_LINE_SECONDS = 10.0  # between two lines of progress, where stderr is no terminal
-_WORDS = {True: "ok", False: "FAILED", None: "skipped"}
+_VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="An environment's name, or its target.")],
+    name: Annotated[str, typer.Argument(help="Name or target of an environment.")],
     option: Annotated[
         list[str],
-        typer.Option("--option", "--options", help="Option of the environment, as level=2; may be repeated."),
+        typer.Option("--option", "--options", help="Option of the environment, such as level=2; may be repeated."),
     ] = [],  # noqa: B006 (typer reads it, nobody changes it)
-    seed: Annotated[int, typer.Option(help="Of the tasks and the episodes.")] = 0,
-    tasks: Annotated[int, typer.Option(help="How many tasks to look at.")] = 8,
-    only: Annotated[str, typer.Option(help="Names of the checks to run, with commas between them.")] = "",
-    seconds: Annotated[float, typer.Option(help="The budget; what does not fit is named as not checked.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks and the episodes.")] = 0,
+    tasks: Annotated[int, typer.Option(help="Number of tasks to check.")] = 8,
+    only: Annotated[str, typer.Option(help="Names of the checks to run, separated by commas.")] = "",
+    seconds: Annotated[float, typer.Option(help="Time budget; a check that exceeds it is 'not checked'.")] = 120.0,
     as_json: Json = False,
 ) -> int:
-    """Play an environment, well and badly, and say whether it can be trusted; exits with 1 when a check fails."""
+    """Test whether an environment can be trusted; exits with 1 when a check fails."""
     from forge_env.check import run_checks
     from forge_env.rollout.factory import make
 
-    view = _Progress()
+    progress = _Progress()
     with stdout_to_stderr(as_json):
         work = run_checks(
             make(name, **parse_options(option)),
             seed=seed,
             tasks=tasks,
-            only=[each for each in only.split(",") if each.strip()],
+            only=[check for check in only.split(",") if check.strip()],
             seconds=seconds,
-            progress=view.begin,
-            on_episode=view.played,
+            progress=progress.begin,
+            on_episode=progress.count_episodes,
         )
         try:
-            report = run(work)
+            report = run_async(work)
         finally:
-            view.end()
+            progress.end()
     if as_json:
         emit(report.to_dict())
     else:
@@ -58,20 +58,21 @@ def check(
 
 
 class _Progress:
-    """The check at hand on stderr: one line that changes on a terminal, else a line now and then."""
+    """Shows the running check on stderr: one line that changes on a terminal, else a line every few seconds."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._started = self._last_line = time.monotonic()
-        self._name = ""
-        self._played = 0
+        self._lines = PeriodicLines()
+        self._started = time.monotonic()
+        self._check = ""
+        self._episodes = 0
 
-    def begin(self, name: str) -> None:
-        self._name = name
+    def begin(self, check: str) -> None:
+        self._check = check
         self._show()
 
-    def played(self, episodes: int) -> None:
-        self._played = episodes
+    def count_episodes(self, episodes: int) -> None:
+        self._episodes = episodes
         self._show()
 
     def end(self) -> None:
@@ -79,26 +80,24 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
     def _show(self) -> None:
-        now = time.monotonic()
-        line = f"{self._name}: {self._played} episodes played, {now - self._started:.0f} s"
+        text = f"{self._check}: {self._episodes} episodes played, {time.monotonic() - self._started:.0f} s"
         if self._is_terminal:
-            sys.stderr.write(f"\r\033[K{line}")
+            sys.stderr.write(f"\r\033[K{text}")
             sys.stderr.flush()
-        elif now - self._last_line > _LINE_SECONDS:
-            self._last_line = now
-            sys.stderr.write(f"{line}\n")
+        else:
+            self._lines.write(text)
 
 
 def _show(name: str, report: CheckReport) -> None:
-    rows = [(row.name, _word(row), f"{row.seconds:.2f} s", row.detail) for row in report.rows]
-    show_table(("check", "result", "time", "what was found"), rows)
-    for what, latency in (("reset", report.reset), ("step", report.step)):
+    rows = [(row.name, _verdict(row), f"{row.seconds:.2f} s", row.detail) for row in report.rows]
+    show_table(("check", "result", "time", "detail"), rows)
+    for method, latency in (("reset", report.reset), ("step", report.step)):
         if latency is not None:
-            say(f"{what}: p50 {latency.p50:.2f} ms, p95 {latency.p95:.2f} ms")
+            say(f"{method}: p50 {latency.p50:.2f} ms, p95 {latency.p95:.2f} ms")
     failed = sum(row.ok is False for row in report.rows)
     left = f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
     say(f"{name}: {f'{failed} of {len(rows)} checks failed' if failed else f'{len(rows)} checks, none failed'}{left}")
 
 
-def _word(row: CheckRow) -> str:
-    return "not checked" if row.unfinished else _WORDS[row.ok]
+def _verdict(row: CheckRow) -> str:
+    return "not checked" if row.unfinished else _VERDICTS[row.ok]

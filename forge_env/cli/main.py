@@ -1,6 +1,6 @@
-"""The way into `forge-env`: its commands, and one sentence for each mistake.
+"""The entry point of `forge-env`: its commands, their exit codes, and one sentence for each user error.
 
-What a command needs is imported when it runs, so that `forge-env --help` is quick.
+Each command imports what it needs when it runs, so that `forge-env --help` is fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forge_env.cli import (
     check,
     diff,
     evaluate,
-    listing,
+    list_info,
     new,
     output,
     register,
@@ -33,15 +33,15 @@ from forge_env.core.errors import ForgeError, InvariantError, UserError, first_e
 
 app = typer.Typer(
     name="forge-env",
-    help="Environments and tools for language-model agents: register, look at, write and check them.",
+    help="Environments and tools for language-model agents: register, inspect, write and check them.",
     add_completion=False,
-    rich_markup_mode=None,  # plain help: rich's takes half a second to import
+    rich_markup_mode=None,  # plain help: importing rich takes half a second
     pretty_exceptions_enable=False,
 )
 app.command("register")(register.register)
 app.command("unregister")(register.unregister)
-app.command("list")(listing.list_names)
-app.command("info")(listing.info)
+app.command("list")(list_info.list_names)
+app.command("info")(list_info.info)
 app.command("new")(new.new)
 app.command("check")(check.check)
 app.add_typer(sandbox.app, name="sandbox")
@@ -56,7 +56,7 @@ app.command("view")(view.view)
 
 @app.callback()
 def _commands() -> None:
-    """Without a callback, typer would make an app of one command into that command."""
+    """Without a callback, typer turns an app of one command into that command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
-        return 1  # as typer does where it is the one that notices
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
+        return 1  # as typer does
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.fail(str(error), as_json=as_json)
         return 2 if isinstance(error, UserError) else 1
     except Exception as error:
-        # typer's own errors: where their classes are differs between its versions.
+        # An error of typer: the module of these classes differs between its versions.
         if not hasattr(error, "format_message"):
             raise
         output.fail(_usage(error.format_message(), options), as_json=as_json)
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(message: str, options: Sequence[str]) -> str:
-    """A sentence for options that typer refuses."""
+    """Return one sentence for options that typer refuses."""
     command = next((word for word in options if not word.startswith("-")), "")
     names = {info.name for info in app.registered_commands}
     help_of = f"forge-env {command} --help" if command in names else "forge-env --help"
@@ -100,7 +100,7 @@ def _usage(message: str, options: Sequence[str]) -> str:
 
 @contextmanager
 def _sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143), so that what a command has started is ended in order."""
+    """Turn SIGTERM into SystemExit(143), so that a command ends in order what it has started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`forge-env new`: a small package with an environment that works, to change into one's own."""
+"""`forge-env new`: writes a small package with a working environment, as a template."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the environment and its package, such as my_env.")],
-    path: Annotated[Path, typer.Option(help="Folder in which its folder is made.")] = Path("."),
+    name: Annotated[str, typer.Argument(help="Name of the environment and its package, such as my_env.")],
+    path: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
     as_json: Json = False,
 ) -> None:
     """Write a small package with a working environment, and register its name in this project."""
@@ -33,7 +33,7 @@ def new(
     if find(name) is not None:
         raise UserError(f"the name {name!r} is taken: `forge-env info {name}` says by what; choose another one")
     folder = (path.expanduser() / name).resolve()
-    with _folder(folder):
+    with _new_folder(folder):
         files = _write(folder, name)
         data = add_to_registry(f"{folder / name}.py:{_class_name(name)}", name=name, kind="env", options={})
     if as_json:
@@ -46,14 +46,16 @@ def new(
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise UserError(f"{name!r} cannot be a module's name: write it with small letters, digits and _, as my_env")
+        raise UserError(f"{name!r} cannot be the name of a module: use small letters, digits and _, as in my_env")
     if name in sys.stdlib_module_names:
-        raise UserError(f"{name!r} is a module of Python's own, which the new one would hide: choose another name")
+        raise UserError(
+            f"{name!r} is a module of the standard library, which the new one would hide: choose another name"
+        )
 
 
 @contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """A new folder, which is gone again when what is done with it fails."""
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder; it is removed again when the block raises."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -70,7 +72,7 @@ def _folder(folder: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, name: str) -> list[str]:
-    """Copy the template, with its names changed to the new one's."""
+    """Copy the template with the new names; returns the paths of the files."""
     written = []
     for source in sorted(TEMPLATE.rglob("*.template")):
         target = folder / _renamed(source.relative_to(TEMPLATE).with_suffix("").as_posix(), name)

@@ -1,4 +1,4 @@
-"""What commands print: text for people, or one JSON object on stdout and nothing else."""
+"""Output of commands: text for people, or exactly one JSON object on stdout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fail(sentence: str, *, as_json: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal; long cells are folded, never cut."""
+    """Print a table as wide as the terminal; long cells are wrapped, never cut."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -48,7 +48,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: brackets are no markup
+        table.add_row(*map(Text, row))  # Text: brackets are no markup
     Console().print(table)
 
 
@@ -60,14 +60,14 @@ def show_json(data: Any) -> None:
 
 
 @contextmanager
-def stdout_to_stderr(wanted: bool) -> Iterator[None]:
-    """Send what other code prints meanwhile to stderr, so that stdout holds the JSON object only."""
-    if not wanted:
+def stdout_to_stderr(enabled: bool) -> Iterator[None]:
+    """Redirect stdout to stderr within the block, so that stdout holds only the JSON object."""
+    if not enabled:
         yield
         return
     sys.stdout.flush()
     kept = os.dup(1)
-    os.dup2(2, 1)  # of this process's children and C libraries too
+    os.dup2(2, 1)  # also for child processes and C libraries
     try:
         with redirect_stdout(sys.stderr):
             yield

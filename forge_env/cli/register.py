@@ -12,29 +12,29 @@ import typer
 from forge_env.cli.output import Json, emit, note, say
 from forge_env.core.errors import UserError
 
-KindOption = Annotated[Literal["auto", "env", "tools"], typer.Option(help="What it is; auto finds out.")]
-UserOption = Annotated[bool, typer.Option("--user", help="In the user's file, for every project.")]
+KindOption = Annotated[Literal["auto", "env", "tools"], typer.Option(help="Kind of the target; auto detects it.")]
+UserOption = Annotated[bool, typer.Option("--user", help="Use the user's file, which holds for all projects.")]
 
 
 def register(
     target: Annotated[str, typer.Argument(help="path/to/file.py:NAME, module:NAME, openapi:DOCUMENT or mcp:SERVER")],
-    name: Annotated[str, typer.Option(help="What it is called from now on; its own name by default.")] = "",
+    name: Annotated[str, typer.Option(help="The name to register; the target's own name by default.")] = "",
     kind: KindOption = "auto",
-    timeout: Annotated[float | None, typer.Option(help="Of tools: seconds after which a call is given up.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Of tools: calls at once in a process.")] = None,
-    max_output: Annotated[int | None, typer.Option(help="Of tools: characters of a result that are shown.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Of tools: time limit of a call, in seconds.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Of tools: maximum concurrent calls in a process.")] = None,
+    max_output: Annotated[int | None, typer.Option(help="Of tools: maximum number of characters of a result.")] = None,
     retries: Annotated[int | None, typer.Option(help="Of tools: further attempts; only with --idempotent.")] = None,
-    idempotent: Annotated[bool | None, typer.Option(help="Of tools: twice does no more than once.")] = None,
-    parallel: Annotated[bool | None, typer.Option(help="Of tools: may run beside others in one turn.")] = None,
-    base_url: Annotated[str, typer.Option(help="Of openapi:DOCUMENT: where its service is.")] = "",
+    idempotent: Annotated[bool | None, typer.Option(help="Of tools: calling twice equals calling once.")] = None,
+    parallel: Annotated[bool | None, typer.Option(help="Of tools: may run in parallel within a turn.")] = None,
+    base_url: Annotated[str, typer.Option(help="Of openapi:DOCUMENT: base URL of the service.")] = "",
     user: UserOption = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the name from what has it.")] = False,
-    import_timeout: Annotated[float, typer.Option(help="Seconds that importing it may take.")] = 60.0,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the present entry of that name.")] = False,
+    import_timeout: Annotated[float, typer.Option(help="Time limit of the import, in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Give a function, a class of tools, a source of tools or an environment a name that works everywhere.
+    """Register a function, a class of tools, a source of tools or an environment under a name.
 
-    It is imported in a child process and examined; its schema is printed.
+    The target is imported in a child process; its tools and options are printed.
     """
     options = {
         "timeout": timeout,
@@ -57,11 +57,11 @@ def register(
     if as_json:
         emit(data)
         return
-    from forge_env.cli.listing import show_schemas
+    from forge_env.cli.list_info import show_schemas
 
     show_schemas(data)
-    for remark in data["notes"]:
-        note(remark)
+    for text in data["notes"]:
+        note(text)
     say(f"{data['name']} is registered in {data['registry']}")
 
 
@@ -75,12 +75,12 @@ def add_to_registry(
     replace: bool = False,
     seconds: float = 60.0,
 ) -> dict[str, Any]:
-    """Examine a target in a child process and write its entry; returns what is known of it.
+    """Describe a target in a child process and write its entry; returns the description.
 
     Raises:
         UserError: when the name is taken, or the target cannot be registered.
     """
-    from forge_env.cli.child import examine_in_child
+    from forge_env.cli.describe_in_child import describe_in_child
     from forge_env.registry.registry import find, make_entry
     from forge_env.registry.registry_file import Entry
     from forge_env.utils.targets import is_source
@@ -91,18 +91,19 @@ def add_to_registry(
     if options and is_source(target):
         raise UserError(f"{target!r} is a source of tools, and {', '.join(options)} is for functions: leave it out")
     if name:
-        make_entry(name, target, kind="tools", options=options)  # refused before anything is imported
+        make_entry(name, target, kind="tools", options=options)  # checked before anything is imported
         _check_free(name, replace)
     entry = Entry(name=name, kind="tools", target=_absolute(target), options=options, folder=file.folder)
-    data = examine_in_child(entry, kind="" if kind == "auto" else kind, seconds=seconds)
+    data = describe_in_child(entry, kind="" if kind == "auto" else kind, seconds=seconds)
     entry = make_entry(data["name"], entry.target, kind=data["kind"], description=data["description"], options=options)
     _check_free(entry.name, replace)
     file.add(entry, replace=replace)
     notes = data.pop("notes", [])
-    found = find(entry.name)
-    if found is None or found.file != file.path:
+    effective = find(entry.name)
+    if effective is None or effective.file != file.path:
         notes.append(
-            f"here {entry.name!r} still is {found and found.target}, which comes from {found and found.source}"
+            f"here {entry.name!r} still is {effective and effective.target}, which comes from "
+            f"{effective and effective.source}"
         )
     return {
         **data,
@@ -115,18 +116,18 @@ def add_to_registry(
 
 
 def unregister(
-    name: Annotated[str, typer.Argument(help="A name that `forge-env list` shows.")],
+    name: Annotated[str, typer.Argument(help="A name of `forge-env list`.")],
     user: UserOption = False,
     as_json: Json = False,
 ) -> None:
-    """Take a name out of the project's file, or the user's."""
+    """Remove a name from the project's file, or the user's."""
     from forge_env.registry.registry import find
 
     file = registry_file(user=user)
-    found = find(name)
-    if name not in file.read() and found is not None:
-        where = {"user": "add --user", "project": "leave --user out"}.get(found.source, "it cannot be unregistered")
-        raise UserError(f"{name!r} is not in {file.path}; it comes from {found.file or found.source}: {where}")
+    entry = find(name)
+    if name not in file.read() and entry is not None:
+        remedy = {"user": "add --user", "project": "leave --user out"}.get(entry.source, "it cannot be unregistered")
+        raise UserError(f"{name!r} is not in {file.path}; it comes from {entry.file or entry.source}: {remedy}")
     removed = file.remove(name)
     if as_json:
         emit(dataclasses.asdict(removed) | {"registry": str(file.path)})
@@ -135,19 +136,17 @@ def unregister(
 
 
 def registry_file(*, user: bool) -> Any:
-    """The file that a command changes.
+    """Return the registry file that a command changes.
 
     Raises:
-        UserError: when there is no place for it, or others than this user can write there.
+        UserError: when there is no place for it, or when other users can write there.
     """
-    from forge_env.registry.registry import project_file, user_file
+    from forge_env.registry.locations import project_file, user_file
 
     file = user_file() if user else project_file()
     if file is None:
-        what = (
-            "this user has no home folder: set XDG_CONFIG_HOME" if user else "the working directory is gone: leave it"
-        )
-        raise UserError(what)
+        no_home = "this user has no home folder: set XDG_CONFIG_HOME"
+        raise UserError(no_home if user else "the working directory has been removed: change to another one")
     if file.problem:
         raise UserError(file.problem)
     return file
@@ -156,28 +155,28 @@ def registry_file(*, user: bool) -> Any:
 def _check_free(name: str, replace: bool) -> None:
     from forge_env.registry.registry import find
 
-    taken = None if replace else find(name)
-    if taken is not None:
+    holder = None if replace else find(name)
+    if holder is not None:
         raise UserError(
-            f"the name {name!r} is taken by {taken.target} ({taken.file or taken.source}): choose another one with "
+            f"the name {name!r} is taken by {holder.target} ({holder.file or holder.source}): choose another one with "
             "--name, or add --replace"
         )
 
 
 def _absolute(target: str) -> str:
-    """A target that means the same in every working directory."""
+    """Return a target with an absolute path, which is valid in every working directory."""
     from forge_env.utils.targets import is_file, is_source, split_target
 
     if is_source(target):
         return _absolute_source(target)
     if is_file(target):
-        raise UserError(f"{target!r} names a file only: write {target}:NAME{_names_in(Path(target))}")
+        raise UserError(f"{target!r} names a file only: write {target}:NAME{_list_names(Path(target))}")
     source, attribute = split_target(target)
     return f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
 
 
 def _absolute_source(source: str) -> str:
-    """A source of tools whose file, if its document is one, means the same in every working directory."""
+    """Return a source of tools; if its document is a file, with an absolute path."""
     kind, _, rest = source.partition(":")
     document, separator, base_url = rest.partition("#")
     if kind != "openapi" or not document or "://" in document:
@@ -195,7 +194,7 @@ def _with_base_url(target: str, base_url: str) -> str:
     return f"{target}#{base_url}"
 
 
-def _names_in(path: Path) -> str:
+def _list_names(path: Path) -> str:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -14,7 +14,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="Folder of a training run, which may still be running.")],
     as_json: Json = False,
 ) -> None:
-    """Write the report.html of a training run, with what its folder holds by now."""
+    """Write the report.html of a training run from the present content of its folder."""
     from forge_env.report.page import write_page
 
     path = write_page(run)

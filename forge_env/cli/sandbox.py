@@ -14,10 +14,10 @@ import typer
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import SandboxUnavailable, UserError
 
-app = typer.Typer(help="Run untrusted code, and see what keeps it in.", rich_markup_mode=None)
+app = typer.Typer(help="Run untrusted code, and show what each sandbox enforces.", rich_markup_mode=None)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_REAL = ("namespace", "docker")
+_ISOLATING = ("namespace", "docker")
 
 
 @app.command("run")
@@ -34,16 +34,16 @@ def run(
             "--file", help="File that the code finds in its working directory, under its name. May be repeated."
         ),
     ] = None,
-    wall: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 2.0,
-    memory: Annotated[str, typer.Option(help="Most memory, for example 256M.")] = "256M",
-    repeat: Annotated[int, typer.Option(help="How many times, each in a fresh state.")] = 1,
+    wall: Annotated[float, typer.Option(help="Wall-clock limit in seconds.")] = 2.0,
+    memory: Annotated[str, typer.Option(help="Memory limit, for example 256M.")] = "256M",
+    repeat: Annotated[int, typer.Option(help="Number of runs, each in a fresh state.")] = 1,
 ) -> int:
     """Run a file in a sandbox and print one JSON line for each run.
 
     Exits with 0 when every run ended with the status "ok", else with 1.
     """
     if wall <= 0 or repeat < 1:
-        raise UserError(f"--wall is {wall:g} and --repeat {repeat}; seconds must be above 0, and runs at least 1")
+        raise UserError(f"--wall is {wall:g} and --repeat is {repeat}; --wall must be above 0, and --repeat at least 1")
     limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": _bytes(memory)}
     code = _read(file)
     inputs = {"stdin": _read(stdin) if stdin else "", "files": _read_files(files or [])}
@@ -52,18 +52,18 @@ def run(
 
 @app.command("info")
 def info(as_json: Json = False) -> None:
-    """Say what each sandbox enforces on this machine, found out by trying it, and what is missing."""
-    found = asyncio.run(_look())
+    """Show what each sandbox enforces on this machine, as measured, and what is missing."""
+    backends = asyncio.run(_measure())
     if as_json:
-        emit({"backends": found})
+        emit({"backends": backends})
         return
-    capabilities = [name for name in next((c for c in found.values() if "missing" in c), {}) if name != "missing"]
-    rows = [[name, *(_word(found[backend].get(name)) for backend in found)] for name in capabilities]
+    capabilities = [name for name in next((c for c in backends.values() if "missing" in c), {}) if name != "missing"]
+    rows = [[name, *(_cell(backends[backend].get(name)) for backend in backends)] for name in capabilities]
     if rows:
-        show_table(("", *found), rows)
-    for backend, entry in found.items():
-        for lack in entry.get("missing", [entry.get("unavailable")]):
-            say(f"{backend}: {lack}")
+        show_table(("", *backends), rows)
+    for backend, capability in backends.items():
+        for problem in capability.get("missing", [capability.get("unavailable")]):
+            say(f"{backend}: {problem}")
 
 
 async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str, Any], repeat: int) -> int:
@@ -88,25 +88,25 @@ async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str
 def _as_data(result: Any) -> dict[str, Any]:
     data = asdict(result)
     data["peak_mem"] = data.pop("peak_memory_bytes")
-    del data["value"], data["state_lost"]  # of calls and sessions
+    del data["value"], data["state_lost"]  # these belong to calls and sessions
     return data
 
 
-async def _look() -> dict[str, dict[str, Any]]:
+async def _measure() -> dict[str, dict[str, Any]]:
     from forge_env.utils.targets import load
 
     open_sandbox = load("sandboxes:open_sandbox")
-    found: dict[str, dict[str, Any]] = {}
-    for backend in _REAL:
+    backends: dict[str, dict[str, Any]] = {}
+    for backend in _ISOLATING:
         try:
             async with open_sandbox(backend) as sandbox:
-                found[backend] = asdict(sandbox.capabilities)
+                backends[backend] = asdict(sandbox.capabilities)
         except SandboxUnavailable as error:
-            found[backend] = {"unavailable": str(error)}
-    return found
+            backends[backend] = {"unavailable": str(error)}
+    return backends
 
 
-def _word(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value) or "-"
     return {True: "yes", False: "no", None: "-"}.get(value, str(value)) if not isinstance(value, str) else value
@@ -127,7 +127,7 @@ def _read_files(paths: list[str]) -> dict[str, bytes]:
     for path in map(Path, paths):
         if path.name in contents:
             raise UserError(
-                f"--file names two files that are called {path.name}; the code finds each by its name alone"
+                f"--file names two files called {path.name}; the code sees only the names, so they must differ"
             )
         try:
             contents[path.name] = path.read_bytes()

@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 def view(
     run: Annotated[Path, typer.Argument(help="Folder of a run, a folder of runs, or a .jsonl file.")],
-    export: Annotated[Path | None, typer.Option(help="Write one HTML file that needs no server, and end.")] = None,
-    episodes: Annotated[int, typer.Option(help="How many episodes the exported file holds at most.")] = 200,
+    export: Annotated[Path | None, typer.Option(help="Write one HTML file that needs no server, and exit.")] = None,
+    episodes: Annotated[int, typer.Option(help="Maximum number of episodes in the exported file.")] = 200,
     model: Annotated[str, typer.Option(help="Folder of the model that wrote the tokens, where the run has none.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.")] = 0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> int:
-    """Look at runs in a browser: curves, groups, episodes token by token, faults, timeline."""
+    """Show runs in a browser: curves, groups, episodes token by token, faults, timeline."""
     from forge_env.viewer.library import Library
 
     folder = Path(model).expanduser() if model else None
     if folder is not None and not (folder / "tokenizer.json").is_file():
-        raise UserError(f"--model {folder} holds no tokenizer.json: name the folder of a model")
+        raise UserError(f"--model {folder} holds no tokenizer.json: give the folder of a model")
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is no port: it is from 0, which is any free one, to 65535")
+        raise UserError(f"--port {port} is no port: give one from 1 to 65535, or 0 for any free port")
     with Library(run, model=folder) as library:
         if export is not None:
             return _export(library, export, episodes)
         return _serve(library, host, port, open_browser)
 
 
-def _export(library: Library, to: Path, episodes: int) -> int:
+def _export(library: Library, path: Path, episodes: int) -> int:
     from forge_env.viewer.export import export
 
-    exported, total = export(library, to, episodes=episodes)
+    exported, total = export(library, path, episodes=episodes)
     left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
-    say(f"{to}: {exported:,} episodes{left_out}")
+    say(f"{path}: {exported:,} episodes{left_out}")
     return 0
 
 
@@ -54,7 +54,7 @@ def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:
 
     with ViewServer(library, host=host, port=port) as server:
         say(f"{library.path}: {server.url}")
-        note("it is served until Ctrl-C, to whoever has this address")
+        note("the server runs until Ctrl-C; whoever has this address can read the runs")
         sys.stdout.flush()
         if open_browser:
             webbrowser.open(server.url)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SUCCESS = 1.0
-"""The reward from which on an episode is a success, where the environment does not say otherwise."""
+"""An episode with at least this reward is a success, unless the environment overrides `Env.success`."""
 TimeSpentBy = Literal["model", "service"]
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
 
@@ -29,33 +29,33 @@ class Env:
     the same seed gives the same episode however many run at once.
 
     A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError;
-    an instance that sets one raises an EnvError there and then. See `forge_env.core.members`.
+    an instance that sets such an attribute raises an EnvError. See `forge_env.core.members`.
     """
 
     shared: ClassVar[Mapping[str, str]] = {}
-    """What all episodes of a process share, as attribute name -> "module:factory" of an async context manager.
+    """Resources that all episodes of a process share: attribute name -> "module:factory" of an async context manager.
 
-    A factory is called with those of the environment's options that its parameters name.
+    A factory is called with the options of the environment that its parameters name.
     """
     tools: Sequence[ToolSpec] = ()
-    """What the model may call, in OpenAI's shape."""
+    """The tools that the model may call, in OpenAI's shape."""
     truncation_reward: float = 0.0
-    """Added to the reward of an episode that runs out of turns, tokens or time, a cut-off last answer among them."""
+    """Added to the reward of a truncated episode: out of turns, tokens or time, or with a cut-off last answer."""
 
     made_of: ClassVar[Sequence[str]] = ()
-    """Modules and packages, by name, that it is made of beside its own code: what was measured before one of them
-    changed is not taken for a result of today."""
+    """Names of further modules and packages that the environment depends on. An evaluation is not resumed after one of
+    them has changed."""
 
     time_spent_by: TimeSpentBy = "service"
-    """Whose time the steps take: it decides what an episode is worth that runs out of `EpisodeLimits.episode_seconds`.
+    """What spends the time of the steps: it decides the outcome of an episode that exceeds a time limit.
 
     "service": services that the tools call, or the environment's own code. The model is not to blame: the outcome is
     TIMEOUT, without a reward. "model": code or commands that the model wrote. The episode is TRUNCATED and keeps its
-    reward, with `truncation_reward`, so that it never pays to stall; a step that takes longer than `step_seconds` ends
-    so as well, and is no fault. An instance may set its own, where that depends on its options.
+    reward, with `truncation_reward`, so that stalling never pays; the same holds for a step that exceeds
+    `step_seconds`. An instance may set its own value, if that depends on its options.
 
-    The default is "service", since tools are mostly their author's code, and a wrong "service" is seen, for TIMEOUTs
-    are counted and shown. A wrong "model" would teach the model without a word that slow services are its failure.
+    The default is "service", because a wrong "service" is visible: TIMEOUTs are counted and shown. A wrong "model"
+    would silently train the model as if slow services were its failure.
     """
 
     _np_random: np.random.Generator | None = None
@@ -77,29 +77,29 @@ class Env:
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
         """Return `count` tasks of a split ("train" or "test"); the same seed gives the same tasks in the same order.
 
-        A subclass may add keyword arguments of its own, a level for example: they are options of the environment.
+        A subclass may add keyword arguments, a level for example: they are options of the environment.
         """
         raise NotImplementedError(f"{cls.__name__} has no tasks of its own: define the classmethod tasks()")
 
     @classmethod
     def effects(cls) -> str:
-        """What an episode does outside of this machine, and does again when it is run again, as "calls mcp:..."; or "".
+        """Return what an episode does outside of this machine, and does again in a replay, as "calls mcp:..."; or "".
 
-        A subclass may name options of its own, as `tasks` may.
+        A subclass may add keyword arguments, as in `tasks`.
         """
         return ""
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:
-        """The limits that an episode needs, by the names of `EpisodeLimits`, as ``{"max_turns": 30}``.
+        """Return the limits that an episode needs, by the names of `EpisodeLimits`, as ``{"max_turns": 30}``.
 
-        They take the place of the defaults; a caller's own limits win. A subclass may name options of its own, as
-        `tasks` may.
+        They override the defaults; the limits of a caller override them. A subclass may add keyword arguments, as in
+        `tasks`.
         """
         return {}
 
     def success(self, reward: float) -> bool:
-        """Whether an episode that ended with this reward, the sum of its steps, is a success."""
+        """Whether an episode with this reward, the sum over its steps, is a success."""
         return reward >= SUCCESS
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -111,27 +111,27 @@ class Env:
         raise NotImplementedError
 
     async def on_limit(self, limit: str, reason: str = "") -> Any:
-        """Told that the episode has reached a limit; may be a plain function.
+        """React to a limit that the episode has reached; may be a plain function.
 
-        Before a turn whose prompt leaves no room to answer, which is "max_tokens", it may return what `step` returns:
-        the episode goes on from there without a turn. Otherwise, and by default, it is over.
+        "max_tokens" means that the next prompt leaves no room to answer. For it, the method may return what `step`
+        returns: the episode then continues without a turn. In all other cases, and by default, the episode ends.
 
         Args:
             limit: "max_tokens", "max_turns", "step_seconds" or "episode_seconds".
-            reason: of "max_tokens", where there is one.
+            reason: details of "max_tokens", if there are any.
         """
         return None
 
     def final_info(self) -> Mapping[str, Any]:
-        """Return what the record holds of the whole episode, beside the infos of `reset` and `step`.
+        """Return facts about the whole episode, which are added to `Episode.info`.
 
-        Asked once, after `close`, however the episode has ended. It waits for nothing. The key "refused_requests", a
-        count by reason, is shown with the figures of an evaluation.
+        Called once, after `close`, however the episode has ended; it must not block. The key "refused_requests", a
+        count by reason, appears in the figures of an evaluation.
         """
         return {}
 
     async def close(self) -> Any:
-        """Free what this instance holds; a plain function will do. Must be idempotent."""
+        """Free the resources of this instance; may be a plain function. Must be idempotent."""
 
     def seed(self, seed: int | None) -> None:
         """Seed `self.np_random`, as Gymnasium does."""
@@ -139,9 +139,9 @@ class Env:
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The episode's own generator, made when it is first used."""
+        """The random generator of the episode, created at its first use."""
         if self._np_random is None:
-            from gymnasium.utils import seeding  # a third of a second to import, and many environments draw nothing
+            from gymnasium.utils import seeding  # takes 0.3 s to import, and many environments never use it
 
             self._np_random, self._seed = seeding.np_random(self._seed)
         return self._np_random

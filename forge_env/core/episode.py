@@ -1,9 +1,9 @@
-"""Episode and Group: the token-exact record of what happened, and the only thing that trainers and evaluation read.
+"""Episode and Group: the token-exact record of an episode, and the only input of trainers and evaluation.
 
-A Turn holds only its delta: what the environment added, and what the model answered. Concatenating the deltas of a
-row gives exactly the ids that the engine saw; a digest of what the engine reported is kept with each turn, so that
-this can be checked again from disk. A row is one contiguous token sequence: it ends where a chat template would
-rewrite history, and the next turn then starts another one.
+A Turn holds only its delta: the messages that the environment added, and the answer of the model. Concatenating the
+deltas of a row gives exactly the token ids that the engine saw. Each turn keeps a digest of the ids that the engine
+reported, so that this can be checked again from disk. A row is one contiguous token sequence: it ends where a chat
+template would rewrite history, and the next turn then starts another row.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def digest(token_ids: Sequence[int]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One answer of the model, and what the environment added before it.
+    """One answer of the model, and the messages that the environment added before it.
 
-    The agent makes it, and the rollout loop writes into it what the environment made of it (`reward`, `tool_uses`,
-    the seconds), once; nothing else changes a turn. It is not frozen because that alone costs as much time as a step of
-    a simple environment.
+    The agent creates it, and the rollout loop sets the result of the step once (`reward`, `tool_uses`, the seconds);
+    nothing else changes a turn. It is not frozen, because freezing costs as much time as a step of a simple
+    environment.
 
-    kind "text" has messages only (an outside endpoint), "tokens" has ids without logprobs (an expert's demonstration),
+    kind "text" has messages only (an external endpoint), "tokens" has ids without logprobs (an expert's demonstration),
     "sampled" has ids, logprobs and weight versions. Only sampled turns enter reinforcement learning.
 
     Example: ``Turn(kind="sampled", observation=({"role": "user", "content": "2+2?"},),
@@ -53,7 +53,7 @@ class Turn:
     message: Message
     tool_calls: tuple[ToolCall, ...] = ()
     prompt_ids: tuple[int, ...] = ()
-    """Tokens added since the end of the last turn; the whole prompt where a row starts."""
+    """Ids of the tokens since the end of the last turn; the whole prompt at the start of a row."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """Of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
@@ -66,13 +66,13 @@ class Turn:
     reward: float = 0.0
     """The environment's step reward for this turn."""
     policy_seconds: float = 0.0
-    """How long the model took to answer."""
+    """Duration of the model's answer."""
     env_seconds: float = 0.0
-    """How long the environment took to react."""
+    """Duration of the environment's step."""
     tool_uses: tuple[ToolUse, ...] = ()
-    """What became of the tool calls."""
+    """Results of the tool calls."""
     usage: Mapping[str, float] | None = None
-    """What an outside endpoint says this turn cost: "prompt_tokens", "completion_tokens"."""
+    """Token counts reported by an external endpoint: "prompt_tokens", "completion_tokens"."""
 
     def __post_init__(self) -> None:
         if self.kind == "text":
@@ -123,19 +123,19 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """What one run of an agent in an environment left behind.
+    """The record of one run of an agent in an environment.
 
-    A script that samples one answer to one prompt may say just that, instead of `task`, `turns` and `outcome`:
+    A script that samples one answer to one prompt may use a short form, without `task`, `turns` and `outcome`:
     ``Episode(prompt_ids=c.prompt_ids, response_ids=c.token_ids, logprobs=c.logprobs, reward=1.0)``. Without logprobs it
     can be trained on once it has some, see `with_logprobs`.
 
     Raises:
-        InvariantError: at construction, when the turns contradict each other or the outcome contradicts the reward.
+        InvariantError: when the turns contradict each other, or the outcome contradicts the reward.
     """
 
     reward: float | None
-    """Sum of step rewards and the rubric's score; None exactly after a TIMEOUT, ENV_FAULT or INFRA_FAULT."""
-    task: Task = None  # type: ignore[assignment]  # left out only in the short form
+    """Sum of the step rewards and the rubric's score; None if and only if the outcome is TIMEOUT or a fault."""
+    task: Task = None  # type: ignore[assignment]  # omitted only in the short form
     turns: tuple[Turn, ...] = ()
     outcome: Outcome = Outcome.SCORED
     id: str = ""
@@ -143,26 +143,26 @@ class Episode:
     env: str = ""
     seed: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The reward's breakdown."""
+    """Name of each part of the reward -> value."""
     tail: tuple[Message, ...] = ()
     """Messages that the environment added after the last turn."""
     error: str = ""
     """Why there is no reward."""
     ended_by: str = ""
-    """What ended the episode: "environment", or the name of the limit ("max_turns", "max_turn_tokens", "max_tokens",
-    "episode_seconds", "step_seconds"); empty after a fault, and in files that do not say."""
+    """What ended the episode: "environment", or the name of a limit ("max_turns", "max_turn_tokens", "max_tokens",
+    "episode_seconds", "step_seconds"); empty after a fault, and in old files."""
     success: bool | None = None
-    """Whether the environment calls this a success; None where it does not say, and without a reward."""
+    """The environment's verdict on success; None if there is none, and without a reward."""
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
-    # The short form; what is given beside `turns` is left to them.
+    # The short form; ignored if `turns` is given.
     prompt_ids: InitVar[Sequence[int] | None] = None
     response_ids: InitVar[Sequence[int] | None] = None
     logprobs: InitVar[Sequence[float] | None] = None
 
     def __post_init__(
         self,
-        # Defaults, for a subclass that is a dataclass knows nothing of the short form.
+        # With defaults, because a dataclass that inherits from this one does not pass the short form.
         prompt_ids: Sequence[int] | None = None,  # noqa: RUF033
         response_ids: Sequence[int] | None = None,  # noqa: RUF033
         logprobs: Sequence[float] | None = None,  # noqa: RUF033
@@ -175,8 +175,8 @@ class Episode:
                 self._set(id=f"{self.task.id}/{uuid.uuid4().hex}")
         _require(self.task is not None, "an episode has a task, or a prompt and a response")
         if self.outcome.is_valid:
-            ok = self.reward is not None and math.isfinite(self.reward)
-            _require(ok, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
+            is_finite = self.reward is not None and math.isfinite(self.reward)
+            _require(is_finite, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         else:
             _require(self.reward is None, f"outcome {self.outcome} has no reward, got {self.reward}")
         with_tokens = [turn for turn in self.turns if turn.kind != "text"]
@@ -188,10 +188,10 @@ class Episode:
             object.__setattr__(self, name, value)
 
     def with_logprobs(self, logprobs: Sequence[float], version: int = 0) -> Episode:
-        """A single turn that has none, with the logprobs of its sampled tokens: it can be trained on then.
+        """Return a single-turn episode with the logprobs of its sampled tokens, so that it can be trained on.
 
         Args:
-            logprobs: one for each token, at the temperature that they were sampled at.
+            logprobs: one for each token, at the sampling temperature.
             version: of the weights that sampled them.
 
         Raises:
@@ -203,7 +203,7 @@ class Episode:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The training rows. Every digest that an engine reported is checked on the way."""
+        """The training rows. This checks every digest that an engine reported."""
         rows: list[list[Turn]] = []
         for turn in self.turns:
             if turn.kind == "text":
@@ -214,7 +214,7 @@ class Episode:
         return tuple(_join(turns) for turns in rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels between processes: the fields; rows are derived again where they are needed."""
+        """Pickle the fields only; the rows are derived again when they are needed."""
         return {key: value for key, value in self.__dict__.items() if key != "rows"}
 
     @property
@@ -239,7 +239,7 @@ class Episode:
 
     def to_json(self) -> str:
         """One line of JSON, lossless: `Episode.from_json(e.to_json()) == e`."""
-        return json.dumps(asdict(self))  # in ASCII: what a model writes need not be text that UTF-8 can carry
+        return json.dumps(asdict(self))  # ASCII: a model may write lone surrogates, which UTF-8 cannot encode
 
     @classmethod
     def from_json(cls, line: str) -> Episode:
@@ -267,7 +267,7 @@ class Episode:
 
 
 for _name in ("prompt_ids", "response_ids", "logprobs"):
-    # Arguments only: as an attribute, each would read None, and `replace` would hand it on.
+    # They are arguments only: as class attributes they would read None, and `replace` would pass them on.
     delattr(Episode, _name)
     del Episode.__dataclass_fields__[_name]
 
@@ -280,7 +280,7 @@ class Group:
     episodes: tuple[Episode, ...]
     id: str
     replaced: tuple[Episode, ...] = ()
-    """Episodes without a reward that were run again. Kept to be counted, and never trained on."""
+    """Episodes without a reward that were run again. They are counted, but never trained on."""
 
     def __post_init__(self) -> None:
         _require(all(not e.outcome.is_valid for e in self.replaced), "only an episode without a reward is replaced")
@@ -296,7 +296,7 @@ class Group:
 
     @property
     def faults(self) -> tuple[Episode, ...]:
-        """The episodes without a reward, by a fault of ours or a TIMEOUT; the replaced ones among them."""
+        """The episodes without a reward, including the replaced ones."""
         return (*(e for e in self.episodes if not e.outcome.is_valid), *self.replaced)
 
     @property
@@ -316,7 +316,7 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
     """Read episodes back, one at a time.
 
     Raises:
-        UserError: naming the file and line that is no Episode.
+        UserError: with file and line, when a line is no Episode.
     """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -341,18 +341,18 @@ def _single_turn(prompt_ids: Sequence[int], response_ids: Sequence[int], logprob
 
 
 def _join(turns: Sequence[Turn]) -> Row:
-    seen = hashlib.blake2b(digest_size=8)  # of the row so far: `digest` from the start at every turn would be quadratic
+    row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
     ids: list[int] = []
     loss_mask: list[bool] = []
     generator_logprobs: list[float] = []
     versions: list[int] = []
     for turn in turns:
         n, k = len(turn.prompt_ids), len(turn.token_ids)
-        seen.update(array("i", turn.prompt_ids))
+        row_hash.update(array("i", turn.prompt_ids))
         if turn.context_digest:
-            same = seen.hexdigest() == turn.context_digest
-            _require(same, "what the engine saw is the concatenation of the row")
-        seen.update(array("i", turn.token_ids))
+            is_same = row_hash.hexdigest() == turn.context_digest
+            _require(is_same, "what the engine saw is the concatenation of the row")
+        row_hash.update(array("i", turn.token_ids))
         ids += turn.prompt_ids
         ids += turn.token_ids
         loss_mask += [False] * n + [True] * k

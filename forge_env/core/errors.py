@@ -1,18 +1,18 @@
 """The exceptions of forge_env, named by the boundary that was crossed.
 
 ForgeError
-├── UserError                a mistake that a person can mend: one sentence, exit code 2, never a stack trace
-│   └── TemplateError        a chat template has no place for some messages
+├── UserError                a mistake that the user can correct: one sentence, exit code 2, no stack trace
+│   └── TemplateError        a chat template cannot render some messages
 ├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
-├── InfraError               something underneath an episode broke       -> Outcome.INFRA_FAULT
+├── InfraError               the machinery of an episode broke           -> Outcome.INFRA_FAULT
 │   ├── SandboxError         the sandbox failed, not the code in it
-│   ├── SandboxUnavailable   no sandbox can be had on this machine
+│   ├── SandboxUnavailable   this machine has no usable sandbox
 │   ├── PolicyError          the policy did not answer
 │   └── ServiceError         an actor or service died, or missed its deadline
-│       ├── MissedDeadline   it did not answer in time
-│       ├── ReplicaDied      it died during a call that may have had an effect
-│       └── ReplicaBroken    it says of itself that it can do nothing any more
-└── InvariantError           our own data is wrong: a bug, so it always raises
+│       ├── MissedDeadline   no answer in time
+│       ├── ReplicaDied      the replica died during a call that may have had an effect
+│       └── ReplicaBroken    the replica reports that it cannot work any more
+└── InvariantError           internal data is wrong: a bug, so it always raises
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ class UserError(ForgeError):
 
 
 class TemplateError(UserError):
-    """A chat template has no place for the messages that a model is to read."""
+    """A chat template cannot render the messages that a model is to read."""
 
 
 class EnvError(ForgeError):
     """The environment's own code raised; the episode gets no reward."""
 
     where = ""
-    """The part of the episode, file and line, where a user's code raised it itself: "tool buy (shop.py:41)"; or ""."""
+    """Part of the episode, file and line, if the user's code raised it itself: "tool buy (shop.py:41)"; else ""."""
 
 
 class InfraError(ForgeError):
-    """Something underneath an episode failed; the episode gets no reward and is never scored zero."""
+    """The machinery of an episode failed; the episode gets no reward and is never scored zero."""
 
     tool = ""
-    """The tool whose call it ended, if any; its text begins with it then, as "tool search: ..."."""
+    """Name of the tool whose call failed, if any; the text then begins with "tool NAME: "."""
 
     def __str__(self) -> str:
         return f"tool {self.tool}: {super().__str__()}" if self.tool else super().__str__()
 
 
 class SandboxError(InfraError):
-    """The sandbox itself failed; says nothing about the code that ran in it."""
+    """The sandbox itself failed; this says nothing about the code that ran in it."""
 
 
 class SandboxUnavailable(UserError, InfraError):
-    """No usable sandbox: names what was tried, what is missing and how to get it."""
+    """No usable sandbox. The message names what was tried, what is missing and how to get it."""
 
 
 class PolicyError(InfraError):
@@ -67,7 +67,7 @@ class ServiceError(InfraError):
 
 
 class MissedDeadline(ServiceError):
-    """A call was not answered in time; whoever was called may still be at it."""
+    """A call was not answered in time; it may still be running."""
 
 
 class ReplicaDied(ServiceError):
@@ -75,7 +75,7 @@ class ReplicaDied(ServiceError):
 
 
 class ReplicaBroken(ServiceError):
-    """Raised by an actor that can do nothing any more: it is ended and replaced, and idempotent calls go elsewhere."""
+    """Raised by an actor that cannot work any more: it is replaced, and its idempotent calls are repeated elsewhere."""
 
 
 class InvariantError(ForgeError):
@@ -88,7 +88,7 @@ def first_error(error: BaseException) -> BaseException:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return a sentence that offers the nearest of `choices` and lists them all.
+    """Return a sentence with the choice nearest to a name, and a list of all choices.
 
     >>> nearest("code_exce", ["math", "code_exec"])
     'Did you mean code_exec? Available: code_exec, math.'

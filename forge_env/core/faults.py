@@ -1,7 +1,7 @@
-"""What becomes of a group when episodes of it end by a fault of ours, or a TIMEOUT.
+"""What happens to a group in which an episode ends by a fault or a TIMEOUT.
 
-Such an episode has no reward. It is never scored as a zero and takes no part in its group's baseline; what is left to
-decide is whether it is run again, and how many valid siblings a group needs to be trained on.
+Such an episode has no reward. It is never scored as zero and takes no part in its group's baseline. A FaultPolicy
+decides whether it is run again, and how many valid siblings a group needs to be trained on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from forge_env.core.types import Outcome
 class FaultPolicy:
     """What to do about faulted siblings.
 
-    "refill" runs a faulted episode again, with the same seed, and then does as "shrink"; "shrink" keeps the group as
-    long as it has `min_valid` valid episodes; "drop" gives the whole group up for a single fault.
+    "shrink" keeps the group if it has at least `min_valid` valid episodes; "refill" first runs a faulted episode again,
+    with the same seed; "drop" discards the whole group after a single fault.
 
     Raises:
         UserError: for an unknown mode or a number out of range.
@@ -27,11 +27,11 @@ class FaultPolicy:
 
     mode: Literal["refill", "shrink", "drop"] = "shrink"
     min_valid: int = 2
-    """Valid episodes that a group needs; fewer than two have no baseline to differ from."""
+    """Minimum number of valid episodes of a group; fewer than two have no baseline."""
     tries: int = 2
-    """How often one place of a group is filled at most, the first time among them, where the mode is "refill"."""
+    """Maximum number of runs of one sibling with "refill", the first one included."""
     refills_timeouts: bool = True
-    """Whether "refill" is of TIMEOUTs too: not in an evaluation, where each is an attempt that counts."""
+    """Whether "refill" also runs TIMEOUTs again; not in an evaluation, where a TIMEOUT counts as an attempt."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("refill", "shrink", "drop"):
@@ -44,9 +44,9 @@ class FaultPolicy:
         return self.tries if self.mode == "refill" else 1
 
     def runs_again(self, outcome: Outcome, attempts: int) -> bool:
-        """Whether a place is filled once more, whose last episode of so many ended so."""
-        stays = outcome.is_valid or (outcome is Outcome.TIMEOUT and not self.refills_timeouts)
-        return not stays and attempts < self.attempts
+        """Whether a sibling is run again after `attempts` runs, the last of which ended with `outcome`."""
+        is_final = outcome.is_valid or (outcome is Outcome.TIMEOUT and not self.refills_timeouts)
+        return not is_final and attempts < self.attempts
 
     def keeps(self, group: Group) -> bool:
         """Whether a group can be trained on."""
@@ -56,4 +56,4 @@ class FaultPolicy:
 
 
 SHRINK = FaultPolicy()
-"""Nothing is run again, and a group of two valid siblings is kept."""
+"""The default: no episode is run again, and a group with two valid siblings is kept."""

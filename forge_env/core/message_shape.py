@@ -1,4 +1,4 @@
-"""The shape of messages. Every function returns a sentence that says what is wrong, or nothing."""
+"""Checks the shape of messages. Each function returns one phrase about the first problem, or ""."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def wrong_with_messages(messages: Any) -> str:
+def messages_problem(messages: Any) -> str:
     """Check a sequence of OpenAI-shaped messages."""
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         return f"the messages are a {type(messages).__name__}; return a list of messages"
     for i, message in enumerate(messages):
-        if problem := _wrong_with_message(message):
+        if problem := _message_problem(message):
             return f"message {i} {problem}"
     return ""
 
 
-def _wrong_with_message(message: Any) -> str:
+def _message_problem(message: Any) -> str:
     if not isinstance(message, Mapping):
         return f"is a {type(message).__name__}; a message is a dict with role and content"
     if message.get("role") not in ROLES:
@@ -27,11 +27,11 @@ def _wrong_with_message(message: Any) -> str:
     if not isinstance(message.get("content"), str):
         return f"has the content {message.get('content')!r}; content is text"
     if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
-        return "is a tool's and has no tool_call_id; give it the id of the call that it answers"
-    return wrong_with_json(message)
+        return "has the role 'tool' and no tool_call_id; give it the id of the call that it answers"
+    return json_problem(message)
 
 
-def wrong_with_json(value: Any) -> str:
+def json_problem(value: Any) -> str:
     """Check that a value can be written as JSON."""
     try:
         json.dumps(value, allow_nan=False)

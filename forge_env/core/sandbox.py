@@ -1,7 +1,7 @@
-"""The contract of a sandbox: a place where untrusted code runs. Backends live in `sandboxes/`.
+"""The contract of a sandbox, which runs untrusted code. The backends are in `sandboxes/`.
 
-A result speaks of the *code* (it timed out, it crashed, it printed). A failure of the sandbox itself has the
-status `SANDBOX_ERROR`, which is our fault and never becomes a reward.
+A result describes the *code*: it timed out, it crashed, it printed. A failure of the sandbox itself has the status
+`SANDBOX_ERROR`, which is no fault of the code and never becomes a reward.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 MAX_FILES = 1000
-"""Of one request, the folders that they lie in counted."""
+"""Maximum number of files of one request, folders included."""
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 1024, 255
 _PAGE_BYTES = 4096
 
 
 class ExecStatus(StrEnum):
-    OK = "ok"  # exit code 0 and, where a call was asked for, it returned
-    NONZERO = "nonzero"  # ended with another exit code, an uncaught exception for example
-    SIGNALED = "signaled"  # ended by a signal that no limit explains
+    OK = "ok"  # exit code 0; a requested call returned
+    NONZERO = "nonzero"  # another exit code, after an uncaught exception for example
+    SIGNALED = "signaled"  # ended by a signal that is not due to a limit
     TIMEOUT = "timeout"  # wall-clock or CPU limit
     MEMORY = "memory"  # memory limit
     PIDS = "pids"  # process limit
-    OUTPUT_LIMIT = "output_limit"  # killed for a flood of output
-    SANDBOX_ERROR = "sandbox_error"  # our fault; says nothing about the code
+    OUTPUT_LIMIT = "output_limit"  # killed for too much output
+    SANDBOX_ERROR = "sandbox_error"  # the sandbox failed; says nothing about the code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one execution may use. Bytes, seconds and counts."""
+    """Limits of one execution, in bytes, seconds and counts."""
 
     wall_s: float = 5.0
     cpu_s: float = 5.0
@@ -40,7 +40,7 @@ class Limits:
     file_bytes: int = 16 * 2**20
     tmp_bytes: int = 32 * 2**20
     output_bytes: int = 64 * 2**10
-    """Kept of stdout and of stderr each; the rest is read, counted and thrown away."""
+    """Bytes kept of stdout and of stderr each; the rest is read, counted and discarded."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -48,7 +48,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Call `function(*args)` after the code ran, and hand its value back as plain JSON data."""
+    """Calls `function(*args)` after the code ran, and returns its value as JSON data."""
 
     function: str
     args: Sequence[Any] = ()
@@ -61,19 +61,19 @@ class ExecRequest:
     Example: ``ExecRequest(code="def f(x): return x + 1", call=Call(function="f", args=[2]))``
 
     Raises:
-        RequestFileError: `files` has a path that could lead out of the working directory, or is too large.
+        RequestFileError: `files` has a path that could leave the working directory, or is too large.
     """
 
     code: str
     setup: str = ""
-    """Trusted code of the environment that runs first in the same namespace; its lines never show in tracebacks."""
+    """Trusted code of the environment that runs first in the same namespace; it never appears in tracebacks."""
     stdin: str = ""
     call: Call | None = None
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes | str] = field(default_factory=dict, hash=False)
-    """Contents by the path below the working directory; written before `setup` and `code` run, text as UTF-8.
+    """Path below the working directory -> content, text as UTF-8; written before `setup` and `code` run.
 
-    At most `file_bytes` each, `tmp_bytes` together, and MAX_FILES of them."""
+    Each has at most `file_bytes`, all together have at most `tmp_bytes`, and there are at most MAX_FILES."""
 
     def __post_init__(self) -> None:
         if self.files:
@@ -86,7 +86,7 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What happened. `value` is the JSON text of the called function's return value, decoded by nobody yet."""
+    """The result of one execution. `value` is the return value of the called function as JSON text, not yet decoded."""
 
     status: ExecStatus
     backend: str
@@ -101,14 +101,14 @@ class ExecResult:
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     state_lost: bool = False
-    """In a session: what earlier cells built is gone, because this cell ended the interpreter or found it ended."""
+    """In a session: the state of earlier cells is lost, because the interpreter ended in or before this cell."""
     error: str = ""
-    """For SANDBOX_ERROR: what broke."""
+    """For SANDBOX_ERROR: what failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend really enforces on this machine, found out by trying it at start-up."""
+    """What a backend enforces on this machine, as measured at start-up."""
 
     backend: str
     pid_namespace: bool
@@ -118,23 +118,23 @@ class Capabilities:
     seccomp: bool
     uid_drop: bool
     memory_limit: str
-    """"cgroup_v2" and "cgroup_v1" limit a snippet as a whole, "rlimit" each of its processes; "none"."""
+    """"cgroup_v2" and "cgroup_v1" limit all processes of a snippet together, "rlimit" each of them; or "none"."""
     process_limit: str = "rlimit"
     """As `memory_limit`."""
     cpu_share: bool = False
-    """Whether a slot gets at most one CPU however many processes it has."""
+    """Whether a slot gets at most one CPU, however many processes it has."""
     capabilities_dropped: bool = False
-    """Whether a snippet has no capability of the kernel and can gain none, by running a program for example."""
+    """Whether a snippet has no kernel capability and cannot gain one, for example by running a program."""
     host_watch_denied: bool = False
-    """Whether it is refused inotify, dnotify, fanotify and leases, which tell what others do with shared files."""
+    """Whether inotify, dnotify, fanotify and leases are refused, which reveal how others use shared files."""
     limits: tuple[str, ...] = ()
-    """Resource limits of each process that it cannot raise, named as RLIMIT_STACK is: "stack"."""
+    """Resource limits that a process cannot raise; RLIMIT_STACK is named "stack"."""
     missing: tuple[str, ...] = ()
-    """What this machine could not give, each with its remedy."""
+    """What this machine does not provide, each with its remedy."""
 
 
 class SessionFileError(ValueError):
-    """A session cannot take or give this file: the fault of the caller or of the code, not of the sandbox."""
+    """A session cannot write or read this file: the fault of the caller or of the code, not of the sandbox."""
 
 
 class RequestFileError(ValueError):
@@ -144,16 +144,16 @@ class RequestFileError(ValueError):
 class Session(Protocol):
     """An interpreter that keeps its variables, imports and files (in its own directory) from cell to cell.
 
-    Cells can change their own interpreter and so forge what later cells say. That is fine for the output of a tool,
-    but take no verdict from a session: grade in a fresh `Sandbox.run`.
+    A cell can manipulate the interpreter and so forge the output of later cells. That is acceptable for the output of a
+    tool, but not for a verdict: grade in a fresh `Sandbox.run`.
 
-    A cell that passes a limit or otherwise ends the interpreter takes variables, files and background processes with
-    it; the next request starts afresh, with the set-up run again. `ExecResult.state_lost` tells. Cancelling a request
-    ends the interpreter, too. Requests of one session follow each other.
+    When a cell exceeds a limit or otherwise ends the interpreter, variables, files and background processes are lost;
+    the next request starts a new interpreter and runs the set-up again. `ExecResult.state_lost` reports this.
+    Cancelling a request ends the interpreter, too. The requests of one session run one after another.
     """
 
     async def run(self, code: str, *, stdin: str = "") -> ExecResult:
-        """Run a cell. Never raises for anything that the code does; an uncaught exception or `exit()` keeps the state.
+        """Run a cell. The code cannot make it raise; an uncaught exception or `exit()` keeps the state.
 
         Raises:
             SandboxError: the session is closed.
@@ -161,10 +161,10 @@ class Session(Protocol):
         ...
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write a file, and the folders it needs, below the session's directory.
+        """Write a file, and its folders, below the session's directory.
 
         Raises:
-            SessionFileError: the path leads outside, or `data` is larger than `Limits.file_bytes` or does not fit.
+            SessionFileError: the path leaves the directory, or `data` exceeds `Limits.file_bytes` or the free space.
             SandboxError: the sandbox failed, or the session is closed.
         """
         ...
@@ -174,7 +174,7 @@ class Session(Protocol):
         ...
 
     async def reset(self) -> None:
-        """Start afresh: no variables, no files, no processes, and the set-up run again. Raises SandboxError."""
+        """Delete variables, files and processes, and run the set-up again. Raises SandboxError."""
         ...
 
     async def close(self) -> None:
@@ -183,22 +183,22 @@ class Session(Protocol):
 
 
 class Sandbox(Protocol):
-    """A place where untrusted code runs. Safe to use from many coroutines of one event loop at once."""
+    """Runs untrusted code. Safe for concurrent use by many coroutines of one event loop."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def run(self, request: ExecRequest | str) -> ExecResult:
-        """Run `request`, or just code, in a fresh state. Never raises for anything that the code does."""
+        """Run a request, or just code, in a fresh state. The code cannot make it raise."""
         ...
 
     async def open_session(self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False) -> Session:
         """Open a session; close it in a `finally`.
 
         Args:
-            setup: trusted code of the environment that runs first; neither its output nor its lines show.
-            limits: wall-clock, CPU and output limits hold per cell, `processes` and `tmp_bytes` for the whole session,
-                `memory_bytes` as the capabilities of the backend say.
+            setup: trusted code of the environment that runs first; it appears in neither output nor tracebacks.
+            limits: wall-clock, CPU and output limits hold for each cell, `processes` and `tmp_bytes` for the session,
+                `memory_bytes` as `Capabilities.memory_limit` says.
             echo: print the value of a cell's last expression, as an interactive interpreter does.
 
         Raises:
@@ -212,7 +212,7 @@ class Sandbox(Protocol):
 
 
 def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str, bytes]:
-    """Return the contents by their paths in normal form. Raises RequestFileError."""
+    """Return normalised path -> content. Raises RequestFileError."""
     checked: dict[str, bytes] = {}
     folders: set[str] = set()
     for path, content in files.items():
@@ -226,9 +226,9 @@ def _checked_files(files: Mapping[str, bytes | str], limits: Limits) -> dict[str
             raise RequestFileError(f"the file {path!r} has {len(data)} bytes; file_bytes is {limits.file_bytes}")
         checked[name] = data
         folders |= {parent.as_posix() for parent in PurePosixPath(name).parents}
-    both = sorted(checked.keys() & folders)
-    if both:
-        raise RequestFileError(f"{both[0]!r} is a file and, in the path of another one, a folder")
+    conflicts = sorted(checked.keys() & folders)
+    if conflicts:
+        raise RequestFileError(f"{conflicts[0]!r} is a file and, in the path of another one, a folder")
     if len(checked) + len(folders) - 1 > MAX_FILES:
         raise RequestFileError(
             f"there are {len(checked)} files and {len(folders) - 1} folders; both together may be {MAX_FILES}"

@@ -1,7 +1,7 @@
-"""`@tool` and `@reward`: how functions and methods become tools and rewards.
+"""`@tool` and `@reward`: mark functions and methods as tools and rewards.
 
 A tool's JSON schema (draft 2020-12) comes from its signature and its Google, NumPy or Sphinx docstring; arguments are
-validated and coerced by pydantic. Whatever the model gets wrong becomes a text that tells it so.
+validated and coerced by pydantic. A wrong call becomes an error message for the model.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = Callable[[dict[str, Any]], dict[str, Any]]
-"""Coerces the arguments of a call. Raises ValueError with what is wrong with them."""
+"""Coerces the arguments of a call. Raises ValueError with what is wrong."""
 
 _MARK = "__forge_tool__"
 
 
 class BadCall(Exception):
-    """A call that the model got wrong; the text is what the model is told."""
+    """A call that the model got wrong; its text is the error message for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOptions:
-    """How the calls of a tool are run.
+    """How the calls of a tool run.
 
     Raises:
         UserError: for a number out of range, and for retries of a tool that is not idempotent.
     """
 
     timeout: float = 30.0
-    """Seconds after which a call is given up and its work stopped; waiting for a place does not count."""
+    """Time limit of a call in seconds, after which it is stopped; waiting for a free slot does not count."""
     concurrency: int | None = None
-    """Calls at once in this process, over all episodes; None for any number."""
+    """Maximum number of concurrent calls in this process, over all episodes; None for no limit."""
     max_output: int = 8192
-    """Characters of a result that the model is shown."""
+    """Maximum number of characters of a result; the rest is cut."""
     retries: int = 0
-    """Further attempts after a call that raised, with growing pauses; only for idempotent tools."""
+    """Number of further attempts after a call that raised, with growing pauses; only for idempotent tools."""
     idempotent: bool = False
-    """Whether doing a call twice does no more than doing it once."""
+    """Whether a second call with the same arguments has no further effect."""
     parallel: bool = False
-    """Whether it may run beside its neighbours in one turn; otherwise calls run one after another, in order."""
+    """Whether calls in one turn may run concurrently; otherwise they run one after another, in order."""
     fatal: tuple[type[Exception], ...] = ()
-    """Exceptions of the tool that are a fault of the environment, and not an observation."""
+    """Exceptions that are a fault of the environment instead of an observation."""
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
@@ -73,7 +73,7 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tool:
-    """One tool: what the model is shown, how its arguments are checked, and what runs."""
+    """A tool: its description for the model, the check of its arguments, and its function."""
 
     name: str
     description: str
@@ -81,9 +81,11 @@ class Tool:
     """JSON schema of the arguments, an object."""
     arguments: Arguments
     function: Callable[..., Any]
-    """Called with the coerced arguments by keyword; of a method, with the instance first."""
+    """Called with the coerced arguments by keyword; a method gets the instance first."""
     options: ToolOptions = field(default_factory=ToolOptions)
-    _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(default_factory=WeakKeyDictionary)
+    _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     @property
     def spec(self) -> ToolSpec:
@@ -97,25 +99,27 @@ class Tool:
         """Return the coerced arguments of a call.
 
         Raises:
-            BadCall: saying what is wrong with them, with the schema.
+            BadCall: with what is wrong and the schema.
         """
         if call.arguments is None:
-            raise BadCall(self._refusal(f"the arguments of {self.name} are not a JSON object. {call.error}".strip()))
+            raise BadCall(
+                self._error_message(f"the arguments of {self.name} are not a JSON object. {call.error}".strip())
+            )
         try:
             return self.arguments(call.arguments)
         except (ValueError, RecursionError) as error:
-            raise BadCall(self._refusal(f"bad arguments for {self.name}: {error}")) from None
+            raise BadCall(self._error_message(f"bad arguments for {self.name}: {error}")) from None
 
-    def places(self) -> asyncio.Semaphore | None:
-        """The places that all episodes of this process share, or None where there is no limit."""
+    def semaphore(self) -> asyncio.Semaphore | None:
+        """Return the semaphore that limits concurrent calls in this process, or None without a limit."""
         if self.options.concurrency is None:
             return None
         loop = asyncio.get_running_loop()
-        if loop not in self._places:
-            self._places[loop] = asyncio.Semaphore(self.options.concurrency)
-        return self._places[loop]
+        if loop not in self._semaphores:
+            self._semaphores[loop] = asyncio.Semaphore(self.options.concurrency)
+        return self._semaphores[loop]
 
-    def _refusal(self, problem: str) -> str:
+    def _error_message(self, problem: str) -> str:
         return f"Error: {problem} Schema: {json.dumps(self.parameters, ensure_ascii=False)}"
 
 
@@ -131,7 +135,7 @@ def tool(
     parallel: bool = False,
     fatal: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Any:
-    """Mark a function or method as a tool that the model may call; its docstring is what the model reads.
+    """Mark a function or method as a tool that the model may call; its docstring is the description for the model.
 
     The settings are those of `ToolOptions`.
 
@@ -148,9 +152,9 @@ def tool(
         fatal=fatal if isinstance(fatal, tuple) else (fatal,),
     )
 
-    def mark(marked: F) -> F:
-        setattr(marked, _MARK, options)
-        return marked
+    def mark(target: F) -> F:
+        setattr(target, _MARK, options)
+        return target
 
     return mark(function) if function is not None else mark
 
@@ -158,7 +162,7 @@ def tool(
 def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     """Mark a method as part of the reward, with a weight.
 
-    It is called with what its parameters name: see `forge_env.tool_env.rubric`.
+    Its parameters name the arguments that it gets: see `forge_env.tool_env.rubric`.
     """
 
     def mark(method: F) -> F:
@@ -176,30 +180,30 @@ def is_tool(function: object) -> bool:
 def make_tool(
     function: Callable[..., Any], *, name: str = "", options: ToolOptions | None = None, is_method: bool = False
 ) -> Tool:
-    """Derive the tool of a function from its signature and docstring.
+    """Make a tool from the signature and docstring of a function.
 
     Args:
         function: any callable with named parameters; annotations may be builtins, Optional, Literal, Enum, list, dict,
-            dataclasses, TypedDicts and pydantic models. A parameter without one takes anything.
-        name: what the model calls it; the function's own name by default.
-        options: those of its `@tool` mark by default.
-        is_method: whether the first parameter is the instance, which the model does not see.
+            dataclasses, TypedDicts and pydantic models. A parameter without an annotation accepts anything.
+        name: of the tool; the function's name by default.
+        options: those of the `@tool` mark by default.
+        is_method: whether the first parameter is the instance, which is hidden from the model.
 
     Raises:
         UserError: when a parameter has no JSON schema, or cannot be passed by keyword.
     """
     name = name or getattr(function, "__name__", type(function).__name__)
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
-    described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    descriptions = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
     fields: dict[str, Any] = {}
     for i, parameter in enumerate(_parameters(name, function)[is_method:]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
-        annotation = Any if parameter.annotation is parameter.empty else _readable(parameter.annotation)
+        annotation = Any if parameter.annotation is parameter.empty else _supported(parameter.annotation)
         default = ... if parameter.default is parameter.empty else parameter.default
-        # An alias, so that a parameter may have a name that pydantic's models keep for themselves, such as "schema".
-        about = described.get(parameter.name) or None
-        fields[f"argument_{i}"] = (annotation, Field(default, alias=parameter.name, description=about))
+        # An alias: the parameter may have a name that pydantic models reserve, such as "schema".
+        description = descriptions.get(parameter.name) or None
+        fields[f"argument_{i}"] = (annotation, Field(default, alias=parameter.name, description=description))
     try:
         model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
         schema = _without_titles(model.model_json_schema())
@@ -212,14 +216,14 @@ def make_tool(
         name=name,
         description=description,
         parameters=schema,
-        arguments=_Model(model),
+        arguments=_ArgumentModel(model),
         function=function,
         options=options or getattr(function, _MARK, None) or ToolOptions(),
     )
 
 
-class _Model:
-    """Checks arguments with a pydantic model. A class, so that tools travel between processes."""
+class _ArgumentModel:
+    """Validates arguments with a pydantic model. A class and no closure, so that tools can be pickled."""
 
     __slots__ = ("_model", "_names")
 
@@ -243,15 +247,15 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
         raise UserError(f"the signature of the tool {name} cannot be read: {error}") from None
 
 
-def _readable(annotation: Any) -> Any:
-    """Replace the TypedDicts of `typing` in an annotation, which pydantic does not read before Python 3.12."""
+def _supported(annotation: Any) -> Any:
+    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12."""
     if typing.is_typeddict(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {name: _readable(hint) for name, hint in hints.items()}
+        fields = {name: _supported(hint) for name, hint in hints.items()}
         make: Any = typing_extensions.TypedDict
         return make(annotation.__name__, fields, total=annotation.__total__)
     arguments = typing.get_args(annotation)
-    replaced = tuple(_readable(argument) for argument in arguments)
+    replaced = tuple(_supported(argument) for argument in arguments)
     if replaced == arguments:
         return annotation
     origin: Any = typing.get_origin(annotation)
@@ -260,7 +264,7 @@ def _readable(annotation: Any) -> Any:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Drop the titles that pydantic adds: they cost tokens and tell the model nothing."""
+    """Remove the titles that pydantic adds: they cost tokens without informing the model."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value)

@@ -1,7 +1,6 @@
-"""The small words of forge_env: messages, tools, tasks, completions, outcomes.
+"""The basic data types of forge_env: messages, tools, tasks, completions, outcomes.
 
-Messages and tool specs are OpenAI chat shapes (plain dictionaries), which is what every tool of the ecosystem reads.
-Everything else is a frozen dataclass.
+Messages and tool specs are plain dictionaries in the shape of OpenAI's chat API. All others are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ToolSpec(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call that the model asked for, parsed by the agent.
+    """A tool call of the model, parsed by the agent.
 
     Example: ``ToolCall(id="call_0", name="python", arguments={"code": "print(1)"})``
     """
@@ -48,15 +47,15 @@ class ToolCall:
     id: str
     name: str
     arguments: dict[str, Any] | None
-    """None when what the model wrote is not a JSON object; then `error` says why."""
+    """None when the text of the model is not a JSON object; then `error` gives the reason."""
     raw: str = ""
-    """What the model wrote, when it could not be parsed."""
+    """The text of the model, when it could not be parsed."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What an agent does in an environment: an assistant message with its parsed tool calls."""
+    """An action in an environment: an assistant message with its parsed tool calls."""
 
     message: Message
     tool_calls: tuple[ToolCall, ...] = ()
@@ -72,26 +71,26 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What one tool call cost and whether it went well.
+    """Duration and result of one tool call.
 
     Example: ``ToolUse(name="python", seconds=0.004)``
     """
 
     name: str
     seconds: float = 0.0
-    """Of the work, further attempts included; waiting for a place is not."""
+    """Duration of the call with all its attempts, without the wait for a free slot."""
     error: str = ""
     """"", "unknown_tool", "bad_arguments", "timeout", "raised", or the kind of a `ToolFailure`, as "http_404"."""
 
 
 class ToolFailure(str):
-    """What a tool returns where its call failed: a text for the model, as any result, which is counted as an error.
+    """The result of a failed call: a text for the model, like any result, that is counted as an error.
 
     Example: ``return ToolFailure("Error: 404 Not Found", kind="http_404")``
     """
 
     kind: str
-    """A few words at most: they are names of figures."""
+    """The kind of error, from a small fixed set: each kind becomes a figure of its own."""
 
     def __new__(cls, text: str, *, kind: str = "failed") -> ToolFailure:
         failure = super().__new__(cls, text)
@@ -102,8 +101,8 @@ class ToolFailure(str):
 class Outcome(StrEnum):
     """How an episode ended.
 
-    The first three are the model's doing and carry a reward; the others are not and carry none. TIMEOUT: what is not
-    the model's doing used up `EpisodeLimits.episode_seconds`, see `Env.time_spent_by`.
+    The first three are due to the model and have a reward; the others are not and have none. TIMEOUT: services or the
+    environment used up `EpisodeLimits.episode_seconds`, see `Env.time_spent_by`.
     """
 
     SCORED = "scored"
@@ -126,26 +125,26 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """Ends an episode that goes on for too long. Counts and seconds."""
+    """Limits of an episode, in counts and seconds."""
 
     max_turns: int = 8
     max_turn_tokens: int = 512
-    """Sampled tokens of one turn at most."""
+    """Maximum number of sampled tokens of one turn."""
     max_tokens: int = 4096
-    """Prompt and sampled tokens of a training row at most: the context length."""
+    """Maximum number of prompt and sampled tokens of a training row: the context length."""
     step_seconds: float = 60.0
-    """One `reset` or `step` of the environment. A tool has its own, shorter one: `ToolOptions.timeout`."""
+    """Time limit of one `reset` or `step`. A tool has its own, shorter limit: `ToolOptions.timeout`."""
     episode_seconds: float = 600.0
-    """All `reset` and `step` of the episode. Generation, queues of ours and the scoring count in neither of these two.
+    """Time limit of all `reset` and `step` of the episode together. `Env.time_spent_by` decides the outcome.
 
-    What an episode is worth that runs out of it says `Env.time_spent_by`."""
+    Generation, waiting in a queue of forge_env, and scoring count towards neither of these two limits."""
     scoring_seconds: float = 120.0
-    """The reward functions of the final answer, all of them."""
+    """Time limit of all reward functions of the final answer together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What an environment is given. `id` is a hash of the content when none is given.
+    """The task of an episode. `id` is a hash of the content by default.
 
     Example: ``Task(prompt=({"role": "user", "content": "What is 2 + 2?"},), target="4")``
     """
@@ -163,17 +162,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a policy samples."""
+    """Sampling parameters of a policy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    """The share of the probability, the likeliest tokens first, that is sampled from; 1 is all. For evaluations alone:
-    cut off and scaled up, the logprobs of what is left would bias the importance ratio of a training step."""
+    """Samples only from the likeliest tokens with this total probability; 1 is all. For evaluations only: the
+    renormalised logprobs would bias the importance ratio of a training step."""
     max_tokens: int = 512
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end it as well. A policy need not know them: the agent cuts what it is given."""
+    """Texts that end the turn. A policy may ignore them: the agent then cuts the completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

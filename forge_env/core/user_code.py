@@ -1,8 +1,8 @@
-"""Exceptions of code that users wrote: where in their file they were raised, and in which part of an episode.
+"""Exceptions of user code: the part of the episode, file and line that raised them.
 
-A user's code may raise anything, `SystemExit` among it. None of that ends more than the episode that it happened in:
-asyncio lets SystemExit and KeyboardInterrupt out of whatever task they come up in, so a guard stands in that very task.
-A real Ctrl-C is no exception of a user's code: asyncio makes a cancellation of it.
+User code may raise anything, even `SystemExit`, and that ends only its own episode. asyncio lets SystemExit and
+KeyboardInterrupt escape from a task and stop the event loop, so a guard catches them in the task that raised them. A
+real Ctrl-C is no exception of user code: asyncio turns it into a cancellation.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from forge_env.core.errors import EnvError, ForgeError
 _OURS = Path(__file__).resolve().parents[1]
 _BUNDLED = (_OURS, *(_OURS.parent / name for name in ("agents", "envs", "sandboxes", "trainers")))
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_MOST = 4000  # characters of an exception's text
+_MAX_CHARACTERS = 4000  # of an exception's text
 
 NOT_CAUGHT = (asyncio.CancelledError, GeneratorExit)
-"""What a guard around a user's code lets pass; every other BaseException is that code's fault."""
+"""Exceptions that a guard around user code does not catch; any other BaseException is a fault of that code."""
 
 
 def describe(part: str, error: BaseException) -> str:
-    """Return a line for a fault: the part of the episode, file and line, the type of the exception and its text.
+    """Return one line about a fault: the part of the episode, file and line, the type and text of the exception.
 
     >>> describe("tool buy", KeyError("price"))
     "tool buy: KeyError: 'price'"
@@ -36,30 +36,29 @@ def describe(part: str, error: BaseException) -> str:
         part: what was running: "reset", "step", "close", "success", "tool NAME", "reward NAME", "agent", "tasks".
     """
     text = _text(error)
-    return f"{_located(part, place_of(error))}: {type(error).__name__}{f': {text}' if text else ''}"
+    return f"{_located(part, location_of(error))}: {type(error).__name__}{f': {text}' if text else ''}"
 
 
-def place_of(error: BaseException) -> str:
-    """Return "FILE:LINE" of the innermost frame that is neither forge_env's nor a library's; "" without one of these.
+def location_of(error: BaseException) -> str:
+    """Return "FILE:LINE" of the innermost frame of user code; else of the innermost one outside forge_env, else "".
 
-    FILE is relative to the working directory where it lies below it. Where no frame is a user's, it is the innermost
-    one that is not forge_env's.
+    FILE is relative to the working directory, if it lies below it.
     """
     frames = _frames(error)
     users = (frame for frame in frames if not _is_below(frame[0], (_OURS,)) and not frame[0].startswith(_LIBRARIES))
     others = (frame for frame in frames if not _is_below(frame[0], (_OURS,)))
-    return _shown(next(users, None) or next(others, None))
+    return _file_and_line(next(users, None) or next(others, None))
 
 
 def fault(part: str, error: BaseException) -> EnvError | None:
-    """Return the fault that an exception of a user's code is; None for one that goes on as it is.
+    """Return an exception of user code as an EnvError; None if the exception must be raised as it is.
 
-    Those are cancellations of the task at hand, and the exceptions of forge_env; an EnvError learns in `where` what was
-    running. A CancelledError that nobody asked this task for is the code's own, and a fault as any other.
+    None stands for a cancellation of the current task, and for exceptions of forge_env; of these, an EnvError gets its
+    `where` set. A CancelledError without a cancellation of this task comes from the code, and is a fault.
     """
     if isinstance(error, ForgeError):
-        if isinstance(error, EnvError) and not error.where and (place := _raised_at(error)):
-            error.where = _located(part, place)
+        if isinstance(error, EnvError) and not error.where and (location := _raised_at(error)):
+            error.where = _located(part, location)
         return None
     if isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
         return None
@@ -67,7 +66,7 @@ def fault(part: str, error: BaseException) -> EnvError | None:
 
 
 class guard:
-    """Makes the faults of an episode of what a user's code raises; see `fault`.
+    """Turns exceptions of user code into faults of the episode; see `fault`.
 
     Example::
 
@@ -87,12 +86,12 @@ class guard:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and (broken := fault(self._part, error)) is not None:
-            raise broken from error
+        if error is not None and (env_error := fault(self._part, error)) is not None:
+            raise env_error from error
 
 
-def told(error: ForgeError) -> str:
-    """Return what an exception says; an EnvError with the part and the place where a user's code raised it."""
+def error_text(error: ForgeError) -> str:
+    """Return the text of an exception; of an EnvError that user code raised, with the part, file and line."""
     where = error.where if isinstance(error, EnvError) else ""
     return f"{where}: {error}" if where else str(error)
 
@@ -105,32 +104,31 @@ def _is_cancelled() -> bool:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as second:  # an exception's own mistake
-        text = f"(its text cannot be had: {type(second).__name__})"
-    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+    except Exception as second:  # an exception whose __str__ raises
+        text = f"(its text cannot be read: {type(second).__name__})"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
-def _located(part: str, place: str) -> str:
-    return f"{part} ({place})" if place else part
+def _located(part: str, location: str) -> str:
+    return f"{part} ({location})" if location else part
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
-    """File and line of each frame, innermost first."""
-    walked = traceback.walk_tb(error.__traceback__)
-    found = [(frame.f_code.co_filename, line) for frame, line in walked if not frame.f_code.co_filename.startswith("<")]
-    return found[::-1]
+    """Return file and line of each frame, innermost first."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return [(file, line) for file, line in reversed(frames) if not file.startswith("<")]
 
 
 def _raised_at(error: ForgeError) -> str:
-    """As `place_of` for an exception of forge_env; "" where what comes with it raised it, and says enough."""
+    """Return the location of an exception of forge_env; "" if code that ships with forge_env raised it."""
     frames = _frames(error)
     if not frames or _is_below(frames[0][0], _BUNDLED):
         return ""
     users = (frame for frame in frames if not frame[0].startswith(_LIBRARIES) and not _is_below(frame[0], _BUNDLED))
-    return _shown(next(users, None))
+    return _file_and_line(next(users, None))
 
 
-def _shown(frame: tuple[str, int] | None) -> str:
+def _file_and_line(frame: tuple[str, int] | None) -> str:
     if frame is None:
         return ""
     file, line = frame

@@ -1,4 +1,4 @@
-"""Compares two runs on what both of them did: the same attempts at the same tasks."""
+"""Compares two runs on the attempts that both have at the same tasks."""
 
 from __future__ import annotations
 
@@ -17,50 +17,51 @@ from forge_env.utils.statistics import Paired, clustered_mean, paired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One phase of two runs. `first` and `second` are means over the common attempts, each task with one weight."""
+    """One phase of two runs. `first` and `second` are means over the common attempts; all tasks have equal weight."""
 
     phase: str
     measure: str
     """ "success" or "reward"."""
     tasks: int
-    """That both have."""
+    """Number of tasks that both runs have."""
     all_tasks: tuple[int, int]
-    """Of each run."""
+    """Number of tasks of each run."""
     episodes: int
     first: float
     second: float
     paired: Paired
-    """Of the second run minus the first."""
+    """Statistics of the second run minus the first."""
     unpaired: tuple[int, int]
-    """Episodes of each run that the other one lacks."""
+    """Number of episodes of each run that the other one lacks."""
     other_seeds: int
-    """Pairs whose seeds differ, so that chance does not fall out of the difference."""
+    """Number of pairs with different seeds, whose difference is partly random."""
     envs: tuple[str, str]
-    """The environment of each run, by its name."""
+    """Name of the environment of each run."""
 
 
 Key = tuple[str, str]
+"""Task id and episode id of an attempt."""
 
 
 def compare(first: Path, second: Path) -> list[Comparison]:
     """Compare the success and the reward of two runs, phase by phase.
 
     Raises:
-        UserError: when they have nothing in common, or tasks of the same id that differ.
+        UserError: when they have no attempt in common, or different tasks with the same id.
     """
-    files, others = episode_files(first), episode_files(second)
-    found = []
-    for phase in files.keys() & others.keys():
-        a, b = _by_key(read_jsonl(files[phase])), _by_key(read_jsonl(others[phase]))
+    first_files, second_files = episode_files(first), episode_files(second)
+    comparisons = []
+    for phase in first_files.keys() & second_files.keys():
+        a, b = _by_key(read_jsonl(first_files[phase])), _by_key(read_jsonl(second_files[phase]))
         if a.keys() & b.keys():
             _check_tasks(first, second, a, b)
-            found.append(_compare(phase, a, b, "success", lambda episode: float(is_success(episode))))
+            comparisons.append(_compare(phase, a, b, "success", lambda episode: float(is_success(episode))))
             a, b = _with_reward(a), _with_reward(b)
         if a.keys() & b.keys():
-            found.append(_compare(phase, a, b, "reward", lambda episode: episode.reward or 0.0))
-    if not found:
+            comparisons.append(_compare(phase, a, b, "reward", lambda episode: episode.reward or 0.0))
+    if not comparisons:
         raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
-    return sorted(found, key=lambda c: (c.phase, c.measure != "success"))
+    return sorted(comparisons, key=lambda c: (c.phase, c.measure != "success"))
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
@@ -72,7 +73,7 @@ def _with_reward(episodes: dict[Key, Episode]) -> dict[Key, Episode]:
 
 
 def _compare(
-    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], name: str, value: Callable[[Episode], float]
+    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
 ) -> Comparison:
     tasks: dict[str, list[Key]] = defaultdict(list)
     for key in sorted(a.keys() & b.keys()):
@@ -81,7 +82,7 @@ def _compare(
     common = a.keys() & b.keys()
     return Comparison(
         phase=phase,
-        measure=name,
+        measure=measure,
         tasks=len(tasks),
         all_tasks=(len({task for task, _ in a}), len({task for task, _ in b})),
         episodes=len(common),
@@ -95,13 +96,13 @@ def _compare(
 
 
 def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:
-    """Check that tasks of the same id are the same: what they ask, their target and their metadata."""
+    """Check that tasks with the same id have the same prompt, target and metadata."""
     shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
-    other = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
-    if other:
-        key = shared[min(other)]
+    different = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
+    if different:
+        key = shared[min(different)]
         raise UserError(
-            f"{len(other)} of the {len(shared)} tasks that {first} and {second} have by the same id are different, "
+            f"{len(different)} of the {len(shared)} tasks with the same id in {first} and {second} are different, "
             f"as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
             "compare runs of the same tasks"
         )

@@ -1,4 +1,4 @@
-"""What the numbers of an evaluation hang on beside its settings: the code, files and weights behind the names."""
+"""Digests of the code, files and weights that the results of an evaluation depend on, besides its settings."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ NOT_COVERED = (
     "packages that the code imports, and modules that it imports by a computed name",
     "files and services that the code reads while it runs, where no option names them",
 )
-OF_AN_ENDPOINT = "what the endpoint serves under the model's name"
+ENDPOINT_NOT_COVERED = "what the endpoint serves under the model's name"
 
 
 def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the digests of what an evaluation measures, by part, and in words what they leave out.
+    """Return the digests of what an evaluation measures, by part, and a list of what they do not cover.
 
     Args:
-        agent: as a command line names it.
+        agent: name of the agent, as on the command line.
         factory: of the environment.
-        tasks: all of them, in order.
+        tasks: all tasks, in order.
 
     Raises:
-        UserError: for a model that is not there, or a file that cannot be read.
+        UserError: for a missing model, or a file that cannot be read.
     """
     try:
-        behind_agent = _agent(agent)
+        agent_digests = _agent_digests(agent)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
     return {
         "forge_env": {"forge_env": __version__},
         "environment": environment_digests(factory),
-        "agent": behind_agent,
+        "agent": agent_digests,
         "tasks": {"tasks": value_digest(tasks)},
-        "not_covered": [*NOT_COVERED, *([OF_AN_ENDPOINT] if split_agent(agent)[0] == "openai" else [])],
+        "not_covered": [*NOT_COVERED, *([ENDPOINT_NOT_COVERED] if split_agent(agent)[0] == "openai" else [])],
     }
 
 
@@ -66,37 +66,37 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the parts that are not what they were, each with what changed in it.
+    """Return the parts that have changed, each with the names of what has changed in it.
 
     >>> changed({"agent": {"a.py": "1", "b.py": "2"}}, {"agent": {"a.py": "1", "b.py": "3"}})
     ['the agent (b.py)']
     """
-    found = []
+    parts = []
     for part in (part for part in now if part != "not_covered"):
-        was, is_now = then.get(part, {}), now[part]
-        names = sorted(name for name in was.keys() | is_now.keys() if was.get(name) != is_now.get(name))
+        old, new = then.get(part, {}), now[part]
+        names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         if names:
-            own = [name for name in names if name not in (part, "forge_env")]
-            found.append(_PARTS[part] + (f" ({_listed(own)})" if own else ""))
-    return found
+            details = [name for name in names if name not in (part, "forge_env")]
+            parts.append(_PARTS[part] + (f" ({_listed(details)})" if details else ""))
+    return parts
 
 
 _PARTS = {"forge_env": "forge_env itself", "environment": "the environment", "agent": "the agent", "tasks": "the tasks"}
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _modules(env_class: type[Env]) -> Iterator[str]:
-    """The modules that a class, its bases and what its episodes share are written in."""
-    yield from (each.__module__ for each in env_class.__mro__ if each is not object)
+    """Yield the modules of a class, of its bases, of its shared resources, and those of `made_of`."""
+    yield from (base.__module__ for base in env_class.__mro__ if base is not object)
     yield from (split_target(target)[0] for target in env_class.shared.values())
     yield from env_class.made_of
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts within a value, and the words of each: a list is written with commas, a command with blanks."""
+    """Yield the texts in a value, the items of a list with commas, and the words of a command line."""
     if isinstance(value, str):
         yield value
         yield from value.split(",")
@@ -105,13 +105,13 @@ def _texts(value: Any) -> Iterator[str]:
         except ValueError:
             pass
     elif isinstance(value, Mapping):
-        yield from (text for each in value.values() for text in _texts(each))
+        yield from (text for item in value.values() for text in _texts(item))
     elif isinstance(value, Iterable) and not isinstance(value, bytes):
-        yield from (text for each in value for text in _texts(each))
+        yield from (text for item in value for text in _texts(item))
 
 
 def _named_code(options: Mapping[str, Any]) -> Iterator[str | Path]:
-    """The code that options name: a target, a Python file, a registered set of tools."""
+    """Yield the code that options name: a target, a Python file, or a registered set of tools."""
     for text in dict.fromkeys(_texts(options)):
         entry = find(text, "tools") if text.isidentifier() else None
         source, colon, _ = (entry.target if entry else text).rpartition(":")
@@ -123,39 +123,39 @@ def _named_code(options: Mapping[str, Any]) -> Iterator[str | Path]:
 
 
 def _named_files(options: Mapping[str, Any]) -> dict[str, Path]:
-    """The other files that options name, as an openapi: document or a file of tasks for each split."""
-    found = {}
+    """Return the other files that options name, such as an openapi: document, or a file of tasks for each split."""
+    files = {}
     for text in dict.fromkeys(_texts(options)):
         for name in (text, text.partition(":")[2], *(text.replace("{split}", split) for split in ("train", "test"))):
             path = Path(name).expanduser()
             if name and "\0" not in name and len(name) < 4096 and not is_file(name) and _is_file(path):
-                found[name] = path
-    return found
+                files[name] = path
+    return files
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long for a file
+    except OSError:  # a text that is too long for a file name
         return False
 
 
-def _agent(agent: str) -> dict[str, str]:
-    kind, rest = split_agent(agent)
-    if kind == "scripted" and ":" in rest:
-        source = split_target(rest)[0]
+def _agent_digests(agent: str) -> dict[str, str]:
+    kind, argument = split_agent(agent)
+    if kind == "scripted" and ":" in argument:
+        source = split_target(argument)[0]
         path = Path(source).expanduser()
         return code_digests([path] if is_file(source) and path.is_file() else [] if is_file(source) else [source])
     if kind in ("vllm", "checkpoint"):
-        return files_digests(path for pattern in MODEL_FILES for path in _model(kind, rest).glob(pattern))
+        return files_digests(path for pattern in MODEL_FILES for path in _model_folder(kind, argument).glob(pattern))
     return {}
 
 
-def _model(kind: str, name: str) -> Path:
-    """The folder of a model; one of the hub is downloaded."""
+def _model_folder(kind: str, name: str) -> Path:
+    """Return the folder of a model; a model of the hub is downloaded."""
     if kind == "checkpoint":
-        return Path(name).expanduser() / "model"  # its opener says what is missing, and for vllm: too
+        return Path(name).expanduser() / "model"  # a missing folder is reported when the agent is opened
     if importlib.util.find_spec("vllm") is None:
         return Path(name).expanduser()
-    found: Path = load(FIND_MODEL)(name, option="vllm:")
-    return found
+    folder: Path = load(FIND_MODEL)(name, option="vllm:")
+    return folder

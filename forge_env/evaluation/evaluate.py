@@ -1,6 +1,6 @@
-"""Evaluation: the rollout loop with frozen weights, and what its episodes say.
+"""Evaluation: runs episodes with fixed weights, and computes figures from them.
 
-The same code measures a policy inside of training (`trainers`) and any agent from the command line (`forge-env eval`).
+The same code evaluates a policy during training (`trainers`) and any agent on the command line (`forge-env eval`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Success over the attempts; a fault of ours is counted apart and never as a failure.
+    """Figures over episodes. A fault of the machinery is no attempt: it is counted apart, never as a failure.
 
-    A TIMEOUT is an attempt that did not succeed: `without_timeouts` is the success of the others. Each task has the
-    same weight, however many of its attempts count, and intervals are clustered by task.
+    A TIMEOUT is an attempt without success; `without_timeouts` is the success rate of the other attempts. All tasks
+    have equal weight, whatever the number of their attempts, and intervals are clustered by task.
     """
 
     episodes: tuple[Episode, ...]
@@ -51,7 +51,7 @@ class Evaluation:
 
     @property
     def success(self) -> Estimate:
-        """Success rate of one attempt: avg@n, which is pass@1."""
+        """Success rate of one attempt: avg@n, which equals pass@1."""
         return self.pass_at(1)
 
     @property
@@ -65,7 +65,7 @@ class Evaluation:
 
     @property
     def without_timeouts(self) -> Estimate:
-        """Success rate of one attempt among those that ended with a reward."""
+        """Success rate of the attempts that ended with a reward."""
         return Evaluation(episodes=self.valid).success
 
     @property
@@ -74,43 +74,44 @@ class Evaluation:
 
     @property
     def faults(self) -> int:
-        """Episodes that are no attempt: ended by a fault of ours."""
+        """Number of episodes that are no attempt, because a fault of the machinery ended them."""
         return len(self.episodes) - len(self.attempts)
 
     @property
     def ended_by(self) -> dict[str, int]:
-        """Valid episodes by the limit that ended them; those that their environment ended are left out."""
+        """Name of a limit -> number of valid episodes that it ended."""
         limits = Counter(e.ended_by for e in self.valid if e.ended_by not in ("", "environment"))
         return dict(sorted(limits.items()))
 
     @property
     def refused_requests(self) -> dict[str, int]:
-        """Requests that programs made and that were refused, by reason: what `Env.final_info` says, of all episodes."""
+        """Reason -> number of refused requests of programs, over all episodes, as `Env.final_info` reports them."""
         counts: Counter[str] = Counter()
         for episode in self.episodes:
             refused = episode.info.get("refused_requests")
-            if isinstance(refused, Mapping):  # a user's environment may write what it likes
+            if isinstance(refused, Mapping):  # an environment may write anything there
                 counts.update({str(reason): n for reason, n in refused.items() if isinstance(n, int)})
         return dict(sorted(counts.items()))
 
     @property
     def reward(self) -> Estimate:
-        """Mean reward of one attempt that has one; its interval stays within 0 and 1 where all rewards do."""
-        values = [sum(e.reward or 0.0 for e in each) / len(each) for each in _by_task(self.valid).values()]
+        """Mean reward of the valid episodes; its interval stays within 0 and 1 if all rewards do."""
+        tasks = _by_task(self.valid).values()
+        values = [sum(e.reward or 0.0 for e in episodes) / len(episodes) for episodes in tasks]
         if all(0 <= (e.reward or 0.0) <= 1 for e in self.valid):
             return clustered_share(values, attempts=len(self.valid))
         return clustered_mean(values)
 
     def pass_at(self, k: int) -> Estimate:
-        """Probability that one of k attempts succeeds, over the tasks that have k attempts."""
+        """Probability that at least one of k attempts succeeds, over the tasks with at least k attempts."""
         return self._share(pass_at_k, k)
 
     def pass_hat(self, k: int) -> Estimate:
-        """Probability that all of k attempts succeed, over the tasks that have k attempts."""
+        """Probability that all of k attempts succeed, over the tasks with at least k attempts."""
         return self._share(pass_hat_k, k)
 
     def metrics(self) -> dict[str, float]:
-        """The figures as flat metrics; what was not measured is left out."""
+        """Return the figures as flat metrics, without those that were not measured."""
         attempts = max(map(len, self.by_task.values()), default=0)
         low, high = self.interval
         figures = {"success": self.success_rate, "success_low": low, "success_high": high}
@@ -125,8 +126,8 @@ class Evaluation:
         return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
 
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
-        tasks = [each for each in self.by_task.values() if len(each) >= k]
-        values = [estimate(len(each), sum(map(is_success, each)), k) for each in tasks]
+        tasks = [attempts for attempts in self.by_task.values() if len(attempts) >= k]
+        values = [estimate(len(attempts), sum(map(is_success, attempts)), k) for attempts in tasks]
         return clustered_share(values, attempts=sum(map(len, tasks)))
 
     def __str__(self) -> str:
@@ -151,12 +152,12 @@ def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def is_success(episode: Episode) -> bool:
-    """Whether an episode is a success: as its environment says, and from a reward of 1 on where it does not say."""
+    """Whether an episode is a success: the environment's verdict if there is one, else a reward of 1 or more."""
     return succeeded(episode.success, episode.reward)
 
 
 def succeeded(success: bool | None, reward: float | None) -> bool:
-    """As `is_success`, of the two fields of an episode that say it."""
+    """Whether an episode with these two fields is a success, see `is_success`."""
     return success if success is not None else reward is not None and reward >= SUCCESS
 
 
@@ -167,21 +168,21 @@ async def evaluate(
     concurrency: int,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Run every task as one group, at most `concurrency` at once; the order of the result is that of the tasks."""
-    places = asyncio.Semaphore(concurrency)
+    """Run every task as one group, at most `concurrency` at the same time; the result is in the order of the tasks."""
+    semaphore = asyncio.Semaphore(concurrency)
     done = 0
 
-    async def one(task: Task, index: int) -> Group:
+    async def run_one(task: Task, index: int) -> Group:
         nonlocal done
-        async with places:
+        async with semaphore:
             group = await run_group(task, index)
         done += 1
         on_done(done)
         return group
 
     try:
-        async with asyncio.TaskGroup() as running:
-            groups = [running.create_task(one(task, index)) for index, task in enumerate(tasks)]
+        async with asyncio.TaskGroup() as task_group:
+            groups = [task_group.create_task(run_one(task, index)) for index, task in enumerate(tasks)]
     except* ForgeError as errors:
         raise first_error(errors) from None
     return Evaluation(episodes=tuple(e for group in groups for e in group.result().episodes))

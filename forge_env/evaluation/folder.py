@@ -1,11 +1,11 @@
-"""The folder of an offline evaluation, which a run can be killed in at any point and go on with.
+"""The folder of an offline evaluation. A run can be killed at any point and resumed.
 
-    plan.json        the settings and what is behind them, written before the first episode
-    episodes.jsonl   one Episode per line, in the order in which they ended: those with a reward, and TIMEOUTs
-    faults.jsonl     the episodes that ended by a fault of ours: {"class": ..., "error": ..., "episode": {...}}
-    eval.json        settings and figures, written when no place is open any more but those that faulted
+    plan.json        the settings, and digests of what they name; written before the first episode
+    episodes.jsonl   one Episode per line, in the order of their ends: those with a reward, and TIMEOUTs
+    faults.jsonl     the episodes that ended by a fault: {"class": ..., "error": ..., "episode": {...}}
+    eval.json        settings and figures, written when all attempts have been made
 
-One process at a time has it: a lock on the folder itself, which ends with the process.
+A lock on the folder itself, which ends with the process, admits one process at a time.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _BLOCK = 1 << 20
 
 
 class EvalFolder:
-    """Opens a folder for a plan, as `with`.
+    """A context manager that opens the folder for a plan.
+
+    A folder with faults only holds no result: another plan starts it again.
 
     Args:
-        path: of the folder; made when it is not there.
-        plan: settings, in JSON.
-
-    A folder in which no episode ended without a fault holds no result: another plan begins it anew.
+        path: of the folder, which is created if it is missing.
+        plan: settings, as JSON data.
 
     Raises:
-        UserError: on entering, when the folder is in use, holds something else, or results of another plan.
+        UserError: on entering, when the folder is in use, or holds other files or results of another plan.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self.path = path
-        self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # as it is read back
-        """That of the episodes in the folder; an older one may say less than what was given."""
+        self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # equal to what is read back
+        """The plan of the episodes in the folder; one of an older version may hold less than the given plan."""
         self.dropped_faults = False
-        """Whether faults of another plan were there, and nothing else: they are no part of this evaluation."""
+        """Whether the folder held only faults of another plan, which have been removed."""
         self._lock = -1
         self._files: dict[str, int] = {}
 
@@ -55,12 +55,12 @@ class EvalFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise UserError(f"the folder {self.path} cannot be had: {error.strerror}") from None
+            raise UserError(f"the folder {self.path} cannot be opened: {error.strerror}") from None
         try:
-            self._take()
+            self._acquire_lock()
             self._check_plan()
             for name in (EPISODES, FAULTS):
-                _mend(self.path / name)
+                _drop_partial_line(self.path / name)
         except BaseException:
             self.close()
             raise
@@ -70,14 +70,14 @@ class EvalFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the files and give the folder free. May be called twice."""
+        """Close the files and release the lock. May be called twice."""
         for descriptor in (*self._files.values(), self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
         self._files, self._lock = {}, -1
 
     def begin(self) -> None:
-        """Write the plan, where it is not there yet; before the first episode.
+        """Write the plan if there is none yet. Call it before the first episode.
 
         Raises:
             InfraError: when the disk is full or broken.
@@ -86,7 +86,7 @@ class EvalFolder:
             self._write(PLAN, json.dumps(self.plan, indent=2))
 
     def add(self, episode: Episode) -> None:
-        """Write an episode down. After this it survives the process.
+        """Append an episode. Once written, it survives the process.
 
         Raises:
             InfraError: when the disk is full or broken.
@@ -98,32 +98,32 @@ class EvalFolder:
         self._append(FAULTS, json.dumps(record))
 
     def episodes(self) -> Iterator[Episode]:
-        """The episodes that count, in the order in which they ended.
+        """Yield the episodes that count, in the order of their ends.
 
         Raises:
-            UserError: naming a line that is no Episode.
+            UserError: with the line that is no Episode.
         """
         if (self.path / EPISODES).exists():
             yield from read_jsonl(self.path / EPISODES)
 
     def faults(self) -> Iterator[Episode]:
-        """The episodes that ended by a fault of ours, those that were run again later among them.
+        """Yield the episodes that ended by a fault, including those that were run again later.
 
         Raises:
-            UserError: naming a line that holds none.
+            UserError: with the line that holds no Episode.
         """
         if (self.path / FAULTS).exists():
             yield from read_faults(self.path / FAULTS)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write eval.json, whole.
+        """Write eval.json atomically.
 
         Raises:
             InfraError: when the disk is full or broken.
         """
         self._write(RESULT, json.dumps(result, indent=2, allow_nan=False))
 
-    def _take(self) -> None:
+    def _acquire_lock(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -137,23 +137,23 @@ class EvalFolder:
             if any(not name.endswith(".new") for name in os.listdir(self.path)):
                 raise UserError(f"{self.path} holds other files and no {PLAN}: choose another --out")
             return
-        there = read_object(file)
-        wrong = _differences(there, self.plan)
+        present = read_object(file)
+        difference = _difference(present, self.plan)
         if not self._has_results():
-            self.dropped_faults = bool(wrong) and (self.path / FAULTS).exists()
-            for name in (PLAN, RESULT, *([FAULTS] if wrong else [])):
+            self.dropped_faults = bool(difference) and (self.path / FAULTS).exists()
+            for name in (PLAN, RESULT, *([FAULTS] if difference else [])):
                 (self.path / name).unlink(missing_ok=True)
-        elif wrong:
-            raise UserError(f"{self.path} {wrong}: choose another --out, or delete that folder to begin anew")
+        elif difference:
+            raise UserError(f"{self.path} {difference}: choose another --out, or delete that folder to start again")
         else:
-            self.plan = there
+            self.plan = present
 
     def _has_results(self) -> bool:
         file = self.path / EPISODES
         if not file.exists():
             return False
         with file.open("rb") as lines:
-            return lines.readline().endswith(b"\n")  # what is half written is no episode
+            return lines.readline().endswith(b"\n")  # a partial line is no episode
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -170,30 +170,30 @@ class EvalFolder:
             while data:
                 data = data[os.write(file, data) :]
         except OSError as error:
-            os.ftruncate(file, end)  # another episode may end before this one's error has ended the run
+            os.ftruncate(file, end)  # another episode may be appended before the error ends the run
             raise _unwritable(self.path / name, error) from error
 
 
-def says_digests(plan: Mapping[str, Any]) -> bool:
-    """Whether a plan says what its numbers hang on beside the settings; one of an older forge_env does not."""
+def has_digests(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan holds digests of what it names; one of an older forge_env does not."""
     return isinstance(plan.get("depends_on"), dict)
 
 
-def _differences(there: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """Say in words what keeps the results of one plan from being those of another; "" where nothing does."""
-    names = (plan.keys() | there.keys()) - {"version", "depends_on", "task_digest"}
-    differing = sorted(name for name in names if plan.get(name) != there.get(name))
+def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Return how the plan of a folder differs from another plan, as part of a sentence; "" if it does not."""
+    names = (plan.keys() | present.keys()) - {"version", "depends_on", "task_digest"}
+    differing = sorted(name for name in names if plan.get(name) != present.get(name))
     if differing:
-        settings = ", ".join(f"{name} {there.get(name)!r}" for name in differing)
+        settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)
         return f"holds results of other settings ({settings})"
-    parts = changed(there["depends_on"], plan["depends_on"]) if says_digests(there) else []
-    if there.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
+    parts = changed(present["depends_on"], plan["depends_on"]) if has_digests(present) else []
+    if present.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
         parts.append("the tasks")
     return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""
 
 
 def fault_class(episode: Episode) -> str:
-    """Which exception stands behind a fault: "EnvError", "PolicyError", "SandboxError", ..."""
+    """Return the class of the exception that caused a fault: "EnvError", "PolicyError", "SandboxError", ..."""
     if episode.outcome is Outcome.ENV_FAULT:
         return "EnvError"
     return episode.error.partition(":")[0]
@@ -203,7 +203,7 @@ def read_faults(path: Path) -> Iterator[Episode]:
     """Read the episodes of a faults.jsonl.
 
     Raises:
-        UserError: naming the file and line that holds none.
+        UserError: with file and line, when a line holds no Episode.
     """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -214,11 +214,11 @@ def read_faults(path: Path) -> Iterator[Episode]:
 
 
 def _unwritable(path: Path, error: OSError) -> InfraError:
-    return InfraError(f"{path} cannot be written: {error.strerror}; the same command goes on where this one stopped")
+    return InfraError(f"{path} cannot be written: {error.strerror}; the same command resumes where this one stopped")
 
 
-def _mend(path: Path) -> None:
-    """Cut off the half-written line that a killed process has left at the end."""
+def _drop_partial_line(path: Path) -> None:
+    """Remove the partial line that a killed process may have left at the end."""
     if not path.exists():
         return
     with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Figures over many episodes: what the tools cost and how often they failed."""
+"""Figures of tools over many episodes: durations, calls, errors and faults."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from dataclasses import dataclass, field
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome
 
-_FAULTED = re.compile(r"(?:[A-Za-z]+: )?(?:the )?tool ([A-Za-z0-9_-]{1,64})(?: \(|: | raised )")
-"""What the error of an episode begins with that a tool's call has ended: "ServiceError: tool search: ..."."""
+_TOOL_FAULT = re.compile(r"(?:[A-Za-z]+: )?(?:the )?tool ([A-Za-z0-9_-]{1,64})(?: \(|: | raised )")
+"""Matches the error of an episode that a tool call ended, such as "ServiceError: tool search: ..."."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ToolFigures:
-    """Calls of one tool. Example: ``ToolFigures(seconds=[0.1, 0.2], errors={"timeout": 1})``"""
+    """Figures of one tool. Example: ``ToolFigures(seconds=[0.1, 0.2], errors={"timeout": 1})``"""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each call that reached the tool."""
+    """Duration of each call that reached the tool."""
     errors: dict[str, int] = field(default_factory=dict)
-    """How many ended in "unknown_tool", "bad_arguments", "timeout", "raised" or another kind of `ToolUse.error`."""
+    """Kind of `ToolUse.error` -> number of calls: "unknown_tool", "bad_arguments", "timeout", "raised", ..."""
     faults: int = 0
-    """Episodes that a call of it has ended by a fault, which therefore have no score."""
+    """Number of episodes that a call of the tool ended by a fault; they have no reward."""
 
     @property
     def calls(self) -> int:
-        """All calls, those that never reached the tool among them."""
+        """Number of all calls, including those that did not reach the tool."""
         return len(self.seconds) + sum(self.errors.get(kind, 0) for kind in ("unknown_tool", "bad_arguments"))
 
     @property
     def has_only_failed(self) -> bool:
-        """Whether it was reached, and every call of it failed or was a fault."""
+        """Whether calls reached the tool, and each of them failed or was a fault."""
         failed = sum(n for kind, n in self.errors.items() if kind not in ("unknown_tool", "bad_arguments"))
         return failed + self.faults > 0 and failed == len(self.seconds)
 
     def quantile(self, share: float) -> float:
-        """Seconds within which a share of the calls was done; 0 where there were none."""
+        """Return a quantile of the durations in seconds; 0 without calls."""
         if len(self.seconds) < 2:
             return self.seconds[0] if self.seconds else 0.0
         return statistics.quantiles(self.seconds, n=100, method="inclusive")[round(share * 100) - 1]
 
 
 def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
-    """Gather what became of every tool call, by the name of the tool; names that are no tool are one, "unknown"."""
+    """Return the figures of all tool calls by the name of the tool; all unknown names count as "unknown"."""
     figures: dict[str, ToolFigures] = defaultdict(ToolFigures)
     for episode in episodes:
         for use in (use for turn in episode.turns for use in turn.tool_uses):
-            # a model can write any name, and each would become a metric of its own
+            # a model may write any name, and each would become a metric
             tool = figures["unknown" if use.error == "unknown_tool" else use.name]
             if use.error:
                 tool.errors[use.error] = tool.errors.get(use.error, 0) + 1
@@ -61,15 +61,15 @@ def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
 
 
 def faulted_tool(episode: Episode) -> str:
-    """Return the tool whose call ended an episode by a fault; "" where none did."""
+    """Return the tool whose call ended an episode by a fault; "" if none did."""
     if episode.outcome not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT):
         return ""
-    match = _FAULTED.match(episode.error)
+    match = _TOOL_FAULT.match(episode.error)
     return match[1] if match else ""
 
 
 def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
-    """The same as flat metrics: tool/NAME/calls, p50_s, p95_s, errors, and faults where there are any."""
+    """Return the figures as flat metrics: tool/NAME/calls, p50_s, p95_s, errors, and faults if there are any."""
     metrics: dict[str, float] = {}
     for name, tool in sorted(tool_figures(episodes).items()):
         metrics |= {

@@ -1,4 +1,4 @@
-"""What an offline evaluation measures: its settings, the places that they ask for, and the seed of each."""
+"""The plan of an offline evaluation: its settings, its attempts, and the seed of each attempt."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from forge_env.registry.agent_spec import split_agent
 from forge_env.rollout.factory import EnvFactory
 
 PLAN_VERSION = 2
-"""From 2 on it says what the numbers hang on beside the settings: `forge_env.evaluation.digests`."""
+"""Version 2 added the digests of `forge_env.evaluation.digests`."""
 
 
-class Place(NamedTuple):
-    """One attempt at one task; what identifies an episode in its folder."""
+class Attempt(NamedTuple):
+    """One attempt at one task, which identifies an episode of an evaluation."""
 
     task_id: str
-    attempt: int
+    number: int
 
     @classmethod
-    def of(cls, episode: Episode) -> Place:
-        """The place that an episode of an evaluation fills."""
+    def of(cls, episode: Episode) -> Attempt:
+        """Return the attempt that an episode of an evaluation belongs to."""
         return cls(episode.task.id, int(episode.id.rpartition("/")[2]))
 
     @property
     def episode_id(self) -> str:
-        return f"{self.task_id}/{self.attempt}"
+        return f"{self.task_id}/{self.number}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPlan:
-    """The settings of an evaluation, all that its numbers depend on.
+    """All settings that the figures of an evaluation depend on.
 
     Example: ``EvalPlan(env="math", agent="scripted:expert", tasks=200, n=8)``
 
@@ -49,7 +49,7 @@ class EvalPlan:
     env: str
     agent: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the environment."""
+    """Options of the environment."""
     split: str = "test"
     tasks: int = 200
     n: int = 1
@@ -59,14 +59,14 @@ class EvalPlan:
     top_p: float | None = None
     deterministic: bool = False
     answer_seconds: float | None = None
-    """See `AgentSettings`. Both time-outs leave out what takes longer, so that the numbers depend on them."""
+    """See `AgentSettings`. An answer that exceeds a time limit is left out of the figures, which so depend on it."""
     idle_seconds: float | None = None
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
         split_agent(self.agent)
         if self.tasks < 1 or self.n < 1:
-            raise UserError(f"{self.tasks} tasks and {self.n} attempts at each were asked for; both are 1 or more")
+            raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -77,51 +77,56 @@ class EvalPlan:
                 raise UserError(f"{name} is {seconds:g}; give {option} a number of seconds above 0, or leave it out")
         wrong = [f"{name} is {value:g}" for name, value in asdict(self.limits).items() if not value > 0]
         if wrong:
-            raise UserError(f"a limit of the episodes makes no sense: {', '.join(wrong)}; all are above 0")
+            raise UserError(f"wrong limits of an episode: {', '.join(wrong)}; each must be above 0")
 
     def to_dict(self, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
-        """The plan as JSON, with digests of the tasks that it gave and of all that is behind the names in it.
+        """Return the plan as JSON data, with digests of its tasks and of everything that it names.
 
         Raises:
-            UserError: for a model that is not there, or a file that cannot be read.
+            UserError: for a missing model, or a file that cannot be read.
         """
-        there = depends_on(self.agent, factory, tasks)
-        return {"version": PLAN_VERSION, **asdict(self), "task_digest": digest_of(tasks), "depends_on": there}
+        digests = depends_on(self.agent, factory, tasks)
+        return {
+            "version": PLAN_VERSION,
+            **asdict(self),
+            "task_digest": task_list_digest(tasks),
+            "depends_on": digests,
+        }
 
 
 def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
-    """The limits of an episode where a caller gives none.
+    """Return the limits of an episode if the caller gives none.
 
-    They are those under which a checkpoint was trained in the same environment; else those that the environment
-    declares, and for the rest those of a checkpoint's training or the usual ones.
+    A checkpoint has the limits of its training, if that was in the same environment. Otherwise the limits that the
+    environment declares come first, then those of a checkpoint's training, then the defaults.
 
     Raises:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
-    kind, rest = split_agent(agent)
-    found = trained_config(Path(rest).expanduser()) if kind == "checkpoint" else None
-    env = found[1] if found else {}
+    kind, argument = split_agent(agent)
+    config = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
+    env = config[1] if config else {}
     declared = {} if env.get("name") == factory.name else factory.declared_limits()
     return replace(limits_from(env), **declared)
 
 
-def places(tasks: Sequence[Task], n: int) -> dict[Place, Task]:
-    """The places of an evaluation, task by task. A task that comes up twice is attempted twice as often."""
-    found: dict[Place, Task] = {}
-    seen: dict[str, int] = {}
+def all_attempts(tasks: Sequence[Task], n: int) -> dict[Attempt, Task]:
+    """Return the attempts of an evaluation, task by task. A task that is listed twice gets twice as many attempts."""
+    attempts: dict[Attempt, Task] = {}
+    counts: dict[str, int] = {}
     for task in tasks:
-        first = seen.get(task.id, 0)
-        found |= {Place(task.id, attempt): task for attempt in range(first, first + n)}
-        seen[task.id] = first + n
-    return found
+        first = counts.get(task.id, 0)
+        attempts |= {Attempt(task.id, number): task for number in range(first, first + n)}
+        counts[task.id] = first + n
+    return attempts
 
 
-def episode_seed(seed: int, place: Place) -> int:
-    """Seed of an episode, 31 bits: a hash of the evaluation's seed and the place, whatever runs beside it."""
-    text = f"{seed}/{place.attempt}/{place.task_id}"
+def episode_seed(seed: int, attempt: Attempt) -> int:
+    """Return the seed of an episode, 31 bits: a hash of the evaluation's seed and the attempt."""
+    text = f"{seed}/{attempt.number}/{attempt.task_id}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % 2**31
 
 
-def digest_of(tasks: Sequence[Task]) -> str:
-    """Hash of the tasks' ids, in their order."""
+def task_list_digest(tasks: Sequence[Task]) -> str:
+    """Return a hash of the ids of the tasks, in their order."""
     return hashlib.blake2b("\n".join(task.id for task in tasks).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Runs an offline evaluation: the places of a plan that its folder does not hold yet, and then the figures of all."""
+"""Runs an offline evaluation: the attempts that its folder does not hold yet, and then the figures of all attempts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import evaluate
-from forge_env.evaluation.folder import EvalFolder, says_digests
-from forge_env.evaluation.plan import EvalPlan, Place, episode_seed, places
+from forge_env.evaluation.folder import EvalFolder, has_digests
+from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed
 from forge_env.evaluation.summary import Prices, summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 
 Progress = Callable[[int, "Episode | None"], None]
-"""Told how many places there are, with each episode that is there or has just ended; None before the first one."""
+"""Called with the number of attempts, and each episode that was read or run; None before the first one."""
 
 
 async def run_evaluation(
@@ -34,20 +34,20 @@ async def run_evaluation(
     prices: Prices | None = None,
     progress: Progress = lambda total, episode: None,
 ) -> dict[str, Any]:
-    """Evaluate an agent into a folder; returns what eval.json holds then, and how many episodes were run and read.
+    """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
 
-    An interrupted evaluation goes on where it was: episodes that ended stay, faulted ones are tried again. A cancelled
-    or failing call leaves the folder so that it can go on.
+    An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
+    call leaves a folder that can be resumed.
 
     Raises:
-        UserError: for a wrong setting, an agent that cannot be had, a folder of something else, or one whose results
-            are of an environment, an agent or tasks that have changed since.
+        UserError: for a wrong setting, an agent that cannot be opened, a folder with other content, or results of an
+            environment, an agent or tasks that have changed since.
     """
     if concurrency < 1:
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
     factory = make(plan.env, **plan.options)
     tasks = factory.tasks(plan.split, count=plan.tasks, seed=plan.seed)
-    wanted = places(tasks, plan.n)
+    attempts = all_attempts(tasks, plan.n)
     settings = AgentSettings(
         env=plan.env,
         temperature=plan.temperature,
@@ -61,58 +61,63 @@ async def run_evaluation(
         idle_seconds=plan.idle_seconds,
         seed=plan.seed,
     )
-    run_now = 0
+    episodes_run = 0
     with EvalFolder(path, plan.to_dict(factory, tasks)) as folder:
-        progress(len(wanted), None)
-        there = {Place.of(episode): episode for episode in folder.episodes()}
-        for episode in there.values():
-            progress(len(wanted), episode)
-        missing = {place: task for place, task in wanted.items() if place not in there}
-        if missing and there and not says_digests(folder.plan):
+        progress(len(attempts), None)
+        recorded = {Attempt.of(episode): episode for episode in folder.episodes()}
+        for episode in recorded.values():
+            progress(len(attempts), episode)
+        missing = {attempt: task for attempt, task in attempts.items() if attempt not in recorded}
+        if missing and recorded and not has_digests(folder.plan):
             raise UserError(
-                f"{path} lacks {len(missing)} of {len(wanted)} episodes, and an older forge_env began it without a "
-                "record of what it measured: the rest may be of something else; choose another --out"
+                f"{path} lacks {len(missing)} of {len(attempts)} episodes, and an older forge_env began it without "
+                "recording what it measured: the rest may differ; choose another --out"
             )
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
-                run = _Run(plan, factory, agent, folder, lambda episode: progress(len(wanted), episode))
-                await run.all(missing, concurrency)
-            run_now = len(missing)
-        result = summarise(plan, wanted, folder.episodes(), folder.faults(), prices)
+                runner = _AttemptRunner(plan, factory, agent, folder, lambda e: progress(len(attempts), e))
+                await runner.run_all(missing, concurrency)
+            episodes_run = len(missing)
+        result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)
         folder.finish({**folder.plan, **result})
-    of_this_command = {"episodes_run": run_now, "episodes_read": len(there), "dropped_faults": folder.dropped_faults}
-    return {**result, **of_this_command, "unrecorded": not says_digests(folder.plan)}
+    return {
+        **result,
+        "episodes_run": episodes_run,
+        "episodes_read": len(recorded),
+        "dropped_faults": folder.dropped_faults,
+        "unrecorded": not has_digests(folder.plan),
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    """What the episodes of an evaluation have in common."""
+class _AttemptRunner:
+    """Runs attempts of one evaluation, and records their episodes."""
 
     plan: EvalPlan
     factory: EnvFactory
     agent: Agent
     folder: EvalFolder
-    ended: Callable[[Episode], None]
+    on_episode: Callable[[Episode], None]
 
-    async def all(self, missing: dict[Place, Task], concurrency: int) -> None:
-        """Run the places with the loop that evaluates in training too; a group is one episode."""
-        order = list(missing)
-        await evaluate(lambda task, i: self.one(task, order[i]), list(missing.values()), concurrency=concurrency)
+    async def run_all(self, attempts: dict[Attempt, Task], concurrency: int) -> None:
+        """Run attempts with the function that evaluates during training, too; here a group is one episode."""
+        order = list(attempts)
+        await evaluate(lambda task, i: self.run_one(task, order[i]), list(attempts.values()), concurrency=concurrency)
 
-    async def one(self, task: Task, place: Place) -> Group:
+    async def run_one(self, task: Task, attempt: Attempt) -> Group:
         started, clock = time.time(), time.perf_counter()
         episode = await run_episode(
             self.factory,
             self.agent,
             task,
-            seed=episode_seed(self.plan.seed, place),
-            episode_id=place.episode_id,
-            group_id=place.task_id,
+            seed=episode_seed(self.plan.seed, attempt),
+            episode_id=attempt.episode_id,
+            group_id=attempt.task_id,
             limits=self.plan.limits,
         )
         times = {"started": started, "seconds": time.perf_counter() - clock}
         episode = dataclasses.replace(episode, info={**episode.info, **times})
         self.folder.add(episode)
-        self.ended(episode)
-        return Group(task=task, episodes=(episode,), id=place.episode_id)
+        self.on_episode(episode)
+        return Group(task=task, episodes=(episode,), id=attempt.episode_id)

@@ -1,4 +1,4 @@
-"""The figures of an offline evaluation: a function of what lies in its folder, and of nothing else."""
+"""The figures of an offline evaluation, computed from the content of its folder alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from forge_env.core.episode import Episode
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
 from forge_env.evaluation.metrics import ToolFigures, faulted_tool, tool_figures
-from forge_env.evaluation.plan import EvalPlan, Place
+from forge_env.evaluation.plan import Attempt, EvalPlan
 from forge_env.utils.statistics import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Of an endpoint, per million tokens, in whatever currency."""
+    """Prices of an endpoint for a million tokens, in any currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
@@ -29,28 +29,28 @@ class Prices:
 
 def summarise(
     plan: EvalPlan,
-    places: Collection[Place],
+    attempts: Collection[Attempt],
     episodes: Iterable[Episode],
     faults: Iterable[Episode],
     prices: Prices | None = None,
 ) -> dict[str, Any]:
-    """Return what `forge-env eval --json` prints.
+    """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
     Args:
         plan: the settings.
-        places: all of the evaluation, in order; what was not measured is null.
-        episodes: the attempts, which is those with a reward and TIMEOUTs.
-        faults: those that ended by a fault of ours. One that a later attempt made good is counted as retried, the
-            last one of a place that stays open by its class.
-        prices: where given, the cost.
+        attempts: all attempts of the evaluation, in order.
+        episodes: the episodes with a reward, and TIMEOUTs.
+        faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
+            class, all other faults as retried.
+        prices: adds the cost.
     """
-    there = {Place.of(episode): episode for episode in episodes}
+    recorded = {Attempt.of(episode): episode for episode in episodes}
     faulted = list(faults)
-    last = {Place.of(episode): episode for episode in faulted}
-    still = [last[place] for place in last if place not in there]
-    # In the order of the places, not of time: sums of floats are then the same however the run went.
-    done = tuple(there[place] for place in places if place in there)
-    evaluation = Evaluation(episodes=(*done, *still))
+    last_fault = {Attempt.of(episode): episode for episode in faulted}
+    unresolved = [last_fault[attempt] for attempt in last_fault if attempt not in recorded]
+    # In the order of the attempts, not of time: the sums of floats do not depend on the course of the run.
+    done = tuple(recorded[attempt] for attempt in attempts if attempt in recorded)
+    evaluation = Evaluation(episodes=(*done, *unresolved))
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
         "env": plan.env,
@@ -59,7 +59,7 @@ def summarise(
         "split": plan.split,
         "seed": plan.seed,
         "n": plan.n,
-        "tasks": len({place.task_id for place in places}),
+        "tasks": len({attempt.task_id for attempt in attempts}),
         "episodes": len(done),
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
@@ -71,11 +71,11 @@ def summarise(
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
         "ended_by": evaluation.ended_by,
         "limits": asdict(plan.limits),
-        "faults": dict(sorted(Counter(map(fault_class, still)).items())),
-        "first_errors": _first_errors(still),
+        "faults": dict(sorted(Counter(map(fault_class, unresolved)).items())),
+        "first_errors": _first_errors(unresolved),
         "refused_requests": evaluation.refused_requests,
-        "faults_retried": len(faulted) - len(still),
-        "tools": (tools := _tools(done, still)),
+        "faults_retried": len(faulted) - len(unresolved),
+        "tools": (tools := _tools(done, unresolved)),
         "warnings": _warnings(tools),
         "turns": sum(len(e.turns) for e in done),
         "tokens": prompt + completion,
@@ -87,7 +87,7 @@ def summarise(
 
 
 def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:
-    """The error of the first fault of each class; the first one of all comes first."""
+    """Return the error of the first fault of each class, in the order of the faults."""
     errors: dict[str, str] = {}
     for episode in faults:
         errors.setdefault(fault_class(episode), episode.error)
@@ -95,14 +95,14 @@ def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:
 
 
 def tokens_of(episode: Episode) -> tuple[int, int]:
-    """Tokens that an episode's prompts and answers had. Each turn's prompt counts whole, as an endpoint counts it."""
-    prompt = completion = held = 0
+    """Return the numbers of prompt and sampled tokens. As at an endpoint, each turn counts its whole prompt."""
+    prompt = completion = context = 0
     for turn in episode.turns:
         if turn.kind == "sampled":
-            held = (0 if turn.starts_row else held) + len(turn.prompt_ids)
-            prompt += held
+            context = (0 if turn.starts_row else context) + len(turn.prompt_ids)
+            prompt += context
             completion += len(turn.token_ids)
-            held += len(turn.token_ids)
+            context += len(turn.token_ids)
         elif turn.usage:
             prompt += int(turn.usage.get("prompt_tokens", 0))
             completion += int(turn.usage.get("completion_tokens", 0))
@@ -110,7 +110,7 @@ def tokens_of(episode: Episode) -> tuple[int, int]:
 
 
 def busy_seconds(episodes: Iterable[Episode]) -> float:
-    """Seconds during which at least one of the episodes ran, over all the processes that took part."""
+    """Return the seconds in which at least one of the episodes ran, over all processes."""
     total, until = 0.0, -math.inf
     for start, seconds in sorted((e.info.get("started", 0.0), e.info.get("seconds", 0.0)) for e in episodes):
         total += max(0.0, start + seconds - max(start, until))
@@ -131,7 +131,7 @@ def _figures(evaluation: Evaluation, n: int) -> dict[str, Any]:
 
 
 def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str, Any]:
-    """Figures of each tool: its calls in the episodes that count, and the places that have no score because of it."""
+    """Return the figures of each tool: its calls in counted episodes, and the attempts that have no score due to it."""
     figures = tool_figures(episodes)
     for name, count in Counter(filter(None, map(faulted_tool, faulted))).items():
         figures.setdefault(name, ToolFigures()).faults = count
@@ -149,7 +149,7 @@ def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str,
 
 
 def _warnings(tools: Mapping[str, Any]) -> list[str]:
-    """What makes the score another than it seems: tools that never worked, and those that have taken episodes out."""
+    """Return warnings about tools that never worked, and tools whose faults have removed episodes from the score."""
     warnings: list[str] = []
     for name, tool in tools.items():
         calls = tool["calls"] + tool["faults"]
@@ -164,7 +164,7 @@ def _warnings(tools: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """Replace NaN and infinity by None: JSON has neither."""
     return value if math.isfinite(value) else None
 
 

@@ -26,9 +26,9 @@ from gymnasium.error import ResetNeeded
 from forge_env.core.env import Env
 from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
+from forge_env.gymnasium.env_runner import CLOSE_SECONDS, OPEN_SECONDS, EnvRunner, StepOutcome
 from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.gymnasium.message_space import MessageSpace
-from forge_env.gymnasium.session import CLOSE_SECONDS, OPEN_SECONDS, Session, Step
 from forge_env.registry.registry import load
 from forge_env.rollout.factory import EnvFactory, make
 
@@ -36,30 +36,29 @@ from forge_env.rollout.factory import EnvFactory, make
 class SyncEnv(gymnasium.Env[str, str]):
     """A forge environment as a `gymnasium.Env`: observations and actions are text.
 
-    An observation is the text of the new messages, each under its role; `info["messages"]` has them whole. An action is
-    what the model wrote; tool calls in it are read in the named dialect. The last step's `info["outcome"]` says how
-    the episode ended, as `forge_env.core.types.Outcome`. What breaks underneath an episode ends it truncated, with
-    reward 0.0, the outcome "env_fault" or "infra_fault" and `info["error"]`; when it broke in `reset`, the first step
-    says so.
+    An observation is the text of the new messages, each under its role; `info["messages"]` holds the messages. An
+    action is the text of the model; tool calls in it are parsed in the given dialect. The last step's `info["outcome"]`
+    is a `forge_env.core.types.Outcome`. A fault ends the episode truncated, with reward 0.0, the outcome "env_fault" or
+    "infra_fault" and `info["error"]`; after a fault in `reset`, the first step returns it.
 
-    All instances of a process share one event loop in a daemon thread, and those of one environment with the same
-    options share what it opens. Both end with the last `close()`.
+    All instances of a process share one event loop in a daemon thread. Instances of one environment with the same
+    options share its resources. Both are released by the last `close()`.
 
     Args:
         env: name of an environment ("math", "module:Class"), its class, or a factory.
-        split: which tasks `reset` draws from, "train" or "test".
-        dialect: how tool calls are written: "hermes", "llama", "openai" or "none".
+        split: the tasks that `reset` draws from, "train" or "test".
+        dialect: syntax of tool calls: "hermes", "llama", "openai" or "none".
         num_tasks: draw from this many fixed tasks, those of `task_seed`; a new task every time when None.
-        limits: `max_turns`, `step_seconds` and `scoring_seconds` of an episode hold here; when None, those that the
-            environment declares, and `max_episode_steps` of `gymnasium.make` in the place of `max_turns`.
-        max_length: characters of an observation or an action; a longer observation is cut.
+        limits: of an episode; `max_turns`, `step_seconds` and `scoring_seconds` apply. When None, those that the
+            environment declares, and `max_episode_steps` of `gymnasium.make` instead of `max_turns`.
+        max_length: maximum number of characters of an observation or action; a longer observation is cut.
         options: options of the environment.
 
     Raises:
         UserError: for an unknown environment, option or dialect.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - a plain dict, as Gymnasium has it
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - a plain dict, as in Gymnasium
 
     def __init__(
         self,
@@ -80,67 +79,67 @@ class SyncEnv(gymnasium.Env[str, str]):
             load("agents.renderer.dialects:parse"),
             load("agents.renderer.dialects:to_openai"),
         )
-        self._parse("", dialect)  # an unknown dialect is said now
+        self._parse("", dialect)  # raises for an unknown dialect
         self._num_tasks, self._task_seed = num_tasks, task_seed
         self._tasks: Sequence[Task] = ()
         self._limits = limits or self._factory.episode_limits()
-        self._has_own_limits = limits is not None
-        self._patience = self._limits.episode_seconds + self._limits.scoring_seconds + OPEN_SECONDS
+        self._has_explicit_limits = limits is not None
+        self._timeout = self._limits.episode_seconds + self._limits.scoring_seconds + OPEN_SECONDS
         self.render_mode = render_mode
         self._max_length = max_length
         self.observation_space = MessageSpace(max_length)
         self.action_space = MessageSpace(max_length)
-        self._session: Session | None = None
+        self._runner: EnvRunner | None = None
         self._turns_left = 0
-        self._fault: Step | None = None
+        self._fault: StepOutcome | None = None
         self._transcript: list[Message] = []
 
     def allow_turns(self, turns: int) -> None:
-        """Let episodes have so many turns, from the next `reset` on, unless this was made with limits of its own."""
-        if not self._has_own_limits:
+        """Set the maximum number of turns, from the next `reset` on, unless `limits` were given."""
+        if not self._has_explicit_limits:
             self._limits = replace(self._limits, max_turns=turns)
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """What the model may call, in OpenAI's shape; empty before the first `reset`."""
-        return () if self._session is None else self._session.tools
+        """The tools that the model may call, in OpenAI's shape; empty before the first `reset`."""
+        return () if self._runner is None else self._runner.tools
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode of `options["task"]`, or of a task that is drawn; the same seed gives the same one.
+        """Start an episode of `options["task"]`, or of a random task; the same seed gives the same task.
 
-        Further options are handed to the environment.
+        Further options are passed to the environment.
 
         Raises:
-            UserError: when what the environment needs is not there.
-            InfraError: when what its instances share cannot be opened, or something blocks the event loop.
+            UserError: when something that the environment needs is missing.
+            InfraError: when what its instances share cannot be opened, or when the event loop is blocked.
         """
         super().reset(seed=seed)
-        further = dict(options or {})
-        drawn = self._draw(int(self.np_random.integers(2**31))) if "task" not in further else None
-        task = drawn or further.pop("task")
+        env_options = dict(options or {})
+        drawn = self._draw(int(self.np_random.integers(2**31))) if "task" not in env_options else None
+        task = drawn or env_options.pop("task")
         episode_seed = int(self.np_random.integers(2**31)) if seed is None else seed
-        session = self._open()
+        runner = self._open()
         self._turns_left, self._transcript = 0, []
-        first = session.loop.run(session.reset(task, episode_seed, further), self._patience)
-        self._turns_left, self._fault = self._limits.max_turns, first if first.outcome else None
-        return self._shown(first.messages, {**first.info, **_end(first), "task_id": task.id})
+        start = runner.loop.run(runner.reset(task, episode_seed, env_options), self._timeout)
+        self._turns_left, self._fault = self._limits.max_turns, start if start.outcome else None
+        return self._observation(start.messages, {**start.info, **_end_info(start), "task_id": task.id})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one turn: `action` is the text of an assistant message.
 
         Raises:
             ResetNeeded: before `reset`, and after the end of an episode.
-            InfraError: when something blocks the event loop.
+            InfraError: when the event loop is blocked.
         """
-        session = self._session
-        if session is None or not session.loop.is_mine or self._turns_left == 0:
+        runner = self._runner
+        if runner is None or not runner.loop.is_mine or self._turns_left == 0:
             raise ResetNeeded("Cannot call env.step() before env.reset(), or after the end of an episode")
         self._turns_left -= 1
         if self._fault is not None:
             return self._result(self._fault)
-        step = session.loop.run(session.step(self._action(action)), self._patience)
+        step = runner.loop.run(runner.step(self._action(action)), self._timeout)
         if not step.outcome and self._turns_left == 0:
-            step = session.out_of_turns(replace(step, info={**step.info, "ended_by": "max_turns"}))
+            step = runner.truncated(replace(step, info={**step.info, "ended_by": "max_turns"}))
         return self._result(step)
 
     def render(self) -> str | None:
@@ -148,25 +147,25 @@ class SyncEnv(gymnasium.Env[str, str]):
         return _text(self._transcript) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the environment, and what is shared when no other instance needs it. Idempotent."""
-        session, self._session, self._turns_left = self._session, None, 0
-        if session is None or not session.loop.is_mine:
+        """Close the environment, and the shared resources if no other instance uses them. Idempotent."""
+        runner, self._runner, self._turns_left = self._runner, None, 0
+        if runner is None or not runner.loop.is_mine:
             return
         self._finalizer.detach()
         try:
-            session.loop.run(session.close(), self._limits.step_seconds + CLOSE_SECONDS)
+            runner.loop.run(runner.close(), self._limits.step_seconds + CLOSE_SECONDS)
         except InfraError as error:
             gymnasium.logger.warn(f"closing {self._factory.name} failed: {error}")
         finally:
-            session.loop.release()
+            runner.loop.release()
 
-    def _open(self) -> Session:
-        """Return the connection to the loop of this process; one that a parent process made is of no use."""
-        if self._session is None or not self._session.loop.is_mine:
-            self._session = Session(LoopThread.lease(), self._factory, self._limits)
-            self._finalizer = weakref.finalize(self, Session.abandon, self._session)
-            self._finalizer.atexit = False  # the loop closes what is left then, and waits for it
-        return self._session
+    def _open(self) -> EnvRunner:
+        """Return the runner on the event loop of this process; one that a parent process made cannot be used."""
+        if self._runner is None or not self._runner.loop.is_mine:
+            self._runner = EnvRunner(LoopThread.lease(), self._factory, self._limits)
+            self._finalizer = weakref.finalize(self, EnvRunner.abandon, self._runner)
+            self._finalizer.atexit = False  # at exit the loop closes what is left, and waits for it
+        return self._runner
 
     def _draw(self, seed: int) -> Task:
         if self._num_tasks is None:
@@ -185,22 +184,22 @@ class SyncEnv(gymnasium.Env[str, str]):
         self._transcript.append({"role": "assistant", "content": text})
         return Action(message=message, tool_calls=calls)
 
-    def _result(self, step: Step) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _result(self, step: StepOutcome) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if step.outcome:
             self._turns_left = 0
         if step.error:
             gymnasium.logger.warn(f"an episode of {self._factory.name} ended by {step.outcome}: {step.error}")
-        text, info = self._shown(step.messages, {**step.info, **_end(step)})
+        text, info = self._observation(step.messages, {**step.info, **_end_info(step)})
         return text, step.reward, step.terminated, step.truncated, info
 
-    def _shown(self, messages: Sequence[Message], info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        own = copy.deepcopy(tuple(messages))  # who keeps an info must not see it change
-        self._transcript.extend(own)
-        return _cut(_text(own), self._max_length), {**info, "messages": own}
+    def _observation(self, messages: Sequence[Message], info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        copied = copy.deepcopy(tuple(messages))  # an info must not change after it was returned
+        self._transcript.extend(copied)
+        return _cut(_text(copied), self._max_length), {**info, "messages": copied}
 
 
 class TurnLimit(gymnasium.Wrapper[str, str, str, str], gymnasium.utils.RecordConstructorArgs):
-    """Tells a SyncEnv how many steps `gymnasium.make(..., max_episode_steps=40)` allows; registered with each one."""
+    """Passes `gymnasium.make(..., max_episode_steps=40)` on to a SyncEnv; part of each registration."""
 
     def __init__(self, env: gymnasium.Env[str, str]) -> None:
         gymnasium.utils.RecordConstructorArgs.__init__(self)
@@ -216,17 +215,17 @@ def _factory(env: str | type[Env] | EnvFactory, options: Mapping[str, Any]) -> E
     if not isinstance(env, EnvFactory):
         return EnvFactory(env, **options)
     if options:
-        raise UserError(f"the options {sorted(options)} belong to the factory of {env.name}: give them to it")
+        raise UserError(f"the options {sorted(options)} belong to the factory of {env.name}: pass them to it")
     return env
 
 
-def _end(step: Step) -> dict[str, str]:
-    """What an info says of the end of an episode: nothing before it."""
+def _end_info(step: StepOutcome) -> dict[str, str]:
+    """Return the keys of an info at the end of an episode; none before."""
     return {key: value for key, value in (("outcome", step.outcome), ("error", step.error)) if value}
 
 
 def _text(messages: Sequence[Message]) -> str:
-    """Write messages one below the other, each under its role.
+    """Return messages as text, each under its role.
 
     >>> _text([{"role": "tool", "name": "calculator", "content": "893"}])
     '[tool calculator]\\n893'

@@ -1,7 +1,7 @@
-"""One event loop in a daemon thread, shared by everything in a process that calls async code from plain functions.
+"""An event loop in a daemon thread, shared by all synchronous callers of async code in a process.
 
-The thread starts with the first `LoopThread.lease()` and ends with the last `release()`. A fork has none of it: it
-starts its own when it needs one.
+The thread starts with the first `LoopThread.lease()` and ends with the last `release()`. A forked process does not
+inherit the thread and starts its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STOP_SECONDS = 15.0
 
 
 class LoopThread:
-    """Use `LoopThread.lease()`, and give every lease back by `release()`."""
+    """The loop and its thread. Get it by `LoopThread.lease()`, and return every lease by `release()`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.closers: dict[object, Callable[[], Awaitable[Any]]] = {}
-        """What must be closed before the loop ends, if its owner has not done so until then."""
+        """Owner -> function that closes it; called at exit for owners that have not closed themselves."""
         self._leases = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="forge_env loop", daemon=True)
@@ -33,7 +33,7 @@ class LoopThread:
 
     @staticmethod
     def lease() -> LoopThread:
-        """Return the loop of this process, started if there is none."""
+        """Return the loop of this process; start it if there is none."""
         global _current
         with _lock:
             if _current is None:
@@ -42,7 +42,7 @@ class LoopThread:
             return _current
 
     def release(self) -> None:
-        """Give a lease back; the last one ends the thread, which is waited for."""
+        """Return a lease; the last one stops the thread and waits for it."""
         global _current
         with _lock:
             self._leases -= 1
@@ -54,15 +54,15 @@ class LoopThread:
 
     @property
     def is_mine(self) -> bool:
-        """False in a process that was forked from the loop's own."""
+        """Whether the loop belongs to this process; False after a fork."""
         return self.pid == os.getpid()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run a coroutine on the loop and wait for its result; an interrupted or late call is cancelled.
+        """Run a coroutine on the loop and wait for its result; after an interrupt or a timeout it is cancelled.
 
         Raises:
-            ServiceError: when it is not done after `seconds`: something blocks the loop.
-            UserError: when it is called from the loop itself, which would wait for itself.
+            ServiceError: when there is no result after `seconds`: something blocks the loop.
+            UserError: when it is called on the loop itself, which would deadlock.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -78,15 +78,15 @@ class LoopThread:
             future.cancel()
 
     def start(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Start a coroutine on the loop and do not wait for it."""
+        """Start a coroutine on the loop without waiting for it."""
         try:
             self._loop.call_soon_threadsafe(lambda: _keep(self._loop.create_task(function())))
-        except RuntimeError:  # the loop is closed, and with it what there was to close
+        except RuntimeError:  # the loop is closed, and so is everything on it
             pass
 
     def close_all(self) -> None:
-        """Close what nobody has closed; at the end of the process."""
-        self.run(_each(list(self.closers.values())), STOP_SECONDS)
+        """Close everything that is still open; at the end of the process."""
+        self.run(_close_each(list(self.closers.values())), STOP_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -101,17 +101,17 @@ class LoopThread:
             self._thread.join(STOP_SECONDS)
 
 
-async def _each(closers: list[Callable[[], Awaitable[Any]]]) -> None:
+async def _close_each(closers: list[Callable[[], Awaitable[Any]]]) -> None:
     await asyncio.gather(*(close() for close in closers), return_exceptions=True)
 
 
 async def _cancel_all() -> None:
-    """End what is left on a loop that stops."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    """Cancel the remaining tasks of a loop that stops."""
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=STOP_SECONDS)
+    if remaining:
+        await asyncio.wait(remaining, timeout=STOP_SECONDS)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
@@ -119,7 +119,7 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
-    """Hold a task until it is done: the loop itself holds it only weakly."""
+    """Keep a reference to a task until it is done: the loop has only a weak one."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 
@@ -134,13 +134,13 @@ def _at_exit() -> None:
         try:
             _current.close_all()
         except ServiceError:
-            pass  # the process ends anyway, and must not wait longer
+            pass  # the process ends anyway
 
 
 def _after_fork() -> None:
-    """Forget the parent's loop: a fork has no thread that runs it.
+    """Drop the parent's loop: no thread of this process runs it.
 
-    The loop is kept, so that its pending tasks are not reported as destroyed.
+    A reference is kept, so that its pending tasks are not reported as destroyed.
     """
     global _lock, _current
     _lock = threading.Lock()

@@ -16,8 +16,8 @@ SAMPLE_LENGTH = 64
 class MessageSpace(Text):
     """Any text of at most `max_length` characters, the empty one too.
 
-    Samples are up to 64 printable ASCII characters: text is a member whatever its characters are, but a random one of
-    all of Unicode would be of no use. `make_vec(..., vectorization_mode="async")` passes it through shared memory.
+    Any characters are allowed, but samples are up to 64 printable ASCII characters, because random Unicode is useless.
+    `make_vec(..., vectorization_mode="async")` passes texts through shared memory.
     """
 
     def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
@@ -38,7 +38,7 @@ class MessageSpace(Text):
         return isinstance(other, MessageSpace) and self.max_length == other.max_length
 
 
-# The shared memory of one text: its length, then its code points.
+# Layout of a text in shared memory: its length, then its code points.
 
 
 @create_shared_memory.register(MessageSpace)
@@ -59,10 +59,10 @@ def _read(space: MessageSpace, shared_memory: Any, n: int = 1) -> SharedTexts:
 
 
 class SharedTexts(Sequence[str]):
-    """The texts that are in shared memory now; a deep copy is a tuple of them.
+    """A view of the texts in shared memory; a deep copy is a tuple of the present texts.
 
-    An AsyncVectorEnv reads its shared memory once, when it is made, and hands out a deep copy after each step. For
-    arrays that are views this does, and for text it needs a view as well.
+    An AsyncVectorEnv reads its shared memory once, when it is created, and returns a deep copy after each step. This
+    works because arrays are views, so the texts must be a view, too.
     """
 
     def __init__(self, cells: np.ndarray[Any, Any]) -> None:

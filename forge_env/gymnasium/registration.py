@@ -1,8 +1,8 @@
 """Registers the environments with Gymnasium, as soon as both packages are imported.
 
-Gymnasium has no entry points for packages that bring environments: they register themselves when they are imported. It
-takes half a second to import, which whoever only writes a tool should not pay. So `import forge_env` registers its
-environments when Gymnasium is there already, and else when it is imported later.
+Gymnasium 1 has no entry points for environments: a package registers its environments when it is imported. Importing
+Gymnasium takes half a second, which `import forge_env` should not cost. So `import forge_env` registers at once if
+Gymnasium is already imported, and otherwise when it is imported later.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from types import ModuleType
 
 
 def register_all() -> list[str]:
-    """Register every environment that has a name with Gymnasium; returns the ids.
+    """Register every named environment with Gymnasium; returns the ids.
 
     Raises:
-        UserError: when two would have the same id, or a registry file is malformed.
+        UserError: when two environments have the same id, or a registry file is malformed.
     """
     from forge_env.registry.gymnasium_ids import register_env
     from forge_env.registry.registry import env_names
@@ -28,15 +28,15 @@ def register_all() -> list[str]:
 
 
 def register_with_gymnasium() -> None:
-    """Register every environment now where Gymnasium is imported, and else as soon as it is."""
-    if hasattr(sys.modules.get("gymnasium"), "make_vec"):  # imported, and not just being imported
+    """Register every environment now if Gymnasium is imported, else when it is imported."""
+    if hasattr(sys.modules.get("gymnasium"), "make_vec"):  # imported completely; the attribute is set last
         _register_quietly()
     else:
         sys.meta_path.insert(0, _Finder())
 
 
 def _register_quietly() -> None:
-    """A registry file that cannot be read must not keep anybody from importing Gymnasium; using the name says it."""
+    """Register; a malformed registry file must not break `import gymnasium`: using a name raises the error."""
     from forge_env.core.errors import UserError
 
     try:
@@ -46,7 +46,7 @@ def _register_quietly() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds Gymnasium once, as Python would, and has the environments registered after it is loaded."""
+    """Finds Gymnasium as Python would, once, and registers the environments after its import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -61,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, and the registration after it."""
+    """Loads a module with its normal loader, and then registers the environments."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader

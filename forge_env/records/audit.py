@@ -1,8 +1,8 @@
-"""Checks what a run has left on disk: every rule of an Episode, every token, and what the tokens say.
+"""Checks the episodes of a run on disk: their invariants, their token digests, and the text of their tokens.
 
-Reading an Episode checks its rules and the digest of each prompt that an engine reported. Beyond that: numbers that no
-engine gives, rewards that do not add up, ids that come twice, and, where the model is at hand, whether the tokens of
-each turn still decode to its message.
+Reading an Episode checks its invariants and the digest of each prompt that an engine reported. Further checks: numbers
+that no engine returns, rewards that do not add up, duplicate ids, and, if the model is available, whether the tokens of
+each turn decode to its message.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from forge_env.core.types import Message, Outcome
 from forge_env.records.run_files import FAULTS, all_files, episode_line
 
 Decoder = Callable[[Turn], Message]
-"""The message that a turn's tokens stand for."""
+"""Returns the message that a turn's tokens decode to."""
 DECODER = "agents.renderer.decoding:open_decoder"
 
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """What was looked at, and what is wrong."""
+    """Counts of what was checked, and the problems."""
 
     episodes: int = 0
     turns: int = 0
@@ -40,24 +40,24 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
 
     Args:
         run: a file of episodes, or the folder of an evaluation or a training run.
-        decode: where the model's tokenizer is at hand; `agents.renderer.decoding` makes it.
+        decode: checks the tokens too; made by `agents.renderer.decoding` from the model's tokenizer.
 
     Raises:
         UserError: when there are no episodes.
     """
-    found = Audit()
+    result = Audit()
     for path in all_files(run).values():
         seen: set[str] = set()
         for number, line in _lines(path):
             if path.name == FAULTS:
-                line, seen = episode_line(line), set()  # an episode may fault again and again
-            for problem in _check(line, seen, found, decode):
-                found.problems.append(f"{path}:{number}: {problem}")
-    return found
+                line, seen = episode_line(line), set()  # an episode may fault several times
+            for problem in _check(line, seen, result, decode):
+                result.problems.append(f"{path}:{number}: {problem}")
+    return result
 
 
 def model_of(run: Path) -> Path | None:
-    """The model folder whose tokens a run holds, where it can be known: a training run's own, or an evaluation's."""
+    """Return the folder of the model that sampled the tokens of a run; None if that is unknown."""
     try:
         agent = json.loads((run / "plan.json").read_text(encoding="utf-8")).get("agent", "")
     except (OSError, ValueError, AttributeError):
@@ -74,30 +74,30 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(file, 1)
 
 
-def _check(line: str, seen: set[str], found: Audit, decode: Decoder | None) -> Iterator[str]:
+def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None) -> Iterator[str]:
     try:
         episode = Episode.from_json(line)
     except ForgeError as error:
         yield str(error)
         return
-    found.episodes += 1
-    found.turns += len(episode.turns)
-    found.sampled_tokens += episode.num_sampled
+    result.episodes += 1
+    result.turns += len(episode.turns)
+    result.sampled_tokens += episode.num_sampled
     if episode.id in seen:
         yield f"the episode {episode.id!r} is there twice"
     seen.add(episode.id)
     total, reward = sum(turn.reward for turn in episode.turns), episode.reward or 0.0
     is_sum = math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9)
-    if episode.outcome is Outcome.SCORED and episode.turns and not is_sum:  # one without turns has its reward alone
+    if episode.outcome is Outcome.SCORED and episode.turns and not is_sum:  # without turns there is nothing to add up
         yield f"its turns' rewards add up to {total:g}, and its reward is {episode.reward}"
     for number, turn in enumerate(episode.turns):
         problems = list(_check_turn(turn))
         yield from (f"turn {number}: {problem}" for problem in problems)
-        if decode is not None and turn.kind != "text" and not problems:  # what is no token cannot be decoded
-            found.decoded_turns += 1
-            said = decode(turn)
-            if said != turn.message:
-                yield f"turn {number}: its tokens decode to {said!r:.200}, and its message is {turn.message!r:.200}"
+        if decode is not None and turn.kind != "text" and not problems:  # only valid tokens can be decoded
+            result.decoded_turns += 1
+            decoded = decode(turn)
+            if decoded != turn.message:
+                yield f"turn {number}: its tokens decode to {decoded!r:.200}, and its message is {turn.message!r:.200}"
 
 
 def _check_turn(turn: Turn) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Scores episodes that lie on disk anew, with another reward function; nothing is generated."""
+"""Scores recorded episodes with another reward function; nothing is generated."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from itertools import islice
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.types import Outcome
-from forge_env.core.user_code import told
+from forge_env.core.user_code import error_text
 from forge_env.registry.registry import load
 from forge_env.tool_env.rubric import RewardPart, score
 from forge_env.utils.deadlines import Deadline
 
-AT_ONCE = 16
+BATCH_SIZE = 16
+"""Episodes that are scored at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """One episode before and after. Without a final answer it stays as it was.
+    """An episode with its old and its new reward. Without a final answer, both are the same.
 
-    Where the reward function failed, what comes after is an `env_fault` without a reward, as in an episode that is
-    played: the old reward is no answer of the new function.
+    If the reward function failed, `after` is an `env_fault` without a reward, as in a played episode: it must not keep
+    the reward of another function.
     """
 
     before: Episode
@@ -37,20 +38,20 @@ class Rescored:
 
 
 def load_reward(target: str) -> RewardPart:
-    """Import a reward function, or a class whose instances are one.
+    """Import a reward function, or a class whose instances are reward functions.
 
     Raises:
-        UserError: when it cannot be imported, or called as `forge_env.tool_env.rubric` says.
+        UserError: when it cannot be imported, or does not take the arguments of `forge_env.tool_env.rubric`.
     """
-    found = load(target)
-    if isinstance(found, type):
+    function = load(target)
+    if isinstance(function, type):
         try:
-            found = found()
+            function = function()
         except Exception as error:
-            raise UserError(f"{target!r}: {found.__qualname__}() raised {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise UserError(f"{target!r} is {found!r}; a reward is a function of what forge_env.tool_env.rubric names")
-    return RewardPart.of(found)
+            raise UserError(f"{target!r}: {function.__qualname__}() raised {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise UserError(f"{target!r} is {function!r}; a reward is a function of what forge_env.tool_env.rubric names")
+    return RewardPart.of(function)
 
 
 def has_answer(episode: Episode) -> bool:
@@ -59,17 +60,17 @@ def has_answer(episode: Episode) -> bool:
 
 
 async def rescore(episodes: Iterable[Episode], part: RewardPart, *, seconds: float = 120.0) -> AsyncIterator[Rescored]:
-    """Score episodes anew, in order; `seconds` is the deadline of one.
+    """Score episodes again, in order; `seconds` is the time limit of one.
 
-    The last turn's reward is changed with the episode's, so that they still add up.
+    The reward of the last turn changes with that of the episode, so that the turns still add up.
     """
-    rest = iter(episodes)
-    while batch := list(islice(rest, AT_ONCE)):
-        for rescored in await asyncio.gather(*(_rescored(episode, part, seconds) for episode in batch)):
+    remaining = iter(episodes)
+    while batch := list(islice(remaining, BATCH_SIZE)):
+        for rescored in await asyncio.gather(*(_rescore(episode, part, seconds) for episode in batch)):
             yield rescored
 
 
-async def _rescored(episode: Episode, part: RewardPart, seconds: float) -> Rescored:
+async def _rescore(episode: Episode, part: RewardPart, seconds: float) -> Rescored:
     if not has_answer(episode):
         return Rescored(before=episode, after=episode)
     messages, deadline = episode.messages, Deadline(seconds)
@@ -79,10 +80,10 @@ async def _rescored(episode: Episode, part: RewardPart, seconds: float) -> Resco
         reason = f"it took longer than {seconds:g} s" if deadline.expired else f"the reward timed out: {error}"
         return _failed(episode, reason)
     except (EnvError, InfraError) as error:
-        return _failed(episode, told(error))
+        return _failed(episode, error_text(error))
     last = episode.turns[-1]
     turn = replace(last, reward=last.reward + reward - (episode.reward or 0.0))
-    # What the environment called a success was said of its own reward.
+    # The environment's verdict on success belongs to the old reward.
     after = replace(episode, turns=(*episode.turns[:-1], turn), reward=reward, rewards=parts, success=None)
     return Rescored(before=episode, after=after)
 

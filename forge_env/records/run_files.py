@@ -1,4 +1,4 @@
-"""What the folder of a run holds: an evaluation, a training run with its phases, or one file of JSON lines."""
+"""Files of a run: an evaluation, a training run with its phases, or a single file of JSON lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
-"""Of an evaluation."""
+"""Files of an evaluation."""
 FAULTED = "faults"
-"""What its sidecar is called, among the phases."""
+"""Phase name of the faults of an evaluation."""
 CONFIG = "config.yaml"
 """The settings of a training run."""
 CHECKPOINTS = "checkpoints/step_*/forge_env.json"
@@ -22,21 +22,21 @@ CHECKPOINTS = "checkpoints/step_*/forge_env.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Under what the episodes of a run came about, as far as its folder says."""
+    """Settings of a run, as far as its folder records them."""
 
     env: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the environment."""
+    """Options of the environment."""
     limits: EpisodeLimits | None = None
-    """None where nothing says them."""
+    """None if they are not recorded."""
     agent: str = ""
-    """Of an evaluation."""
+    """The agent of an evaluation."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of an evaluation: digests of the environment's code, see `forge_env.evaluation.digests`."""
+    """Digests of the environment's code, recorded by an evaluation; see `forge_env.evaluation.digests`."""
 
 
 def episode_files(run: Path) -> dict[str, Path]:
-    """Return the files of episodes by phase; an evaluation and a single file have one, without a name.
+    """Return the files of episodes by phase; an evaluation and a single file have one phase, named "".
 
     Raises:
         UserError: when there are none.
@@ -49,26 +49,26 @@ def episode_files(run: Path) -> dict[str, Path]:
     files = {path.stem: path for path in sorted((run / "episodes").glob("*.jsonl"))}
     if not files:
         raise UserError(
-            f"{run} holds no episodes: name a .jsonl file, or the folder of an evaluation or of a training run"
+            f"{run} holds no episodes: give a .jsonl file, or the folder of an evaluation or of a training run"
         )
     return files
 
 
 def all_files(run: Path) -> dict[str, Path]:
-    """As `episode_files`, with the sidecar of an evaluation, which may be all that there is.
+    """Return the files of `episode_files`, and the faults of an evaluation, which may be its only file.
 
     Raises:
         UserError: when there are none.
     """
-    sidecar = run.expanduser() / FAULTS
-    if not sidecar.is_file():
+    faults = run.expanduser() / FAULTS
+    if not faults.is_file():
         return episode_files(run)
-    episodes = sidecar.with_name(EPISODES)
-    return {**({"": episodes} if episodes.is_file() else {}), FAULTED: sidecar}
+    episodes = faults.with_name(EPISODES)
+    return {**({"": episodes} if episodes.is_file() else {}), FAULTED: faults}
 
 
 def episode_line(line: str) -> str:
-    """The Episode of a line; in the sidecar of an evaluation it is one of three things."""
+    """Return the Episode in a line; a line of faults.jsonl holds it with its class and error."""
     if not line.startswith('{"class":'):
         return line
     try:
@@ -78,7 +78,7 @@ def episode_line(line: str) -> str:
 
 
 def run_settings(run: Path) -> RunSettings | None:
-    """Read the settings of a run, or of the run that a file of episodes lies in; None where nothing says them.
+    """Read the settings of a run, or of the run that a file of episodes belongs to; None if they are not recorded.
 
     Raises:
         UserError: when they cannot be read.
@@ -90,30 +90,30 @@ def run_settings(run: Path) -> RunSettings | None:
             plan = read_object(folder / PLAN)
             return _settings(folder / PLAN, plan, plan.get("limits", {}))
         if config := trained_config(folder):
-            found, env = config
-            return _settings(found, {**env, "env": env.get("name")}, env)
+            file, env = config
+            return _settings(file, {**env, "env": env.get("name")}, env)
     return None
 
 
 def trained_config(run: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The section `env` of a training run's config, and the file that says so; None where there is none.
+    """Return the file with a training run's config, and its section `env`; None if there is none.
 
     Raises:
         UserError: when the file cannot be read.
     """
     if (run / CONFIG).is_file() and isinstance(env := _read_yaml(run / CONFIG).get("env"), dict):
-        return run / CONFIG, env  # else it is another program's
+        return run / CONFIG, env  # otherwise another program's file
     files = sorted(run.glob(CHECKPOINTS))
     if not files:
         return None
     env = ((read_object(files[-1]).get("extra") or {}).get("config") or {}).get("env")
     if not isinstance(env, dict):
-        raise UserError(f"{files[-1]} is not of a training run: it holds no settings of an environment")
+        raise UserError(f"{files[-1]} is not from a training run: it holds no settings of an environment")
     return files[-1], env
 
 
 def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:
-    """The limits among saved settings; those that are missing are the usual ones."""
+    """Return the limits in saved settings, with defaults for missing ones."""
     return EpisodeLimits(**{f.name: saved[f.name] for f in fields(EpisodeLimits) if f.name in saved})
 
 
@@ -124,22 +124,22 @@ def read_object(file: Path) -> dict[str, Any]:
         UserError: when it does not.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object")
-    return found
+    return content
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -> RunSettings:

@@ -1,13 +1,13 @@
-"""Agents by name, as a command line writes them: a kind, a colon, and what that kind wants.
+"""Names of agents on a command line: a kind, a colon, and the argument of that kind.
 
     scripted:expert          the environment's own solution
-    scripted:null            answers with nothing
+    scripted:null            answers with an empty text
     scripted:FILE.py:fn      a function of the conversation, or module:fn
     openai:MODEL@BASE_URL    a model behind any OpenAI-compatible endpoint
-    vllm:MODEL               a Hugging Face folder or hub id, in an engine of this process
-    checkpoint:RUN           the model that a finished training run left behind
+    vllm:MODEL               a Hugging Face folder or hub id, in an engine in this process
+    checkpoint:RUN           the model of a finished training run
 
-forge_env imports nothing of `agents`: a kind is a registry string, "module:function", of an async context manager.
+forge_env does not import `agents`: each kind maps to the "module:function" of an async context manager.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ OPENERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What an opener is told beside the name; it says so where a setting means nothing to its kind."""
+    """Settings of an agent. The function of a kind reports settings that do not apply to it."""
 
     env: str
-    """The environment's name, whose expert may be meant."""
+    """Name of the environment, for its expert."""
     temperature: float | None = None
-    """Of sampling; None is 1, or what an endpoint does by itself."""
+    """Sampling temperature; None is 1, or the default of an endpoint."""
     top_p: float | None = None
-    """The share of the probability that is sampled from; None is all of it, or what an endpoint does by itself."""
+    """Probability mass that is sampled from; None is all of it, or the default of an endpoint."""
     deterministic: bool = False
-    """Greedy, one request at a time and none of it from a cache, so that a run repeats exactly on one machine."""
+    """Greedy, one request at a time and without a prefix cache, so that a run repeats exactly on one machine."""
     max_tokens: int = 4096
-    """The context length: prompt and answers of a row together."""
+    """Context length: tokens of a row, prompt and answers together."""
     concurrency: int = 16
-    """Requests at once."""
+    """Maximum number of concurrent requests."""
     requests_per_minute: float | None = None
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds an endpoint's key."""
     answer_seconds: float | None = None
-    """For one answer; waiting for a place or a rate limit does not count. None is 1,800 for a script, 120 for an
-    endpoint that does not stream, and as long as it takes for a model here."""
+    """Time limit of one answer, without waiting for a slot or a rate limit. None is 1,800 for a script, 120 for an
+    endpoint that does not stream, and no limit for a local model."""
     idle_seconds: float | None = None
-    """Without a sign of an answer: an endpoint then streams, and sends at least something in this time; an engine here
-    computes at least a token. None asks an endpoint for whole answers, and is 300 for an engine."""
+    """Time limit without progress: an endpoint then streams and must send something in this time; a local engine must
+    compute a token. None asks an endpoint for whole answers, and is 300 for a local engine."""
     seed: int = 0
 
 
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:
-    """Return the agent that a name stands for, to be used as `async with`; it is closed at the end.
+    """Return an async context manager that opens the named agent and closes it at the end.
 
     Raises:
-        UserError: for an unknown kind, here; for the rest of the name or a setting, when it is entered.
+        UserError: here for an unknown kind; on entering, for a wrong argument or setting.
     """
-    kind, rest = split_agent(spec)
-    opener = load(OPENERS[kind])
-    return opener(rest, settings)
+    kind, argument = split_agent(spec)
+    open_kind = load(OPENERS[kind])
+    return open_kind(argument, settings)
 
 
 def split_agent(spec: str) -> tuple[str, str]:
-    """Split a name into its kind and the rest.
+    """Split a name into its kind and its argument.
 
     Raises:
         UserError: for an unknown kind, or nothing after the colon.
     """
-    kind, _, rest = spec.partition(":")
+    kind, _, argument = spec.partition(":")
     if kind not in OPENERS:
         raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, OPENERS)}")
-    if not rest:
+    if not argument:
         raise UserError(f"the agent {kind}: lacks what comes after the colon, as in scripted:expert or vllm:MODEL")
-    return kind, rest
+    return kind, argument

@@ -1,4 +1,4 @@
-"""The ids that forge environments have in Gymnasium: `code_exec` is "forge_env/CodeExec-v0"."""
+"""Gymnasium ids of environments: `code_exec` is "forge_env/CodeExec-v0"."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ def gymnasium_id(name: str) -> str:
 
 
 def register_env(name: str) -> str:
-    """Register one environment with Gymnasium, by its name, and return its id; nothing of it is imported.
+    """Register an environment with Gymnasium by its name, without importing it, and return its id.
 
     Raises:
-        UserError: when another environment has the same id.
+        UserError: when another environment already has this id.
     """
     import gymnasium
 
     gym_id = gymnasium_id(name)
-    taken = gymnasium.registry.get(gym_id)
-    if taken is None:
-        turns = gymnasium.envs.registration.WrapperSpec("TurnLimit", "forge_env.gymnasium.env:TurnLimit", kwargs={})
+    registered = gymnasium.registry.get(gym_id)
+    if registered is None:
+        turn_limit = gymnasium.envs.registration.WrapperSpec(
+            "TurnLimit", "forge_env.gymnasium.env:TurnLimit", kwargs={}
+        )
         entry_point = "forge_env.gymnasium.env:SyncEnv"
-        gymnasium.register(gym_id, entry_point=entry_point, additional_wrappers=(turns,), kwargs={"env": name})
-    elif taken.kwargs.get("env") != name:
-        raise UserError(f"{name!r} and {taken.kwargs.get('env')!r} would both be {gym_id} in Gymnasium: rename one")
+        wrappers = (turn_limit,)
+        gymnasium.register(gym_id, entry_point=entry_point, additional_wrappers=wrappers, kwargs={"env": name})
+    elif (other := registered.kwargs.get("env")) != name:
+        raise UserError(f"{name!r} and {other!r} would both be {gym_id} in Gymnasium: rename one")
     return gym_id
 
 
 def is_imported() -> bool:
-    """Whether Gymnasium is imported, and not just being imported."""
+    """Whether Gymnasium is imported completely."""
     return hasattr(sys.modules.get("gymnasium"), "make_vec")

@@ -1,26 +1,25 @@
-"""Names of environments and tools. The registry holds strings, imported only when they are needed.
+"""Names of environments and tools. The registry holds import strings, which are imported only when they are used.
 
 A name is looked up in this process (`register`), the project's file, the user's file, the installed packages
-(entry-point groups `forge_env.envs` and `forge_env.tools`) and the tables below; the first that has it wins.
+(entry-point groups `forge_env.envs` and `forge_env.tools`) and the tables below; the first match wins.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.registry import gymnasium_ids
-from forge_env.registry.registry_file import FILE, Entry, Kind, RegistryFile
+from forge_env.registry.locations import project_file, user_file, warn_once
+from forge_env.registry.registry_file import Entry, Kind
 from forge_env.registry.tool_sets import check_options, derive_tools
 from forge_env.utils.targets import add_to_path, is_source, load, source_of
 
@@ -43,9 +42,8 @@ FAMILIES: dict[str, str] = {
     "gymnasium": "envs.gymnasium_text:resolve",
     "reasoning_gym": "envs.reasoning.env:resolve",
 }
-"""Names with a prefix, such as "gymnasium:FrozenLake-v1": a function makes the class from what follows it."""
+"""Prefixes of names such as "gymnasium:FrozenLake-v1": a function makes the class from what follows the colon."""
 
-FILE_VARIABLE = "FORGE_ENV_REGISTRY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _KINDS: dict[Kind | None, str] = {
     "env": "environment",
@@ -53,8 +51,6 @@ _KINDS: dict[Kind | None, str] = {
     None: "environment and no set of tools",
 }
 _process: dict[tuple[Kind, str], Entry] = {}
-_told: set[Path] = set()
-logger = logging.getLogger(__name__)
 
 
 def register(
@@ -66,26 +62,26 @@ def register(
     replace: bool = False,
     **options: Any,
 ) -> None:
-    """Give an environment, a function or a class of tools a name, in this process; `forge-env register` keeps it.
+    """Register an environment, a function or a class of tools in this process; `forge-env register` makes it permanent.
 
     Args:
         name: letters, digits, "_" and "-".
         target: the class or function, or its "module:attribute" or "path/to/file.py:attribute".
-        kind: "env" or "tools"; known for a class or function, and "env" for a text without it.
+        kind: "env" or "tools"; detected for a class or function, "env" by default for a text.
         description: one line.
-        replace: take the name from what has it in this process.
+        replace: replace the present entry of that name in this process.
         **options: of tools: settings of `@tool`, such as `timeout=5.0`.
 
     Raises:
-        UserError: when the name is taken by something else, what has no target, or an option is wrong.
+        UserError: when the name is taken, the object cannot be imported by a name, or an option is wrong.
     """
     if kind is None:
         kind = "env" if isinstance(target, str) or _is_env(target) else "tools"
     text = target if isinstance(target, str) else source_of(target)
     entry = make_entry(name, text, kind=kind, description=description, options=options)
     table = ENVS if kind == "env" else TOOLS
-    taken = _process.get((kind, name))
-    holder = taken.target if taken else table.get(name, text)
+    present = _process.get((kind, name))
+    holder = present.target if present else table.get(name, text)
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
     _process[kind, name] = entry
@@ -94,10 +90,10 @@ def register(
 
 
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: dict[str, Any]) -> Entry:
-    """Return an entry whose name, kind and options are right.
+    """Return an entry, with its name, kind and options checked.
 
     Raises:
-        UserError: saying which of them is wrong.
+        UserError: when one of them is wrong.
     """
     if not _NAME.fullmatch(name):
         raise UserError(
@@ -112,32 +108,32 @@ def make_entry(name: str, target: str, *, kind: Kind, description: str = "", opt
 
 
 def entries() -> list[Entry]:
-    """Return what every name stands for, sorted by name; what another source hides is left out.
+    """Return the entries of all names, sorted by name, without those that an earlier source hides.
 
     Raises:
         UserError: when a registry file is malformed.
     """
-    found: dict[tuple[str, Kind], Entry] = {}
+    visible: dict[tuple[str, Kind], Entry] = {}
     for source in _sources():
         for entry in source:
-            found.setdefault((entry.name, entry.kind), entry)
-    return [found[key] for key in sorted(found)]
+            visible.setdefault((entry.name, entry.kind), entry)
+    return [visible[key] for key in sorted(visible)]
 
 
 def find(name: str, kind: Kind | None = None) -> Entry | None:
-    """Return what a name stands for; without a kind, whichever comes first.
+    """Return the entry of a name, None if there is none; without a kind, the first entry of any kind.
 
     Raises:
-        UserError: when two installed packages give the same name, or a registry file is malformed.
+        UserError: when two installed packages have the same name, or a registry file is malformed.
     """
     for source in _sources():
-        found = [entry for entry in source if entry.name == name and kind in (None, entry.kind)]
-        rivals = {f"{entry.source} ({entry.target})" for entry in found if entry.kind == found[0].kind}
+        matching = [entry for entry in source if entry.name == name and kind in (None, entry.kind)]
+        rivals = {f"{entry.source} ({entry.target})" for entry in matching if entry.kind == matching[0].kind}
         if len(rivals) > 1:
             packages = " and ".join(sorted(rivals))
-            raise UserError(f"the name {name!r} comes from {packages}: register the one that is meant in this project")
-        if found:
-            return found[0]
+            raise UserError(f"the name {name!r} comes from {packages}: register one of them in this project")
+        if matching:
+            return matching[0]
     return None
 
 
@@ -153,16 +149,16 @@ def env_class(name: str) -> type[Env]:
     """Return the class of a registered name, of a target such as "module:Class", or of a family's member.
 
     Raises:
-        UserError: for an unknown name, with the nearest one, or what is no environment.
+        UserError: for an unknown name, with the nearest one, or a target that is no environment.
     """
-    found = load_target(name) if is_member(name) else load_entry(resolve(name, "env"))
-    if not _is_env(found):
-        raise UserError(f"{name!r} is not an environment: {found!r} is no subclass of forge_env.Env")
-    return found
+    loaded = load_target(name) if is_family_member(name) else load_entry(resolve(name, "env"))
+    if not _is_env(loaded):
+        raise UserError(f"{name!r} is not an environment: {loaded!r} is no subclass of forge_env.Env")
+    return loaded
 
 
-def is_member(name: str) -> bool:
-    """Whether a name is one of a family, such as "gymnasium:FrozenLake-v1"."""
+def is_family_member(name: str) -> bool:
+    """Whether a name has the prefix of a family, such as "gymnasium:FrozenLake-v1"."""
     family, colon, _ = name.partition(":")
     return bool(colon) and family in FAMILIES
 
@@ -171,9 +167,9 @@ def load_target(target: str) -> Any:
     """Import the object of a "module:attribute" or "file.py:attribute", or make the class of a family's member.
 
     Raises:
-        UserError: for what is not there.
+        UserError: when it cannot be imported.
     """
-    if not is_member(target):
+    if not is_family_member(target):
         return load(target)
     family, _, member = target.partition(":")
     return load(FAMILIES[family])(member)
@@ -182,31 +178,31 @@ def load_target(target: str) -> Any:
 def tools_of(name: str) -> list[Tool]:
     """Return the tools of a registered name, or of a target such as "tools.py:add".
 
-    A function is one tool, under the registered name. A class gives its `@tool` methods, bound to a fresh instance;
-    where none is marked, its public methods that have a docstring and types. A limit on concurrency holds among the
-    episodes that share the returned tools, so ask once in a process.
+    A function is one tool, with the registered name. A class gives its `@tool` methods, bound to a new instance; if
+    none is marked, its public methods with a docstring and types. A limit on concurrency holds among the episodes that
+    share the returned tools, so call this once in a process.
 
     Raises:
-        UserError: for an unknown name, with the nearest one, or what makes no tools.
+        UserError: for an unknown name, with the nearest one, or a target without tools.
     """
     entry = resolve(name, "tools")
-    found = load_entry(entry)
-    if _is_env(found):
+    loaded = load_entry(entry)
+    if _is_env(loaded):
         raise UserError(f"{name!r} is an environment, not a set of tools")
     try:
-        return derive_tools(found, name=entry.name, options=entry.options)
+        return derive_tools(loaded, name=entry.name, options=entry.options)
     except UserError as error:
-        raise UserError(f"{error}{_registered(entry)}") from None
+        raise UserError(f"{error}{_registered_in(entry)}") from None
 
 
 def resolve(name: str, kind: Kind | None = None) -> Entry:
-    """Return what a name stands for; a target stands for itself.
+    """Return the entry of a name; for a target, an entry without a name.
 
     Raises:
         UserError: for an unknown name, with the nearest one.
     """
     if ":" in name:
-        family = name.partition(":")[0] if is_member(name) else ""
+        family = name.partition(":")[0] if is_family_member(name) else ""
         return Entry(name="", kind=kind or "env", target=name, source=FAMILIES.get(family, "process"))
     entry = find(name, kind)
     if entry is not None:
@@ -219,84 +215,31 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
 
 
 def load_entry(entry: Entry) -> Any:
-    """Import what an entry stands for.
+    """Import the target of an entry.
 
     Raises:
-        UserError: when it cannot be imported, saying where it is registered.
+        UserError: when it cannot be imported, with the file that registers it.
     """
     if is_source(entry.target):
         raise UserError(
             f"{entry.name or entry.target!r} is a source of tools, which is opened and not imported: use it with "
-            f"`--env tool_api --tools {entry.name or entry.target}`{_registered(entry)}"
+            f"`--env tool_api --tools {entry.name or entry.target}`{_registered_in(entry)}"
         )
     if entry.folder is not None:
         add_to_path(entry.folder)
     try:
         return load(entry.target)
     except UserError as error:
-        raise UserError(f"{error}{_registered(entry)}") from error
-
-
-def project_file() -> RegistryFile | None:
-    """The project's file, which need not exist: the nearest one at or above the working directory.
-
-    The search ends where git's would: at the nearest folder with .git, the home folder, or where another file system
-    begins. A pyproject.toml does not end it, for a project may hold packages. A file that is not this user's alone is
-    passed over. Where there is none, it belongs beside the nearest pyproject.toml or .git, else
-    here. FORGE_ENV_REGISTRY names another one, whosever it is. None where the working directory has been removed.
-    """
-    if named := os.environ.get(FILE_VARIABLE):
-        return RegistryFile(Path(os.path.expanduser(named)), "project")
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        return None
-    folders = _project_folders(here)
-    for folder in folders:
-        if os.path.isfile(folder / FILE):
-            file = RegistryFile(folder / FILE, "project", below=folder)
-            if not file.problem:
-                return file
-            _tell_of(file)
-    place = next((f for f in folders if os.path.isfile(f / "pyproject.toml") or os.path.lexists(f / ".git")), here)
-    return RegistryFile(place / FILE, "project", below=place)
-
-
-def user_file() -> RegistryFile | None:
-    """The user's file, which need not exist; None for a user without a home."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not home.is_absolute():
-        home = Path(os.path.expanduser("~/.config"))
-    return RegistryFile(home / "forge_env" / FILE.name, "user", below=home) if home.is_absolute() else None
-
-
-def _project_folders(here: Path) -> list[Path]:
-    """A folder and those above it, up to the root of its project."""
-    folders: list[Path] = []
-    home, device = Path(os.path.expanduser("~")), os.stat(here).st_dev
-    for folder in (here, *here.parents):
-        if os.stat(folder).st_dev != device:
-            break
-        folders.append(folder)
-        if folder == home or os.path.lexists(folder / ".git"):
-            break
-    return folders
-
-
-def _tell_of(file: RegistryFile) -> None:
-    """Say once in this process that a file is not read."""
-    if file.path not in _told:
-        _told.add(file.path)
-        logger.warning("%s", file.problem)
+        raise UserError(f"{error}{_registered_in(entry)}") from error
 
 
 def _sources() -> Iterator[Sequence[Entry]]:
-    """What each source has, in order of precedence; each is read when it is asked."""
+    """Yield the entries of each source, in order of precedence; a source is read when it is reached."""
     yield list(_process.values())
     for file in (project_file(), user_file()):
         if file is not None and file.problem:
             if os.path.isfile(file.path):
-                _tell_of(file)
+                warn_once(file)
             file = None
         yield list(file.read().values()) if file else []
     yield _installed(tuple(sys.path))
@@ -310,7 +253,7 @@ def _built_in(name: str, kind: Kind, target: str) -> Entry:
 
 @functools.lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> Sequence[Entry]:
-    """The entry points of the packages on a path: scanning them all takes some 20 ms."""
+    """Return the entry points of the packages on a path. Cached, because scanning takes about 20 ms."""
     points = importlib.metadata.entry_points()
     groups: tuple[tuple[Kind, str], ...] = (("env", "forge_env.envs"), ("tools", "forge_env.tools"))
     return [
@@ -325,9 +268,9 @@ def _installed(path: tuple[str, ...]) -> Sequence[Entry]:
     ]
 
 
-def _is_env(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Env)
+def _is_env(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Env)
 
 
-def _registered(entry: Entry) -> str:
+def _registered_in(entry: Entry) -> str:
     return f" ({entry.name!r} is registered in {entry.file})" if entry.file else ""

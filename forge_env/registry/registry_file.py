@@ -1,4 +1,4 @@
-"""The registry's file: names that `forge-env register` has given, in YAML that a person can read and edit.
+"""The registry file: names of environments and tools, written by `forge-env register`, in YAML for people to edit.
 
 Example::
 
@@ -8,8 +8,8 @@ Example::
       options: {timeout: 5.0}
       description: Add two numbers.
 
-Paths are relative to the project's folder where they lie inside of it. A change touches the lines of one entry only, so
-that comments stay; it is made under a lock, in a new file that takes the old one's place.
+Paths inside the project's folder are relative to it. A change replaces only the lines of one entry, so that comments
+stay. It is made under a lock, and the new file replaces the old one atomically.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from forge_env.core.errors import UserError, nearest
 from forge_env.registry.tool_sets import check_options
 from forge_env.utils.atomic import locked, replace_file
-from forge_env.utils.owners import problem_of, problem_with
+from forge_env.utils.owners import path_problem, stat_problem
 from forge_env.utils.targets import is_file, is_source, split_target
 
 if TYPE_CHECKING:
@@ -47,62 +47,63 @@ class Entry:
     target: str
     """ "module:attribute", "/absolute/path/file.py:attribute", or a source, as "openapi:/absolute/shop.yaml#URL"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of tools: fields of `ToolOptions`, which override those of their `@tool` marks."""
+    """Of tools: fields of `ToolOptions` that override the `@tool` marks."""
     description: str = ""
     source: str = "process"
-    """Who gave the name: "process", "project", "user", "package NAME" or "built-in"."""
+    """Origin of the name: "process", "project", "user", "package NAME" or "built-in"."""
     file: Path | None = None
-    """The registry's file that it is in, if any."""
+    """The registry file that holds it, if any."""
     folder: Path | None = None
-    """The project's folder, where its modules may be, if any."""
+    """The project's folder, from which modules can be imported, if any."""
 
 
 class RegistryFile:
-    """One file of entries, which need not exist.
+    """A file of entries, which need not exist.
 
     Args:
         path: the file.
         source: "project" or "user".
-        below: the folder from which on all must be this user's alone, see `problem`; None for a file that the user has
-            named, whosever it is.
+        below: only this user may be able to write to this folder and everything below it on the way to the file, see
+            `problem`; None for a file that the user has named, which is not checked.
     """
 
     def __init__(self, path: Path, source: str, *, below: Path | None = None) -> None:
-        self._named, self._below = path, below
-        self.path = Path(os.path.realpath(path))  # a link stays one, and what it points to is changed
+        self._given_path, self._below = path, below
+        self.path = Path(os.path.realpath(path))  # a link is kept, and its target is changed
         self.source = source
-        # The folder that holds `.forge_env`; a file of another name is relative to its own folder.
+        # The folder that holds `.forge_env`; for a file in another folder, that folder.
         self.folder = self.path.parent.parent if self.path.parent.name == FILE.parent.name else self.path.parent
 
     @property
     def problem(self) -> str:
-        """One sentence, with the remedy, where others than this user and root have a say in the file; else ""."""
+        """One sentence with a remedy, if others than this user and root can change the file; else ""."""
         if self._below is None:
             return ""
-        problem = problem_of(self._named, below=self._below)
+        problem = path_problem(self._given_path, below=self._below)
         if not problem:
             return ""
-        place, is_writable, _ = problem.partition(" can be written by ")
-        remedy = f"`chmod go-w {place}`, or set" if is_writable else "set"
-        what = f"{self.path} is not read" if os.path.exists(self.path) else "there is no place for a registry here"
+        location, is_writable, _ = problem.partition(" can be written by ")
+        remedy = f"`chmod go-w {location}`, or set" if is_writable else "set"
+        is_there = os.path.exists(self.path)
+        effect = f"{self.path} is not read" if is_there else "there is no place for a registry here"
         return (
-            f"{what}: {problem}, and what a registry names runs as you; {remedy} FORGE_ENV_REGISTRY={self.path} if you "
-            "trust all who can write there"
+            f"{effect}: {problem}, and the code that a registry names runs as you; {remedy} "
+            f"FORGE_ENV_REGISTRY={self.path} if you trust all who can write there"
         )
 
     def read(self) -> dict[str, Entry]:
         """Return the entries by name, in the file's order.
 
         Raises:
-            UserError: when it cannot be read or is malformed, naming the line.
+            UserError: when the file cannot be read or is malformed, with the line.
         """
         return {name: entry for name, (entry, _) in self._parse(self._text()).items()}
 
     def add(self, entry: Entry, *, replace: bool = False) -> None:
-        """Write an entry; at the end, or where one of the same name was.
+        """Write an entry at the end, or in the place of the present one of that name.
 
         Raises:
-            UserError: when the name is there already and `replace` is not asked for, or the file cannot be written.
+            UserError: when the name is taken and `replace` is False, or the file cannot be written.
         """
 
         def change(entries: dict[str, Entry]) -> None:
@@ -117,10 +118,10 @@ class RegistryFile:
         self._change(entry.name, change)
 
     def remove(self, name: str) -> Entry:
-        """Take an entry out, and return it.
+        """Remove an entry and return it.
 
         Raises:
-            UserError: when there is none of that name, with the nearest one, or the file cannot be written.
+            UserError: when there is no entry of that name, or the file cannot be written.
         """
         removed: list[Entry] = []
 
@@ -129,32 +130,32 @@ class RegistryFile:
                 raise UserError(f"there is no {name!r} in {self.path}. {nearest(name, entries)}")
             removed.append(entries.pop(name))
 
-        change(self.read())  # where there is nothing to remove, no folder is made either
+        change(self.read())  # raises before a folder is created
         self._change(name, change)
         return removed[-1]
 
     def _change(self, name: str, change: Callable[[dict[str, Entry]], None]) -> None:
-        with _writing(self.path), locked(self.path):
+        with _report_write_errors(self.path), locked(self.path):
             text = self._text()
             old = self._parse(text)
-            wanted = {n: entry for n, (entry, _) in old.items()}
-            change(wanted)
+            entries = {n: entry for n, (entry, _) in old.items()}
+            change(entries)
             lines = text.splitlines(keepends=True) or [_HEADER]
-            block = self._block(wanted[name]) if name in wanted else []
+            block = self._block(entries[name]) if name in entries else []
             first, last = old[name][1] if name in old else (len(lines), len(lines))
             if not lines[first - 1].endswith("\n"):
                 lines[first - 1] += "\n"
             new = "".join([*lines[:first], *block, *lines[last:]])
-            self._check(new, wanted)
+            self._check(new, entries)
             replace_file(self.path, new)
 
-    def _check(self, text: str, wanted: Mapping[str, Entry]) -> None:
-        """Make sure that a new text says what it should, however the old one was written."""
+    def _check(self, text: str, entries: Mapping[str, Entry]) -> None:
+        """Check that a new text holds exactly these entries, whatever the style of the old text."""
         try:
-            found = {name: _content(entry) for name, (entry, _) in self._parse(text).items()}
+            parsed = {name: _content(entry) for name, (entry, _) in self._parse(text).items()}
         except UserError:
-            found = {}
-        if found != {name: _content(entry) for name, entry in wanted.items()}:
+            parsed = {}
+        if parsed != {name: _content(entry) for name, entry in entries.items()}:
             raise UserError(
                 f"{self.path} is written in a way that cannot be changed without losing some of it: give each name "
                 "lines of its own, as in `add:` followed by the indented `kind: tools` and `target: tools.py:add`"
@@ -180,34 +181,34 @@ class RegistryFile:
     def _text(self) -> str:
         try:
             with self.path.open(encoding="utf-8") as file:
-                # Of what was opened, which may be another file than the one that was looked at.
-                if self._below is not None and (problem := problem_with(os.fstat(file.fileno()))):
+                # Check the opened file: the path may have been replaced since it was checked.
+                if self._below is not None and (problem := stat_problem(os.fstat(file.fileno()))):
                     raise UserError(f"{self.path} {problem}: it is not read")
                 return file.read()
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            raise UserError(f"{self.path}, line {line}: it is not UTF-8 text: mend it or remove it") from None
+            raise UserError(f"{self.path}, line {line}: it is not UTF-8 text: correct it or remove it") from None
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def _parse(self, text: str) -> dict[str, tuple[Entry, tuple[int, int]]]:
-        """Entries with the lines, from and to, that hold them."""
+        """Return the entries by name, each with its first line and the line after its last."""
         if not text:
             return {}
         root = _compose(self.path, text)
-        found: dict[str, tuple[Entry, tuple[int, int]]] = {}
+        entries: dict[str, tuple[Entry, tuple[int, int]]] = {}
         lines = text.splitlines()
         for key, value in _pairs(self.path, root):
             name, first = str(key.value), key.start_mark.line
-            if name in found:
+            if name in entries:
                 raise UserError(f"{self.path}, line {first + 1}: the name {name!r} is there twice: remove one of them")
             last = value.end_mark.line + (value.end_mark.column > 0)
             while last > first + 1 and (not lines[last - 1].strip() or lines[last - 1].startswith("#")):
                 last -= 1
-            found[name] = self._entry(name, value), (first, last)
-        return found
+            entries[name] = self._entry(name, value), (first, last)
+        return entries
 
     def _entry(self, name: str, node: yaml.Node) -> Entry:
         fields = {key.value: value for key, value in _pairs(self.path, node, f"the entry {name!r}")}
@@ -258,8 +259,8 @@ class RegistryFile:
             source, attribute = split_target(target)
         except UserError as error:
             raise UserError(f"{self._at(node)}: {error}") from None
-        is_ours = is_file(source) and not is_source(target)
-        return f"{(self.folder / source).resolve()}:{attribute}" if is_ours else target
+        is_local_file = is_file(source) and not is_source(target)
+        return f"{(self.folder / source).resolve()}:{attribute}" if is_local_file else target
 
     def _at(self, node: yaml.Node) -> str:
         return f"{self.path}, line {node.start_mark.line + 1}"
@@ -294,7 +295,7 @@ def _pairs(path: Path, node: yaml.Node | None, what: str = "the file") -> list[t
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _report_write_errors(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

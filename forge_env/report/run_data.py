@@ -87,8 +87,12 @@ class RunData:
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
 
 
-def read_run(folder: Path) -> RunData:
+def read_run(folder: Path, *, max_bytes: int = MAX_BYTES) -> RunData:
     """Read the folder of a training run.
+
+    Args:
+        folder: of the run.
+        max_bytes: that are read of the end of each file of episodes.
 
     Raises:
         UserError: when the folder is not that of a training run.
@@ -97,7 +101,7 @@ def read_run(folder: Path) -> RunData:
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
-    trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
+    trained, has_all_trained = _read_episodes(files["train"], max_bytes) if "train" in files else ([], True)
     return RunData(
         folder=folder,
         facts=_read_json(folder / "run.json") or {},
@@ -105,7 +109,9 @@ def read_run(folder: Path) -> RunData:
         config=_read_text(folder / "config.yaml"),
         phases=_read_phases(folder / "metrics.jsonl"),
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
-        evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
+        evaluations={
+            name: Evaluation(episodes=tuple(_read_episodes(files[name], max_bytes)[0])) for name in evaluations
+        },
         trained=trained,
         has_all_trained=has_all_trained,
     )
@@ -144,12 +150,12 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_episodes(path: Path) -> tuple[list[Episode], bool]:
+def _read_episodes(path: Path, max_bytes: int) -> tuple[list[Episode], bool]:
     """The episodes at the end of a file, and whether they are all of the file."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size > MAX_BYTES:
-            file.seek(size - MAX_BYTES)
+        if size > max_bytes:
+            file.seek(size - max_bytes)
             file.readline()
         lines = file.read().decode("utf-8", errors="replace").splitlines()
     episodes = []
@@ -158,4 +164,4 @@ def _read_episodes(path: Path) -> tuple[list[Episode], bool]:
             episodes.append(Episode.from_json(line))
         except ForgeError:
             continue
-    return episodes, size <= MAX_BYTES
+    return episodes, size <= max_bytes

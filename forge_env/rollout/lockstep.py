@@ -1,10 +1,10 @@
-"""Turns in lockstep: the episodes of a wave ask for completions together, so that every batch is the same on each run.
+"""Turns in lockstep: the episodes of a wave request completions together, so that all batches are reproducible.
 
-The last bits of a logprob depend on which requests share a batch with it, and these on which tool answered first. In a
-wave they do not: its completions are sampled as one batch, sorted by request id, when every episode that has not ended
-waits for one. The price is that each turn takes as long as the slowest of its tools.
+The last bits of a logprob depend on the other requests of its batch, and these depend on which tool answered first. A
+wave removes this dependence: when every running episode waits for a completion, all are sampled as one batch, sorted by
+request id. The price is that each turn takes as long as its slowest tool.
 
-A wave travels with the tasks that are started within it, and `LockstepPolicy` finds it there.
+The current wave is a context variable, which the tasks started within it inherit; `LockstepPolicy` reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forge_env.utils.deadlines import queued
 
 
 class Request(NamedTuple):
-    """What a policy is asked for."""
+    """The arguments of one completion."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
@@ -31,15 +31,15 @@ class Request(NamedTuple):
 
 
 class BatchPolicy(Policy, Protocol):
-    """A policy that also takes requests together."""
+    """A policy that also accepts batches of requests."""
 
     async def generate_batch(self, requests: Sequence[Request]) -> Sequence[Completion | Exception]:
-        """Sample for all of them as one batch that nothing else joins; what one of them raised is in its place."""
+        """Sample all requests as one batch, without others. The exception of a request is returned in its place."""
         ...
 
 
 class LockstepPolicy:
-    """Within a wave it asks together with the others; elsewhere it is the policy that it was given."""
+    """Within a wave it batches requests with those of the other episodes; elsewhere it passes them on."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
@@ -51,12 +51,12 @@ class LockstepPolicy:
         wave = _wave.get()
         if wave is None:
             return await self._policy.generate(prompt_ids, sampling, request_id=request_id, session=session)
-        return await wave.ask(self._policy, Request(tuple(prompt_ids), sampling, request_id))
+        return await wave.generate(self._policy, Request(tuple(prompt_ids), sampling, request_id))
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
-    """A request that waits for its batch, and then for its answer."""
+class _PendingRequest:
+    """A request that waits for its batch, and then for its completion."""
 
     request: Request
     sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -72,14 +72,14 @@ class Wave:
             await asyncio.gather(*(play(task, wave) for task in tasks))  # each within `with wave.episode():`
 
     Args:
-        episodes: how many take part, each with one request at a time. No batch is sent before each of them asks, or has
-            ended.
+        episodes: number of episodes, each with one request at a time. A batch is sent when each of them has a request
+            or has ended.
     """
 
     def __init__(self, episodes: int) -> None:
-        self._playing = episodes
+        self._running = episodes
         self._policy: BatchPolicy | None = None
-        self._waiting: dict[str, _Waiting] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         self._sending: asyncio.Task[None] | None = None
         self._token: Token[Wave | None] | None = None
 
@@ -96,51 +96,51 @@ class Wave:
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """One of the episodes: when the block ends, however it ends, the others no longer wait for it."""
+        """The scope of one episode: after the block, however it ends, the others no longer wait for it."""
         try:
             yield
         finally:
-            self._playing -= 1
+            self._running -= 1
             self._send_when_complete()
 
-    async def ask(self, policy: BatchPolicy, request: Request) -> Completion:
-        """Wait until all others ask as well; the clocks of the episode's deadlines stand still meanwhile."""
+    async def generate(self, policy: BatchPolicy, request: Request) -> Completion:
+        """Wait until all other episodes have a request, too; the deadlines of the episode are paused meanwhile."""
         if self._policy is not None and self._policy is not policy:
-            raise InvariantError("the episodes of a wave ask more than one policy")
-        if request.request_id in self._waiting:
+            raise InvariantError("the episodes of a wave use more than one policy")
+        if request.request_id in self._pending:
             raise InvariantError(f"two requests of a wave have the id {request.request_id}")
         self._policy = policy
-        waiting = self._waiting[request.request_id] = _Waiting(request)
+        pending = self._pending[request.request_id] = _PendingRequest(request)
         try:
             self._send_when_complete()
             async with queued():
-                await waiting.sent
-            return await waiting.answer
+                await pending.sent
+            return await pending.answer
         finally:
-            self._waiting.pop(request.request_id, None)
+            self._pending.pop(request.request_id, None)
 
     def _send_when_complete(self) -> None:
-        batch = [waiting for waiting in self._waiting.values() if not waiting.sent.done()]
-        if self._sending is None and batch and len(batch) >= self._playing and self._policy is not None:
-            batch.sort(key=lambda waiting: waiting.request.request_id)
+        batch = [pending for pending in self._pending.values() if not pending.sent.done()]
+        if self._sending is None and batch and len(batch) >= self._running and self._policy is not None:
+            batch.sort(key=lambda pending: pending.request.request_id)
             self._sending = asyncio.create_task(self._send(self._policy, batch))
 
-    async def _send(self, policy: BatchPolicy, batch: Sequence[_Waiting]) -> None:
-        for waiting in batch:
-            if not waiting.sent.done():  # cancelled just now
-                waiting.sent.set_result(None)
+    async def _send(self, policy: BatchPolicy, batch: Sequence[_PendingRequest]) -> None:
+        for pending in batch:
+            if not pending.sent.done():  # it may just have been cancelled
+                pending.sent.set_result(None)
         answers: Sequence[Completion | Exception]
         try:
-            answers = await policy.generate_batch([waiting.request for waiting in batch])
+            answers = await policy.generate_batch([pending.request for pending in batch])
         except Exception as error:
             answers = [error] * len(batch)
-        for waiting, answer in zip(batch, answers, strict=True):
-            if waiting.answer.done():  # the episode ended meanwhile
+        for pending, answer in zip(batch, answers, strict=True):
+            if pending.answer.done():  # the episode has ended meanwhile
                 continue
             if isinstance(answer, Exception):
-                waiting.answer.set_exception(answer)
+                pending.answer.set_exception(answer)
             else:
-                waiting.answer.set_result(answer)
+                pending.answer.set_result(answer)
         self._sending = None
         self._send_when_complete()
 

@@ -1,7 +1,7 @@
-"""The one rollout loop: an agent acts in an environment, turn by turn, and leaves an Episode.
+"""The rollout loop: an agent acts in an environment, turn by turn; the result is an Episode.
 
-This is the only place where environments and agents meet. A bad rollout is data: what breaks underneath an episode, in
-its environment or in its agent becomes its outcome, counted by reason. A bug in this loop still raises.
+This is the only place where environments and agents meet. A bad rollout is data: a failure of the environment, the
+agent or the machinery becomes the outcome of the episode, and is counted by reason. A bug in this loop still raises.
 """
 
 from __future__ import annotations
@@ -10,26 +10,34 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
-from typing import Any, NamedTuple, TypeVar
-
-import pydantic_core
+from typing import Any, TypeVar
 
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import EnvError, ForgeError, InfraError, PolicyError, TemplateError, first_error
 from forge_env.core.faults import SHRINK, FaultPolicy
 from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn
-from forge_env.core.reward_value import reward_value
-from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolUse
-from forge_env.core.user_code import NOT_CAUGHT, describe, fault, guard, told
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Task
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
+from forge_env.rollout.conversations import Conversations
+from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
+from forge_env.rollout.env_results import (
+    StepResult,
+    read_on_limit,
+    read_reset,
+    read_step,
+    read_success,
+    recorded_info,
+)
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke
 
 T = TypeVar("T")
-_MOST_FULL = 1000
-"""Prompts of one episode without room for an answer: an environment that only ever asks these would never end."""
+End = tuple[Outcome, str]
+"""Outcome of an episode, and what ended it, see `Episode.ended_by`."""
+_MAX_FULL_PROMPTS = 1000
+"""Ends an episode whose environment keeps asking prompts that leave no room for an answer."""
 
 
 async def run_group(
@@ -45,42 +53,42 @@ async def run_group(
     env_options: Mapping[str, Any] | None = None,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Group:
-    """Run `count` sibling episodes of one task at once; sibling i has seed `seed + i`.
+    """Run `count` sibling episodes of one task concurrently; sibling i has seed `seed + i`.
 
-    A sibling without a reward, by a fault of ours or a TIMEOUT, is run again where `on_fault` refills, with the same
-    seed. Each runs within an `around()` of its own, its repetitions included.
+    A sibling without a reward is run again with the same seed if `on_fault` refills. Each sibling runs, with its
+    repetitions, within its own `around()`.
     """
     replaced: list[Episode] = []
 
-    async def sibling(i: int) -> Episode:
-        attempt = 0
+    async def run_sibling(i: int) -> Episode:
+        attempts = 0
         while True:
-            again = f".{attempt}" if attempt else ""
+            suffix = f".{attempts}" if attempts else ""
             episode = await run_episode(
                 factory,
                 agent,
                 task,
                 seed=seed + i,
-                episode_id=f"{group_id}/{i}{again}",
+                episode_id=f"{group_id}/{i}{suffix}",
                 group_id=group_id,
                 limits=limits,
                 env_options=env_options,
             )
-            attempt += 1
-            if not on_fault.runs_again(episode.outcome, attempt):
+            attempts += 1
+            if not on_fault.runs_again(episode.outcome, attempts):
                 return episode
             replaced.append(episode)
 
-    async def place(i: int) -> Episode:
+    async def run_within(i: int) -> Episode:
         with around():
-            return await sibling(i)
+            return await run_sibling(i)
 
     try:
-        async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(place(i)) for i in range(count)]
+        async with asyncio.TaskGroup() as task_group:
+            siblings = [task_group.create_task(run_within(i)) for i in range(count)]
     except* Exception as errors:
         raise first_error(errors) from None
-    episodes = tuple(each.result() for each in tasks)
+    episodes = tuple(sibling.result() for sibling in siblings)
     return Group(task=task, episodes=episodes, id=group_id, replaced=tuple(replaced))
 
 
@@ -95,33 +103,34 @@ async def run_episode(
     group_id: str = "",
     env_options: Mapping[str, Any] | None = None,
 ) -> Episode:
-    """Run one episode to its end, under the limits that its environment declares where none are given.
+    """Run one episode to its end; without `limits`, under those that its environment declares.
 
     Returns:
-        An Episode in every case: faults of the environment or of what lies underneath are outcomes, not exceptions.
+        An Episode in every case: a fault of the environment or the machinery is an outcome, not an exception.
     """
     limits = limits or factory.episode_limits()
-    run = _Run(agent, _Contexts(episode_id, seed, limits), limits)
+    run = _EpisodeRun(agent, Conversations(episode_id, seed, limits), limits)
     if env_options:
-        run.info["env_options"] = _for_the_record(env_options)
+        run.info["env_options"] = recorded_info(env_options)
     env: Env | None = None
     outcome, error, ended_by = Outcome.SCORED, "", ""
     try:
         env = factory.make(**(env_options or {}))
         outcome, ended_by = await run.play(env, task, seed)
-    except _OutOfTime as end:
+    except _LimitReached as end:
         assert env is not None
-        outcome, ended_by, error = run.out_of_time(env, factory.name, end)
-        await run.tell(env, end.limit)
-    except EnvError as broken:
-        outcome, error = Outcome.ENV_FAULT, told(broken)
-    except InfraError as broken:
-        outcome, error = Outcome.INFRA_FAULT, f"{type(broken).__name__}: {broken}"
+        outcome, ended_by, error = run.time_limit_outcome(env, factory.name, end)
+        await run.notify_limit(env, end.limit)
+    except EnvError as env_error:
+        outcome, error = Outcome.ENV_FAULT, error_text(env_error)
+    except InfraError as infra_error:
+        outcome, error = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}"
     finally:
         if env is not None:
-            await _close(env, limits.step_seconds, run.info)
-            _note_final(env, run.info)
-    turns = run.contexts.turns
+            if close_error := await close_env(env, limits.step_seconds):
+                run.info["close_error"] = close_error
+            _add_final_info(env, run.info)
+    turns = run.conversations.turns
     reward = sum(turn.reward for turn in turns) + run.reward
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
@@ -129,13 +138,13 @@ async def run_episode(
     if outcome.is_valid and env is not None:
         try:
             with guard("success"):
-                success = _read_success(env.success(reward))
-        except EnvError as broken:
-            outcome, error, ended_by = Outcome.ENV_FAULT, told(broken), ""
+                success = read_success(env.success(reward))
+        except EnvError as env_error:
+            outcome, error, ended_by = Outcome.ENV_FAULT, error_text(env_error), ""
     return Episode(
         task=task,
         turns=turns,
-        tail=tuple(run.contexts.current.observation),
+        tail=tuple(run.conversations.current.observation),
         outcome=outcome,
         reward=reward if outcome.is_valid else None,
         rewards=run.rewards,
@@ -150,152 +159,104 @@ async def run_episode(
     )
 
 
-async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
-    """Close an environment. What it did stays as it was: a close that fails is noted, and waited for only so long."""
-    deadline = Deadline(seconds)
-    try:
-        with guard("close"):
-            await deadline.run(invoke(env.close))
-    except ForgeError as error:
-        late = f"close took longer than {seconds:g} s"
-        info["close_error"] = late if deadline.expired else told(error)
-
-
-def _note_final(env: Env, info: dict[str, Any]) -> None:
-    """Add what an environment says of the whole episode. What it did stays as it was here as well."""
+def _add_final_info(env: Env, info: dict[str, Any]) -> None:
+    """Add `env.final_info()` to the record. An error there does not change the episode."""
     try:
         with guard("final_info"):
-            info |= _for_the_record(env.final_info())
+            info |= recorded_info(env.final_info())
     except ForgeError as error:
-        info["final_info_error"] = told(error)
+        info["final_info_error"] = error_text(error)
 
 
-class _Contexts:
-    """The conversations of one episode. Nearly always there is one; an environment may start more, see `NextTurn`."""
-
-    __slots__ = ("_known", "_limits", "_request_id", "_seed", "current")
-
-    def __init__(self, request_id: str, seed: int, limits: EpisodeLimits) -> None:
-        self._request_id = request_id
-        self._seed = seed
-        self._limits = limits
-        self.current = self._new(0)
-        self._known = {0: self.current}
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """Those of one conversation after those of another, so that rows stay whole; the one at hand comes last."""
-        return tuple(turn for each in self._known.values() for turn in each.turns)
-
-    def observe(self, observation: tuple[Message, ...], asked: NextTurn | None) -> None:
-        """Show what is new to the conversation that goes on."""
-        if asked is not None:
-            number = asked.context
-            self.current = self._known.pop(number) if number in self._known else self._new(number)
-            self._known[number] = self.current
-        self.current.asked = asked
-        self.current.observation = observation
-
-    def _new(self, number: int) -> Conversation:
-        return Conversation(
-            request_id=f"{self._request_id}/context{number}" if number else self._request_id,
-            seed=self._seed + number * _SEED_STRIDE,
-            max_turn_tokens=self._limits.max_turn_tokens,
-            max_tokens=self._limits.max_tokens,
-        )
-
-
-_SEED_STRIDE = 15_485_863
-"""Between the seeds of an episode's conversations: a prime, beyond the next ones, which are the siblings'."""
-
-
-class _OutOfTime(Exception):
-    """The environment has used up a limit: "episode_seconds" or "step_seconds", in "reset" or in "step"."""
+class _LimitReached(Exception):
+    """The environment has used up a time limit, "episode_seconds" or "step_seconds", in `part`."""
 
     def __init__(self, limit: str, part: str = "step") -> None:
         self.limit = limit
         self.part = part
 
 
-class _Run:
-    """The moving parts of one episode."""
+class _EpisodeRun:
+    """The state of one episode while it runs."""
 
-    __slots__ = ("agent", "contexts", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
+    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
 
-    def __init__(self, agent: Agent, contexts: _Contexts, limits: EpisodeLimits) -> None:
+    def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
-        self.contexts = contexts
+        self.conversations = conversations
         self.limits = limits
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
-        """Of an end before the first turn; any other reward is a turn's."""
+        """Reward that was given before the first turn; any other reward belongs to a turn."""
         self.last_turn: Turn | None = None
         self.info: dict[str, Any] = {}
         self.seconds_left = limits.episode_seconds
-        """Of the episode's clock, which runs in the environment alone: not while the agent answers."""
+        """What is left of the episode's time, which runs only in the environment, not while the agent answers."""
 
-    async def play(self, env: Env, task: Task, seed: int) -> tuple[Outcome, str]:
-        """Play to the end; returns the outcome, and what ended the episode."""
+    async def play(self, env: Env, task: Task, seed: int) -> End:
+        """Play to the end."""
         options = {"task": task, "limits": self.limits}
-        reset = await self._env("reset", invoke(env.reset, seed=seed, options=options), _read_reset)
-        self.contexts.observe(reset.observation, reset.next)
+        reset = await self._call_env("reset", invoke(env.reset, seed=seed, options=options), read_reset)
+        self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
-        turns = full = 0
+        turns = full_prompts = 0
         while turns < self.limits.max_turns:
-            if self.seconds_left <= 0:  # the environment blocked the loop, so that no deadline could end it
-                raise _OutOfTime("episode_seconds")
+            if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
+                raise _LimitReached("episode_seconds")
             started = time.perf_counter()
-            conversation = self.contexts.current
+            conversation = self.conversations.current
             if conversation.asked is not None:
                 self._check_agent(conversation.asked)
             try:
                 turn, action = await self._act(conversation, env)
             except ContextFull as reason:
-                full += 1
-                end = await self._full(env, str(reason)) if full <= _MOST_FULL else (Outcome.TRUNCATED, "max_tokens")
+                full_prompts += 1
+                if full_prompts > _MAX_FULL_PROMPTS:
+                    return Outcome.TRUNCATED, "max_tokens"
+                end = await self._handle_full_prompt(env, str(reason))
                 if end is not None:
                     return end
                 continue
             except TemplateError as error:
                 if conversation.asked is None:
                     raise
-                raise EnvError(str(error)) from error  # the messages came from outside, and others may be fine
+                raise EnvError(str(error)) from error  # these messages are the environment's; others may be fine
             turns += 1
             end = await self._step(env, turn, action, time.perf_counter() - started)
             if end is not None:
                 return end
-        await self.tell(env, "max_turns")
+        await self.notify_limit(env, "max_turns")
         return Outcome.TRUNCATED, "max_turns"
 
-    async def tell(self, env: Env, limit: str) -> None:
-        """Tell an environment which limit has ended the episode. What it did stays as it was: a failure is noted."""
+    async def notify_limit(self, env: Env, limit: str) -> None:
+        """Tell an environment which limit has ended the episode. An error there does not change the episode."""
         try:
             with guard("on_limit"):
                 await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
         except ForgeError as error:
-            self.info["on_limit_error"] = told(error)
+            self.info["on_limit_error"] = error_text(error)
 
-    async def _full(self, env: Env, reason: str) -> tuple[Outcome, str] | None:
-        """The next prompt leaves no room to answer: the episode is over, unless its environment goes on without a turn.
+    async def _handle_full_prompt(self, env: Env, reason: str) -> End | None:
+        """End the episode, as the next prompt leaves no room to answer, unless its environment continues.
 
         Returns:
-            The outcome and what ended the episode, where it has ended.
+            The end of the episode; None if it continues.
         """
-        step = await self._env("on_limit", invoke(env.on_limit, "max_tokens", reason), _read_on_limit)
+        step = await self._call_env("on_limit", invoke(env.on_limit, "max_tokens", reason), read_on_limit)
         if step is None:
             return Outcome.TRUNCATED, "max_tokens"
-        self.info.setdefault("full_contexts", []).append(len(self.contexts.turns))
+        self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
         if self.last_turn is None:
             self.reward += step.reward
         else:
             self.last_turn.reward += step.reward
-        return self._went_on(step)
+        return self._apply(step)
 
-    def out_of_time(self, env: Env, name: str, end: _OutOfTime) -> tuple[Outcome, str, str]:
-        """What an episode is that used up a limit of time: the outcome, what ended it, and why it has no reward."""
+    def time_limit_outcome(self, env: Env, name: str, end: _LimitReached) -> tuple[Outcome, str, str]:
+        """Return the outcome of an episode that used up a time limit, what ended it, and why it has no reward."""
         limit = end.limit
-        acted = bool(self.contexts.turns)  # before its first turn nothing is the model's doing
-        if acted and env.time_spent_by == "model":
+        has_acted = bool(self.conversations.turns)  # before its first turn the model cannot be to blame
+        if has_acted and env.time_spent_by == "model":
             return Outcome.TRUNCATED, limit, ""
         if limit == "step_seconds":
             return Outcome.ENV_FAULT, "", f"{end.part} took longer than {self.limits.step_seconds:g} s"
@@ -303,11 +264,11 @@ class _Run:
         return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
 
     async def _act(self, conversation: Conversation, env: Env) -> tuple[Turn, Action]:
-        """Await the agent: no clock of the episode runs, and one that does not end by itself has a deadline.
+        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
 
         Raises:
-            ContextFull, ForgeError: as the agent says it; a UserError is the same for every episode.
-            PolicyError: for whatever else it raises or returns, SystemExit among it, with file and line.
+            ContextFull, ForgeError: as the agent raises them.
+            PolicyError: for whatever else it raises or returns, SystemExit included, with file and line.
         """
         deadline: Deadline | None = None
         try:
@@ -319,41 +280,41 @@ class _Run:
             task = asyncio.current_task()
             if isinstance(error, GeneratorExit) or task is None or task.cancelling():
                 raise
-            # Nobody cancelled the episode: a task or future that the agent waits for was.
+            # The episode was not cancelled: a task or future that the agent awaits was.
             raise PolicyError(describe("agent", error)) from error
         except BaseException as error:
             if deadline is not None and deadline.expired and isinstance(error, TimeoutError):
                 raise PolicyError(f"{type(self.agent).__name__} did not answer within {seconds:g} s") from None
-            cause = first_error(error)  # an agent with tasks of its own raises a group
+            cause = first_error(error)  # an agent with a TaskGroup raises an exception group
             if isinstance(cause, (ForgeError, ContextFull)):
                 raise cause from None
             raise PolicyError(describe("agent", cause if cause.__traceback__ else error)) from error
 
-    def _check_agent(self, asked: NextTurn) -> None:
-        if asked.prompt is not None and not getattr(self.agent, "completes", False):
+    def _check_agent(self, next_turn: NextTurn) -> None:
+        if next_turn.prompt is not None and not getattr(self.agent, "completes", False):
             raise EnvError(
                 f"a plain prompt was to be completed, and {type(self.agent).__name__} answers messages only: use an "
                 "agent that samples tokens, vllm: or checkpoint:, or ask for a chat completion"
             )
 
-    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> tuple[Outcome, str] | None:
-        """Take one step; returns the outcome and what ended the episode, where it has ended."""
+    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
+        """Take one step; returns the end of the episode, or None."""
         started = time.perf_counter()
-        # The turn is kept first: what the model said stays in the record even if the environment breaks on it.
-        conversation = self.contexts.current
+        # Record the turn first: the model's answer is kept even if the environment fails on it.
+        conversation = self.conversations.current
         conversation.turns.append(turn)
         conversation.observation = ()
         self.last_turn = turn
-        step = await self._env("step", invoke(env.step, action), _read_step)
+        step = await self._call_env("step", invoke(env.step, action), read_step)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
-        end = self._went_on(step)
+        end = self._apply(step)
         is_cut = step.outcome is None and step.terminated and not step.truncated and action.finish_reason == "length"
         return (Outcome.TRUNCATED, _reached_limit(conversation, turn, action)) if is_cut else end
 
-    def _went_on(self, step: _Step) -> tuple[Outcome, str] | None:
-        """Take over what a step gave; returns the outcome and what ended the episode, where it has ended."""
-        self.contexts.observe(step.observation, step.next)
+    def _apply(self, step: StepResult) -> End | None:
+        """Record the result of a step; returns the end of the episode, or None."""
+        self.conversations.observe(step.observation, step.next_turn)
         self.rewards.update(step.rewards)
         self.info |= step.info
         if step.outcome is not None:
@@ -362,22 +323,19 @@ class _Run:
             return Outcome.TRUNCATED, step.ended_by
         return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
-    async def _env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
-        """Await the environment: a deadline, and its own exceptions and wrong shapes named as its own.
+    async def _call_env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+        """Call the environment within the limits of the step and the episode, and check its result.
 
         Args:
             part: "reset", "step" or "on_limit".
         """
         limit = "step_seconds" if self.limits.step_seconds < self.seconds_left else "episode_seconds"
-        deadline = Deadline(min(self.limits.step_seconds, self.seconds_left))
+        seconds = min(self.limits.step_seconds, self.seconds_left)
+        deadline = Deadline(seconds)
         try:
-            result = await deadline.run(call)
-        except BaseException as error:
-            if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
-                raise _OutOfTime(limit, part) from None
-            if (broken := fault(part, error)) is not None:
-                raise broken from error
-            raise
+            result = await call_env(part, call, seconds, deadline)
+        except EnvTimeout:
+            raise _LimitReached(limit, part) from None
         finally:
             self.seconds_left -= deadline.used
         with guard(f"{part} returned what cannot be read"):
@@ -385,7 +343,7 @@ class _Run:
 
 
 def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:
-    """The limit that a cut-off answer has reached."""
+    """Return the limit that cut off an answer."""
     sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
     return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
 
@@ -396,87 +354,3 @@ def _read_answer(agent: Agent, answer: Any) -> tuple[Turn, Action]:
         if isinstance(turn, Turn) and isinstance(action, Action):
             return turn, action
     raise PolicyError(f"{type(agent).__name__}.act returned {answer!r:.80}; it must return a Turn and an Action")
-
-
-class _Reset(NamedTuple):
-    """What an environment's reset gave back, checked."""
-
-    observation: tuple[Message, ...]
-    next: NextTurn | None
-    info: Mapping[str, Any]
-
-
-class _Step(NamedTuple):
-    """What an environment's step gave back, checked."""
-
-    observation: tuple[Message, ...]
-    reward: float
-    terminated: bool
-    truncated: bool
-    rewards: Mapping[str, float]
-    tool_uses: tuple[ToolUse, ...]
-    outcome: Outcome | None
-    ended_by: str
-    next: NextTurn | None
-    info: Mapping[str, Any]
-    """What else the environment says, for the record."""
-
-
-def _read_success(value: Any) -> bool:
-    if not isinstance(value, bool) and type(value).__name__ != "bool":  # NumPy has one of its own
-        raise TypeError(f"it returned {value!r:.80}, and not True or False")
-    return bool(value)
-
-
-_TAKEN = frozenset({"rewards", "tools", "outcome", "next"})
-_LIMITS = frozenset(each.name for each in fields(EpisodeLimits))
-"""What an environment may say as info["ended_by"]: one of the episode's limits, which it keeps itself."""
-
-
-def _read_reset(result: Any) -> _Reset:
-    observation, info = result
-    return _Reset(_messages(observation), info.get("next"), _for_the_record(info))
-
-
-def _read_step(result: Any) -> _Step:
-    observation, reward, terminated, truncated, info = result
-    parts = info.get("rewards", {})
-    return _Step(
-        _messages(observation),
-        reward_value(reward, "step returned the reward"),
-        bool(terminated),
-        bool(truncated),
-        {name: reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()},
-        tuple(info.get("tools", ())),
-        Outcome(info["outcome"]) if "outcome" in info else None,
-        _ended_by(info),
-        info.get("next"),
-        _for_the_record(info),
-    )
-
-
-def _messages(observation: Any) -> tuple[Message, ...]:
-    messages = tuple(observation)
-    for message in messages:
-        if not isinstance(message, Mapping) or not message.keys() >= _IN_A_MESSAGE:
-            raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")
-    return messages
-
-
-_IN_A_MESSAGE = frozenset({"role", "content"})
-
-
-def _read_on_limit(result: Any) -> _Step | None:
-    return None if result is None else _read_step(result)
-
-
-def _ended_by(info: Mapping[str, Any]) -> str:
-    limit = info.get("ended_by")
-    return limit if isinstance(limit, str) and limit in _LIMITS else "environment"
-
-
-def _for_the_record(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an environment says beside what the loop takes, as JSON can say it: an Episode is written to disk."""
-    if info.keys() <= _TAKEN:
-        return {}
-    return {key: pydantic_core.to_jsonable_python(v, fallback=repr) for key, v in info.items() if key not in _TAKEN}

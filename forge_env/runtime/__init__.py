@@ -14,7 +14,7 @@ def remove_monarch_log() -> None:
     folder = Path("/tmp") / getpass.getuser()
     try:
         if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
-            return  # everybody can make a folder of that name
+            return  # another user's folder of that name
     except OSError:
         return
     (folder / f"monarch_log_{os.environ['MONARCH_LOG_SUFFIX']}.log").unlink(missing_ok=True)
@@ -24,7 +24,7 @@ def remove_monarch_log() -> None:
         pass
 
 
-# A log file of our own, so that it can be removed with the run; and at the exit of a process that never came to run.
+# A name of our own for the log, so that it can be removed with the run, or at the exit of a process that starts no run.
 if "MONARCH_LOG_SUFFIX" not in os.environ:
     os.environ["MONARCH_LOG_SUFFIX"] = f"forge_{os.getpid()}"
     atexit.register(remove_monarch_log)

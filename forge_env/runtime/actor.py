@@ -1,4 +1,7 @@
-"""ForgeActor: what every actor of a run has in common. Actors import `concurrent_endpoint` from here: see __init__."""
+"""ForgeActor: the base of the actors of a run.
+
+Actors import `concurrent_endpoint` from here, and not from Monarch: forge_env/runtime/__init__.py sets Monarch up.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -
 
 
 class ForgeActor(Actor):
-    """Base of the actors: its process writes to a log file of its own, and never outlives the controller.
+    """Base of the actors. Its process writes to its own log file, and never outlives the controller.
 
     `rank` is 0, or its number among the processes of its service.
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
@@ -74,17 +77,17 @@ class ForgeActor(Actor):
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
         self.rank = current_rank().rank
         log = log_of_rank(Path(log_path), self.rank)
-        if folder := os.environ.get("FORGE_ENV_FOLDER"):  # a host's program was started somewhere else
+        if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host the controller is not seen, and perhaps not its folder either: see runtime/hosts/watch.py.
+        # On another host, the watch there stands for the controller, and its folder for the controller's.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
         self._calls: dict[str, asyncio.Task[Any]] = {}  # to long endpoints
         self.phases: dict[str, tuple[float | None, float]] = {}
-        """Of its start: when each began, in seconds since the epoch, and how many seconds it took. "A: B" may
-        be without a beginning, as a part of A."""
+        """Phases of its start, by name: when each began, in seconds since the epoch, and how many seconds it took. A
+        phase "A: B" is a part of A, and may have no beginning."""
 
     @concurrent_endpoint
     async def start(self) -> None:
@@ -95,12 +98,12 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def ping(self) -> None:
-        """Answer: the process is alive, its event loop runs, and the actor can work."""
+        """Answer when the process is alive, its event loop runs, and the actor can work."""
         self.on_ping()
 
     @concurrent_endpoint
     async def update_client(self, service: str, members: Members) -> None:
-        """Learn which replicas of a service are up, where this process calls it."""
+        """Take over which replicas of a service are up, where this process calls the service."""
         update_client(service, members)
 
     @concurrent_endpoint
@@ -112,7 +115,7 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def started(self) -> dict[str, tuple[float | None, float]]:
-        """The phases of its start: "process" until `start` was called, "start", and what `on_start` says of itself."""
+        """The phases of its start: "process" until `start` was called, "start", and those that `phase` measured."""
         return self.phases
 
     @concurrent_endpoint
@@ -131,14 +134,14 @@ class ForgeActor(Actor):
         try:
             await asyncio.wait({task})
             if task.cancelled():
-                raise ServiceError("the call was cancelled")  # nobody hears it
+                raise ServiceError("the call was cancelled")  # its caller is gone, or no longer waits
             return task.result()
         finally:
             del self._calls[call_id]
             task.cancel()
 
     def on_ping(self) -> None:
-        """Raise ReplicaBroken when the actor can do nothing any more; it is then ended and replaced."""
+        """Raise ReplicaBroken when the actor cannot work any more; it is then ended and replaced."""
 
     async def on_start(self) -> None:
         """Load what the actor needs."""
@@ -148,7 +151,7 @@ class ForgeActor(Actor):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around a part of `on_start`: a phase that `started` tells of."""
+        """Measure a part of `on_start` as a phase of the start."""
         began = time.time()
         yield
         self.phases[name] = began, time.time() - began

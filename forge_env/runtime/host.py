@@ -2,8 +2,8 @@
 
     python -m forge_env.runtime.host [--address ADDRESS] [--port 22222]
 
-It waits for a run, starts the processes that the run asks for, and after the run waits for the next; Ctrl-C or SIGTERM
-ends it, and with it everything it started. Whoever reaches its port can run code here: Monarch asks for no password.
+It waits for a run, starts the processes that the run asks for, and then waits for the next run. Ctrl-C or SIGTERM ends
+it, with everything that it started. Whoever reaches its port can run code here: Monarch asks for no password.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(address: str, port: int) -> str:
-    """Returns what a person should know of the address.
+    """Return a note for a person about the address, or "".
 
     Raises:
         UserError: for an address that is not of this machine, or a port that is taken.
     """
     try:
-        found = socket.gethostbyname(address)
-        socket.create_server((found, port)).close()
+        resolved = socket.gethostbyname(address)
+        socket.create_server((resolved, port)).close()
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
         reason = os.strerror(number) if number else str(error)
@@ -57,11 +57,11 @@ def _check(address: str, port: int) -> str:
             f"cannot listen at {address}:{port} ({reason}): give an address of this machine and a free port, "
             "--address ADDRESS --port PORT"
         ) from None
-    return "; only this machine reaches that: --address ADDRESS names another" if found.startswith("127.") else ""
+    return "; only this machine reaches that: --address ADDRESS names another" if resolved.startswith("127.") else ""
 
 
 def _end(number: int, frame: object) -> None:
-    # What Monarch runs in its threads cannot be waited for; the processes of a run notice that their host is gone.
+    # Monarch's threads cannot be awaited; the processes of a run notice that their host is gone.
     remove_monarch_log()
     os._exit(128 + number)
 

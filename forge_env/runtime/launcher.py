@@ -36,7 +36,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_END_S = 10.0  # that a killed process has for being gone
+_END_S = 10.0  # within which a killed process is gone
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,21 +44,22 @@ class Spawned:
     """An actor and its processes, one for each rank."""
 
     name: str
-    """Its own among the actors of a launcher."""
+    """Unique among the actors of a launcher."""
     caller: str
-    """Its own among all that were ever spawned: who makes the calls of its processes."""
+    """Unique among all actors that were ever spawned: it names the caller in calls that its processes make."""
     log: Path
     mesh: Any
     actor: Any
     rendezvous: RankRendezvous | None
     dead: asyncio.Future[str]
-    """Done when one of its processes has died; what is said about it."""
+    """Done when one of its processes has died, with a sentence about it."""
     on_death: Callable[[str], None] | None
     pids: set[int] = field(default_factory=set)
-    """Of its processes on this machine."""
-    places: list[int] = field(default_factory=list)
-    """The host of each rank, where there are hosts; `far` has the processes there that are watched."""
+    """Process ids of its processes on this machine."""
+    host_of_rank: list[int] = field(default_factory=list)
+    """The host of each rank, where there are hosts."""
     far: list[tuple[int, int]] = field(default_factory=list)
+    """Host and process id of the processes there that are watched."""
 
     @property
     def handle(self) -> Any:
@@ -76,7 +77,7 @@ class Spawned:
 
 
 class Launcher:
-    """Owns the processes of a run, or of a script that uses services on their own.
+    """Owns the processes of a run, or of a script that uses services without a trainer.
 
     Example::
 
@@ -86,8 +87,8 @@ class Launcher:
             await launcher.guard(train(policy))
 
     Args:
-        log_dir: where every process writes its log; without one, the logs go with the launcher.
-        say: told when a process has died and is replaced.
+        log_dir: where every process writes its log; without one, the logs are removed with the launcher.
+        say: called with a sentence when a process has died and is replaced.
         hosts: where the processes run; without them, on this machine.
     """
 
@@ -131,14 +132,14 @@ class Launcher:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _open.remove(self)
         if isinstance(error, (ForgeError, BaseExceptionGroup)):
-            # The user is told in one sentence; where it came from, in the other process too, is kept here.
-            with suppress(OSError):  # on a full disk, say, everything has to end all the same
+            # The user sees one sentence; the traceback, with that of the other process, is kept here.
+            with suppress(OSError):  # on a full disk, too, everything has to end
                 (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
         stop, interruption = asyncio.ensure_future(self._stop()), None
         while not stop.done():
             try:
                 await asyncio.wait({stop})
-            except asyncio.CancelledError as error:  # a second Ctrl-C: nothing may be left all the same
+            except asyncio.CancelledError as error:  # a second Ctrl-C: the processes are ended all the same
                 interruption = error
         stop.result()
         if interruption is not None:
@@ -162,11 +163,11 @@ class Launcher:
         file of its own. `AllRanks` calls them all at once.
 
         Args:
-            name: of the actor, its own among those of this launcher.
+            name: of the actor, unique among those of this launcher.
             actor_class: a ForgeActor.
             procs: processes, each with a rank.
             environ: variables of every process, over those of this one.
-            on_death: told, in one sentence, when a process has died; without it, a death ends what is guarded.
+            on_death: called with one sentence when a process has died; without it, a death ends the guarded work.
             host: the number of the first host, where there are hosts. In the place of one that was given up, a process
                 that sees no GPU goes to the next.
             num_hosts: hosts in a row, which share the processes evenly.
@@ -178,24 +179,26 @@ class Launcher:
         from monarch.actor import default_bootstrap_cmd, this_host
 
         if name in self._spawned:
-            raise UserError(f"there is an actor named {name!r} already: give each one a name of its own")
+            raise UserError(
+                f"there is an actor named {name!r} already: each actor of a launcher needs a name of its own"
+            )
         here = os.getcwd() if self.hosts else ""  # a process on this machine finds what is here by itself
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), here]))
         caller = f"{name}_{next(_numbers)}"
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, **(environ or {})}
         hosts, per_host = self.hosts, procs // num_hosts
-        places = []
+        host_of_rank = []
         if hosts:
             host = hosts.choose(host, num_hosts, movable=not settings.get("CUDA_VISIBLE_DEVICES"))
-            places = [host + rank // per_host for rank in range(procs)]
+            host_of_rank = [host + rank // per_host for rank in range(procs)]
         address = hosts.address if hosts else LOOPBACK
         rendezvous = RankRendezvous(procs, per_host, address) if procs > 1 else None
 
         def command(point: Any) -> Any:
-            place = hosts.environ(places[point.rank]) if hosts else {}
-            interface = hosts.info(places[point.rank]).interface if hosts else "lo"
+            on_host = hosts.environ(host_of_rank[point.rank]) if hosts else {}
+            interface = hosts.info(host_of_rank[point.rank]).interface if hosts else "lo"
             ranked = rendezvous.environ(point.rank, interface) if rendezvous else {}
-            return default_bootstrap_cmd().with_env(settings | place | ranked)
+            return default_bootstrap_cmd().with_env(settings | on_host | ranked)
 
         where = hosts.mesh(host, num_hosts) if hosts else this_host()
         mesh = where.spawn_procs(per_host={"procs": per_host}, name=caller, bootstrap_command=command)
@@ -210,7 +213,7 @@ class Launcher:
             rendezvous=rendezvous,
             dead=asyncio.get_running_loop().create_future(),
             on_death=on_death,
-            places=places,
+            host_of_rank=host_of_rank,
         )
         return actor
 
@@ -228,11 +231,11 @@ class Launcher:
 
     def pids(self) -> dict[str, list[int]]:
         """The processes of each actor on this machine."""
-        return {name: sorted(each.pids) for name, each in self._spawned.items()}
+        return {name: sorted(spawned.pids) for name, spawned in self._spawned.items()}
 
     def actors(self) -> list[Any]:
         """Handles of all actors whose processes live."""
-        return [each.actor for each in self._spawned.values() if not each.dead.done()]
+        return [spawned.actor for spawned in self._spawned.values() if not spawned.dead.done()]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
@@ -244,7 +247,7 @@ class Launcher:
         spawned = self._spawned[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
         asked = within(seconds, spawned.actor.pid.call(), f"the {name} process")
-        pids = await (unless_gone(asked, self.hosts.lost(spawned.places[0])) if self.hosts else asked)
+        pids = await (unless_gone(asked, self.hosts.lost(spawned.host_of_rank[0])) if self.hosts else asked)
         for rank, pid in enumerate(pids.values()):
             await self._watch(pid, spawned, rank)
         work = within(seconds, AllRanks(spawned.actor).start.call_one(), f"starting the {name}")
@@ -255,10 +258,10 @@ class Launcher:
 
         Args:
             name: of the actor.
-            seconds: that it has for freeing what it holds; 0 ends it at once, as one that does not answer.
+            seconds: that it has for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
         spawned = self._spawned.pop(name)
-        spawned.on_death = _nobody
+        spawned.on_death = _ignore
         if not seconds:
             _kill(spawned.pids)
         return self._end(spawned, seconds)
@@ -274,7 +277,7 @@ class Launcher:
             await quietly(10.0, spawned.mesh.stop())
 
     def fail(self, error: ServiceError) -> None:
-        """End what is guarded with an error."""
+        """End the guarded work with an error."""
         if self._failure is not None and not self._failure.done() and not self.is_stopping:
             self._failure.set_exception(error)
 
@@ -293,7 +296,7 @@ class Launcher:
         try:
             either: set[asyncio.Future[Any]] = {task, self._failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if is_service_error(task):  # which process died says more than which call broke
+            if is_service_error(task):  # the name of the dead process explains more than the broken call
                 await asyncio.wait({self._failure}, timeout=GRACE_S)
             if self._failure.done() and (not task.done() or is_service_error(task)):
                 self._failure.result()
@@ -305,7 +308,7 @@ class Launcher:
 
     async def _watch(self, pid: int, spawned: Spawned, rank: int) -> None:
         if self.hosts:
-            place = spawned.places[rank]
+            place = spawned.host_of_rank[rank]
             spawned.far.append((place, pid))
             await self.hosts.watch(place, pid, partial(self._on_end, spawned, rank))
             return
@@ -315,9 +318,7 @@ class Launcher:
         self._pids.add(pid)
         asyncio.get_running_loop().add_reader(pidfd, self._on_death, pidfd)
         with suppress(OSError):
-            (self.log_dir / "pids.json").write_text(
-                json.dumps(self.pids())
-            )  # for a debugger, or a person with a question
+            (self.log_dir / "pids.json").write_text(json.dumps(self.pids()))  # for a debugger
 
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
@@ -326,31 +327,31 @@ class Launcher:
         self._on_end(spawned, rank, "")
 
     def _on_end(self, spawned: Spawned, rank: int, reason: str) -> None:
-        """A process ended; with its host, if there is a reason."""
+        """A process ended; a `reason` says that its host was lost."""
         which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
-            log = Path(self.hosts.info(spawned.places[rank]).logs) / log.name
-        told = f"was lost: {reason}" if reason else f"died; the end of its log is in {log}"
-        said = f"the {spawned.name} process{which} {told}"
+            log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
+        what = f"was lost: {reason}" if reason else f"died; the end of its log is in {log}"
+        sentence = f"the {spawned.name} process{which} {what}"
         if spawned.dead.done() or self.is_stopping:
             return
-        spawned.dead.set_result(said)
+        spawned.dead.set_result(sentence)
         self._end_calls_of(spawned.caller)
         if spawned.on_death is not None:
-            spawned.on_death(said)
+            spawned.on_death(sentence)
         else:
-            self.fail(ServiceError(said))
+            self.fail(ServiceError(sentence))
 
     def _end_calls_of(self, caller: str) -> None:
-        """Let all other actors end what they do for one that is dead."""
+        """Let all other actors cancel the calls of a dead one."""
         for actor in self.actors():
             task = asyncio.ensure_future(quietly(10.0, actor.cancel.call(f"{caller}/")))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
     async def _reap(self, pids: Iterable[int]) -> set[int]:
-        """Wait for the ends of processes that were killed; returns those that the kernel has not ended in time."""
+        """Wait until processes that were killed have ended; returns those that the kernel has not ended in time."""
         left, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
         while (left := {pid for pid in left if not _is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
@@ -359,11 +360,11 @@ class Launcher:
         return left
 
     def _on_fault(self, failure: Any) -> None:
-        """Monarch's word that something failed. Deaths are noticed sooner by `_watch`; this only keeps us alive."""
+        """Called by Monarch at a failure, instead of ending this process; `_watch` notices deaths sooner."""
 
     def _is_reached(self, spawned: Spawned) -> bool:
         """Whether the hosts of a process still answer."""
-        return self.hosts is None or self.hosts.answer(spawned.places)
+        return self.hosts is None or self.hosts.answer(spawned.host_of_rank)
 
     async def _stop(self) -> None:
         self.is_stopping = True
@@ -371,14 +372,14 @@ class Launcher:
             task.cancel()
         await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
         # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
-        reached = [each for each in self._spawned.values() if self._is_reached(each)]
-        alive = [each for each in reached if not each.dead.done()]
-        await asyncio.gather(*(quietly(10.0, each.actor.finish.call()) for each in alive))
+        reached = [spawned for spawned in self._spawned.values() if self._is_reached(spawned)]
+        alive = [spawned for spawned in reached if not spawned.dead.done()]
+        await asyncio.gather(*(quietly(10.0, spawned.actor.finish.call()) for spawned in alive))
         if self.hosts:
             await self.hosts.end_processes()
-        # What actors hold is freed now; an interpreter with vLLM in it would take seconds to wind itself up.
+        # Actors have freed what they hold; an interpreter with vLLM in it would take seconds to exit by itself.
         _kill(self._pids)
-        await asyncio.gather(*(quietly(10.0, each.mesh.stop()) for each in reached))
+        await asyncio.gather(*(quietly(10.0, spawned.mesh.stop()) for spawned in reached))
         if self.hosts:
             await self.hosts.close()
         for pidfd in list(self._watched):
@@ -386,7 +387,7 @@ class Launcher:
             os.close(pidfd)
         await self._reap(self._pids)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
-            self._failure.exception()  # seen, or asyncio would complain when nobody was guarded
+            self._failure.exception()  # retrieved, or asyncio would log it where no work was guarded
         self._spawned.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
         if not self._keeps_logs:
@@ -395,7 +396,7 @@ class Launcher:
 
 
 _open: list[Launcher] = []
-_numbers = itertools.count()  # a name of Monarch's is used once
+_numbers = itertools.count()  # Monarch takes a name only once
 
 
 def open_launcher() -> Launcher:
@@ -409,8 +410,8 @@ def open_launcher() -> Launcher:
     return _open[-1]
 
 
-def _nobody(said: str) -> None:
-    """Told of a death that was wanted."""
+def _ignore(reason: str) -> None:
+    """Called for a death that was wanted."""
 
 
 def _kill(pids: Iterable[int]) -> None:
@@ -426,5 +427,5 @@ def _kill(pids: Iterable[int]) -> None:
 def _is_reaped(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG) != (0, 0)
-    except ChildProcessError:  # somebody else was sooner
+    except ChildProcessError:  # it was reaped elsewhere
         return True

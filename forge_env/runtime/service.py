@@ -1,6 +1,6 @@
 """Service: replicas of one actor behind one handle; a replica that dies or hangs is replaced.
 
-Used on its own in a script::
+In a script, without a trainer::
 
     async with Launcher():
         policy = await PolicyActor.options(num_replicas=2).as_service(model=path, settings=EngineSettings())
@@ -44,7 +44,7 @@ class ServiceOptions:
     """Processes of one replica, each with a rank."""
     num_replicas: int = 1
     with_gpus: bool = False
-    """Whether each process has a GPU of its own. They are counted from 0 for each service; `environ` says otherwise."""
+    """Whether each process has its own GPU. GPUs are counted from 0 for each service, unless `environ` names others."""
     seconds: float = 300.0
     """Deadline of a call to an endpoint that is no long one."""
     start_seconds: float = 300.0
@@ -69,9 +69,9 @@ class ServiceOptions:
 
 @dataclass(slots=True)
 class Death:
-    """One replica's end and replacement, in seconds of time.monotonic."""
+    """The end of a replica and its replacement; times are seconds of time.monotonic."""
 
-    said: str
+    reason: str
     at: float
     recovered_at: float | None = None
 
@@ -85,7 +85,7 @@ class Service(ServiceHandle[A]):
         arguments: of its constructor.
         name: for people, and of the log files.
         options: how it is run.
-        on_ready: awaited with each replica, and each replacement, before it is put to use; nothing runs in between.
+        on_ready: awaited with each replica, and each replacement; the replica gets calls directly after it.
     """
 
     actor_class: type[A]
@@ -101,7 +101,7 @@ class Service(ServiceHandle[A]):
             self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
         )
         self._numbers = itertools.count(1)
-        self._keepers: dict[int, asyncio.Task[None]] = {}  # by the number of the place
+        self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot, the number of a replica and its replacements
         self._background: set[asyncio.Task[None]] = set()
         self.launcher.on_close(self._release)
 
@@ -123,22 +123,22 @@ class Service(ServiceHandle[A]):
         await self.scale(self.options.num_replicas)
 
     async def scale(self, num_replicas: int) -> None:
-        """Start or end replicas until there are so many; calls in flight go on, but on those that end.
+        """Start or end replicas until there are `num_replicas`; calls in flight end only on replicas that are ended.
 
         Raises:
             UserError: for fewer than one.
             ForgeError: as `start`.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
-        places = sorted(self._keepers)
-        for place in places[num_replicas:]:
-            await self._end(place)
-        free = (place for place in itertools.count() if place not in self._keepers)
+        slots = sorted(self._keepers)
+        for slot in slots[num_replicas:]:
+            await self._end(slot)
+        free = (slot for slot in itertools.count() if slot not in self._keepers)
         firsts = []
         while len(self._keepers) < num_replicas:
-            place = next(free)
+            slot = next(free)
             first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._keepers[place] = asyncio.create_task(self._keep(place, first), name=f"keep {self.name} {place}")
+            self._keepers[slot] = asyncio.create_task(self._keep(slot, first), name=f"keep {self.name} {slot}")
             firsts.append(first)
         results = await asyncio.gather(*firsts, return_exceptions=True)
         for result in results:
@@ -147,29 +147,29 @@ class Service(ServiceHandle[A]):
 
     async def stop(self) -> None:
         """End all replicas."""
-        await asyncio.gather(*(self._end(place) for place in list(self._keepers)))
+        await asyncio.gather(*(self._end(slot) for slot in list(self._keepers)))
         self._change({}, "it was stopped", is_over=True)
         forget_client(self.client.id)
 
-    # ---- one replica's place ----
+    # ---- the slot of one replica ----
 
-    async def _keep(self, place: int, first: asyncio.Future[None]) -> None:
-        """Keep a replica in this place; who waits for the first one is told in any case, and the place is free then."""
+    async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
+        """Keep a replica in this slot. At the end the slot is free, and `first` is done in any case."""
         try:
-            await self._refill(place, first)
+            await self._refill(slot, first)
         finally:
-            if self._keepers.get(place) is asyncio.current_task():
-                del self._keepers[place]
+            if self._keepers.get(slot) is asyncio.current_task():
+                del self._keepers[slot]
             if not first.done():
                 first.set_exception(ServiceError(f"{self.name} was stopped before it was up"))
 
-    async def _refill(self, place: int, first: asyncio.Future[None]) -> None:
-        """Start a replica, watch it, and put another one there when it is gone."""
+    async def _refill(self, slot: int, first: asyncio.Future[None]) -> None:
+        """Start a replica, watch it, and start another one in its slot when it is gone."""
         death: Death | None = None
         failed = 0
         while True:
             try:
-                number, spawned = await self._begin(place)
+                number, spawned = await self._begin(slot)
             except Exception as error:
                 if not first.done():
                     first.set_exception(error)
@@ -190,31 +190,31 @@ class Service(ServiceHandle[A]):
             if not first.done():
                 first.set_result(None)
             try:
-                said = await self._watch(spawned)
+                reason = await self._watch(spawned)
             except asyncio.CancelledError:
                 self._leave(number, f"this replica of {self.name} was ended")
                 if not self.launcher.is_stopping:
                     await self.launcher.stop(spawned.name)
                 raise
-            death = Death(said, time.monotonic())
-            self._leave(number, said)
+            death = Death(reason, time.monotonic())
+            self._leave(number, reason)
             self._in_background(self.launcher.stop(spawned.name, seconds=0.0))
-            if not self._may_go_on(said, death):
+            if not self._may_go_on(reason, death):
                 return
-            self.launcher.say(f"{said}; another one is started")
+            self.launcher.say(f"{reason}; another one is started")
 
-    async def _begin(self, place: int) -> tuple[int, Spawned]:
+    async def _begin(self, slot: int) -> tuple[int, Spawned]:
         """Start a replica, and put it to use."""
         options, number = self.options, next(self._numbers)
-        name = self.name if options.num_replicas == 1 and place == 0 else f"{self.name}_{place}"
-        environ = options.environ(place) if options.environ else self._gpus(place)
+        name = self.name if options.num_replicas == 1 and slot == 0 else f"{self.name}_{slot}"
+        environ = options.environ(slot) if options.environ else self._gpus(slot)
         self.launcher.spawn(
             name,
             self.actor_class,
             procs=options.procs,
             environ=environ,
-            on_death=lambda said: self._leave(number, said),
-            host=options.host(place) if options.host else 0,
+            on_death=lambda reason: self._leave(number, reason),
+            host=options.host(slot) if options.host else 0,
             **self.arguments,
         )
         spawned = self.launcher[name]
@@ -227,11 +227,11 @@ class Service(ServiceHandle[A]):
         except BaseException:
             self._in_background(self.launcher.stop(name, seconds=0.0))
             raise
-        self._change({**self.client.members.handles, number: spawned.handle}, self.client.members.said)
+        self._change({**self.client.members.handles, number: spawned.handle}, self.client.members.reason)
         return number, spawned
 
     async def _watch(self, spawned: Spawned) -> str:
-        """Wait until the replica is dead or hangs; returns what is said about it."""
+        """Wait until the replica is dead or hangs; returns the reason."""
         seconds = self.options.ping_seconds
         while not spawned.dead.done():
             try:
@@ -247,54 +247,54 @@ class Service(ServiceHandle[A]):
                     return f"the {spawned.name} process was ended, for its ping failed: {error}"
         return spawned.dead.result()
 
-    def _leave(self, number: int, said: str) -> None:
+    def _leave(self, number: int, reason: str) -> None:
         handles = dict(self.client.members.handles)
         if handles.pop(number, None) is not None:
-            self._change(handles, said)
+            self._change(handles, reason)
 
-    def _may_go_on(self, said: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
+    def _may_go_on(self, reason: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
         """Whether another replica is tried; if not, what is guarded ends.
 
         Args:
-            said: of the one that is gone, or did not start.
+            reason: why a replica is gone, or did not start.
             death: of one that was up.
             is_hopeless: that none has started since the last one was up, for too long.
         """
-        self.deaths.append(death or Death(said, time.monotonic()))
+        self.deaths.append(death or Death(reason, time.monotonic()))
         if not self.options.respawn:
-            self._give_up(said)
+            self._give_up(reason)
             return False
-        recent = [each for each in self.deaths if time.monotonic() - each.at < DEATHS_S]
+        recent = [other for other in self.deaths if time.monotonic() - other.at < DEATHS_S]
         if len(recent) <= MOST_DEATHS and not is_hopeless:
             return True
         lost = f"{self.name} has lost {len(recent)} replicas within {DEATHS_S / 60:g} minutes"
         if is_hopeless:
             lost = f"no {self.name} has started for {DEATHS_S / 60:g} minutes"
         if self.client.up:
-            self.launcher.say(f"{said}; as {lost}, it is not replaced, and {self.client.up} go on")
+            self.launcher.say(f"{reason}; as {lost}, it is not replaced, and {self.client.up} go on")
         else:
-            self._give_up(f"{said}; {lost}")
+            self._give_up(f"{reason}; {lost}")
         return False
 
-    def _give_up(self, said: str) -> None:
-        """End what is guarded, and the calls that wait for a replica."""
-        self._change({}, said, is_over=True)
-        self.launcher.fail(ServiceError(said))
+    def _give_up(self, reason: str) -> None:
+        """End the guarded work, and the calls that wait for a replica."""
+        self._change({}, reason, is_over=True)
+        self.launcher.fail(ServiceError(reason))
 
-    def _change(self, handles: dict[int, Any], said: str, *, is_over: bool = False) -> None:
+    def _change(self, handles: dict[int, Any], reason: str, *, is_over: bool = False) -> None:
         """Tell this process, and all others, which replicas are up."""
-        members = Members(self.client.members.edition + 1, handles, said, is_over)
+        members = Members(self.client.members.edition + 1, handles, reason, is_over)
         self.client.update(members)
         for actor in self.launcher.actors():
             self._in_background(quietly(10.0, actor.update_client.call(self.client.id, members)))
 
-    def _gpus(self, place: int) -> Mapping[str, str]:
-        first = place * self.options.procs
+    def _gpus(self, slot: int) -> Mapping[str, str]:
+        first = slot * self.options.procs
         numbers = range(first, first + self.options.procs) if self.options.with_gpus else ()
         return {"CUDA_VISIBLE_DEVICES": ",".join(names_of(numbers))}
 
-    async def _end(self, place: int) -> None:
-        keeper = self._keepers.pop(place)
+    async def _end(self, slot: int) -> None:
+        keeper = self._keepers.pop(slot)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
 
@@ -304,7 +304,7 @@ class Service(ServiceHandle[A]):
         task.add_done_callback(self._background.discard)
 
     async def _release(self) -> None:
-        """The launcher is about to end all actors: nothing is watched or replaced any more."""
+        """Stop watching and replacing: the launcher is about to end all actors."""
         tasks = [*self._keepers.values(), *self._background]
         for task in tasks:
             task.cancel()

@@ -1,6 +1,6 @@
-"""Rubric: weighted reward functions, sync or async, with a breakdown.
+"""Rubric: a weighted sum of reward functions, sync or async, with the value of each.
 
-A reward function is called with what its parameters name, out of:
+The parameters of a reward function name the arguments that it gets:
 
     prompt      str: the last user message of the task
     response    str: the model's final answer (`answer` is the same)
@@ -8,7 +8,7 @@ A reward function is called with what its parameters name, out of:
     task        the Task
     messages    list of Message: the whole conversation
 
-so `MathReward()(prompt, response, target)` and `def brief(response)` both serve. A reward is a finite number, see
+For example `MathReward()(prompt, response, target)` and `def brief(response)`. A reward is a finite number, see
 `forge_env.core.reward_value`.
 """
 
@@ -26,15 +26,15 @@ from forge_env.core.user_code import guard
 from forge_env.utils.threads import invoke
 
 RewardFunction = Callable[..., Any]
-KNOWN = ("prompt", "response", "answer", "target", "task", "messages")
+ARGUMENTS = ("prompt", "response", "answer", "target", "task", "messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
-    """One reward function, its weight, and the names of what it is called with.
+    """A reward function, its weight, and the names of its arguments.
 
     Raises:
-        UserError: for a parameter that is none of those names and has no default.
+        UserError: for a required parameter with an unknown name.
     """
 
     name: str
@@ -50,37 +50,39 @@ class RewardPart:
         parameters = list(inspect.signature(function).parameters.values())[is_method:]
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         for parameter in named:
-            if parameter.name not in KNOWN and parameter.default is parameter.empty:
+            if parameter.name not in ARGUMENTS and parameter.default is parameter.empty:
                 raise UserError(
-                    f"the reward {name} has the parameter {parameter.name!r}, which is nothing that a reward is given. "
-                    f"{nearest(parameter.name, KNOWN)}"
+                    f"the reward {name} has the parameter {parameter.name!r}, which is no argument of a reward. "
+                    f"{nearest(parameter.name, ARGUMENTS)}"
                 )
-        return cls(name=name, function=function, weight=weight, names=tuple(p.name for p in named if p.name in KNOWN))
+        return cls(
+            name=name, function=function, weight=weight, names=tuple(p.name for p in named if p.name in ARGUMENTS)
+        )
 
 
 async def score(
     parts: Sequence[RewardPart], task: Task, messages: Sequence[Message], response: str, *, owner: Any = None
 ) -> tuple[float, dict[str, float]]:
-    """Return the weighted sum of all parts, and each one's own value.
+    """Return the weighted sum of all parts, and the value of each part.
 
     Args:
-        owner: the instance that parts made of methods belong to; None for plain functions.
+        owner: the instance, if the parts are methods; None for plain functions.
 
     Raises:
         EnvError: when a reward function raises, or returns no finite number.
-        InfraError: when something underneath one failed, a judge that does not answer for example.
+        InfraError: when the machinery of one failed, for example a judge that does not answer.
     """
     prompt = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
-    given = {"prompt": prompt, "response": response, "answer": response, "target": task.target, "task": task}
+    arguments = {"prompt": prompt, "response": response, "answer": response, "target": task.target, "task": task}
     values: dict[str, float] = {}
     for part in parts:
-        wanted = {name: list(messages) if name == "messages" else given[name] for name in part.names}
-        values[part.name] = await _value(part, () if owner is None else (owner,), wanted)
+        kwargs = {name: list(messages) if name == "messages" else arguments[name] for name in part.names}
+        values[part.name] = await _value(part, () if owner is None else (owner,), kwargs)
     total = sum(part.weight * values[part.name] for part in parts)
     return reward_value(total, "the weighted sum of the rewards is"), values
 
 
-async def _value(part: RewardPart, owner: tuple[Any, ...], wanted: Mapping[str, Any]) -> float:
+async def _value(part: RewardPart, owner: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
     with guard(f"reward {part.name}"):
-        value = await invoke(part.function, *owner, **wanted)
+        value = await invoke(part.function, *owner, **kwargs)
     return reward_value(value, f"the reward {part.name} returned")

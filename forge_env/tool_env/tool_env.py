@@ -32,19 +32,19 @@ from forge_env.utils.threads import awaitable, invoke
 
 
 class ToolEnv(Env):
-    """One instance is one episode, so its state is just attributes. `self.task` is the task at hand.
+    """One instance is one episode, so its state is kept in attributes. `self.task` is the current task.
 
-    A turn with tool calls is answered by one tool message per call; a turn without any is the final answer, which the
-    reward methods and the rubric score. Nothing that the model writes makes it raise.
+    A turn with tool calls is answered by one tool message for each call. A turn without tool calls is the final answer,
+    which the reward methods and the rubric score. No output of the model makes it raise.
     """
 
     system_prompt: ClassVar[str] = ""
     rubric: ClassVar[Sequence[RewardFunction | tuple[RewardFunction, float]]] = ()
-    """Further reward functions, or pairs of one and its weight; they are called as `forge_env.tool_env.rubric` says."""
+    """Further reward functions, or pairs (function, weight), with the arguments of `forge_env.tool_env.rubric`."""
 
     task: Task
     messages: list[Message]
-    """The whole conversation, the turn at hand among it."""
+    """The whole conversation, including the current turn."""
 
     _tools: ClassVar[Mapping[str, Tool]] = {}
     _specs: ClassVar[Sequence[ToolSpec]] = ()
@@ -52,14 +52,16 @@ class ToolEnv(Env):
     _rubric: ClassVar[Sequence[RewardPart]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        members.check_class(cls, members.TOOL_ENV, ToolEnv)  # first: it says more about `tools` than Env does
+        members.check_class(
+            cls, members.TOOL_ENV, ToolEnv
+        )  # before Env's check: its message about `tools` is more specific
         super().__init_subclass__(**kwargs)
         members.check_shared(cls, cls.shared, members.TOOL_ENV, ToolEnv)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
         cls._specs = [tool.spec for tool in cls._tools.values()]
-        marked = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
-        cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in marked.items()]
+        rewards = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
+        cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in rewards.items()]
         pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
         cls._rubric = [RewardPart.of(function, weight=weight) for function, weight in pairs]
 
@@ -67,8 +69,8 @@ class ToolEnv(Env):
         """Make an instance.
 
         Args:
-            use_tools: False shows the tools and switches them off, to measure what they are worth.
-            extra_tools: tools beside those of the class; one of the same name replaces it.
+            use_tools: if False, the tools are shown but refuse every call, to measure their benefit.
+            extra_tools: further tools; one with the name of a method replaces it.
         """
         self._use_tools = use_tools
         self._limits = EpisodeLimits()
@@ -80,9 +82,9 @@ class ToolEnv(Env):
         super().__setattr__(name, value)
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
-        """Give this instance the tools of its class, but those named `without`, and `extra`.
+        """Set the tools of this instance: those of its class except `without`, and `extra`.
 
-        For a constructor, or an own `reset`.
+        For use in a constructor or in `reset`.
         """
         methods = {name: tool for name, tool in self._tools.items() if name not in without} if without else self._tools
         self._toolbox = Toolbox(extra, methods=methods, owner=self)
@@ -92,8 +94,8 @@ class ToolEnv(Env):
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`: set the seed, the task and the limits, then run `setup`.
 
-        The pair (messages, info) that it returns can be awaited as well, so that a `reset` of a subclass may be `async`
-        and await `super().reset(...)`, or a plain function and just call it.
+        It returns the pair (messages, info), which can also be awaited: the `reset` of a subclass may be `async` and
+        await `super().reset(...)`, or plain and just call it.
         """
         self.seed(seed)
         if options is None or "task" not in options:
@@ -102,12 +104,12 @@ class ToolEnv(Env):
         self._limits = options.get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
         self.messages = [*system, *self.task.prompt]
-        return _Start(self, has_setup=type(self).setup is not ToolEnv.setup)
+        return _ResetResult(self, has_setup=type(self).setup is not ToolEnv.setup)
 
     def setup(self) -> Any:
-        """Make what an episode needs, in `self.task`'s terms; plain or async, and nothing has to be called in it.
+        """Prepare the episode of `self.task`; a plain or async hook, without a call of `super()`.
 
-        Messages that it adds to `self.messages`, or changes there, are those that the model is shown.
+        It may change `self.messages`, which become the first observation.
         """
 
     async def step(self, action: Action) -> StepResult:
@@ -124,14 +126,14 @@ class ToolEnv(Env):
     async def _answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
         if self._use_tools:
             return await self._toolbox.answer(calls)
-        off = "Error: the tools are switched off."
+        text = "Error: the tools are switched off."
         answers: list[Message] = [
-            {"role": "tool", "content": off, "tool_call_id": call.id, "name": call.name} for call in calls
+            {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name} for call in calls
         ]
         return answers, []
 
     async def _score(self, response: str) -> tuple[float, dict[str, float]]:
-        """Score the final answer, with a deadline of its own: the step's and the episode's clocks stand still."""
+        """Score the final answer within `scoring_seconds`; the deadlines of the step and the episode are paused."""
         deadline = Deadline(self._limits.scoring_seconds)
         try:
             async with queued():
@@ -142,32 +144,32 @@ class ToolEnv(Env):
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
-        own, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
+        reward, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
         if not self._rubric:
-            return own, parts
-        more, further = await score(self._rubric, self.task, self.messages, response)
-        return own + more, {**parts, **further}
+            return reward, parts
+        rubric_reward, rubric_parts = await score(self._rubric, self.task, self.messages, response)
+        return reward + rubric_reward, {**parts, **rubric_parts}
 
 
-class _Start(Sequence[Any]):
-    """What `ToolEnv.reset` returns: the pair (messages, info), and an awaitable of it.
+class _ResetResult(Sequence[Any]):
+    """The result of `ToolEnv.reset`: the pair (messages, info), and an awaitable of it.
 
-    On the event loop `setup` waits for the `await`, so that a plain one can run in a thread. A plain `reset` runs in a
-    thread already, and finds it done.
+    On the event loop `setup` runs at the `await`, so that a plain one can run in a thread. A plain `reset` runs in a
+    thread already, so `setup` has then run before.
     """
 
     def __init__(self, env: ToolEnv, *, has_setup: bool) -> None:
         self._env = env
-        self._waits = has_setup and (_is_on_loop() or inspect.iscoroutinefunction(env.setup))
-        if has_setup and not self._waits:
+        self._is_pending = has_setup and (_is_on_loop() or inspect.iscoroutinefunction(env.setup))
+        if has_setup and not self._is_pending:
             env.setup()
 
     def __await__(self) -> Generator[Any, None, tuple[tuple[Message, ...], dict[str, Any]]]:
         return self._finish().__await__()
 
     async def _finish(self) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        if self._waits:
-            self._waits = False
+        if self._is_pending:
+            self._is_pending = False
             await invoke(self._env.setup)
         return tuple(self._env.messages), {}
 
@@ -175,7 +177,7 @@ class _Start(Sequence[Any]):
         return 2
 
     def __getitem__(self, index: Any) -> Any:
-        if self._waits:
+        if self._is_pending:
             raise EnvError(
                 f"setup() of {type(self._env).__name__} has not run, since nothing awaits super().reset(...): write "
                 "`async def reset` and `await super().reset(...)`"

@@ -1,4 +1,4 @@
-"""Toolbox: runs the tool calls of a turn, and turns whatever happens into observations."""
+"""Toolbox: runs the tool calls of a turn, and turns their results and errors into observations."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from forge_env.core.user_code import describe, guard
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import invoke
 
-RETRY_SECONDS = 0.05  # before the first further attempt; doubled each time, and jittered
+RETRY_SECONDS = 0.05  # pause before the second attempt; doubled for each further one, with jitter
 
 
 class Toolbox:
     """The tools of one episode.
 
     Args:
-        tools: by the name that the model calls.
-        owner: the instance that tools made of methods belong to.
+        tools: tools by name.
+        methods: tools that are methods of `owner`; a tool in `tools` replaces one of the same name.
+        owner: the instance of `methods`.
     """
 
     __slots__ = ("_methods", "_owner", "_tools")
@@ -39,24 +40,24 @@ class Toolbox:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """What the model is shown."""
+        """The specs of the tools, for the model."""
         return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
-        """Answer the calls of one turn, in order. Neighbours that are all declared parallel run at once.
+        """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently.
 
         Raises:
-            EnvError: when a tool raised what it declares fatal, or what is no Exception, as SystemExit.
-            InfraError: when something underneath a tool failed.
+            EnvError: when a tool raised a fatal exception, or a BaseException such as SystemExit.
+            InfraError: when the machinery of a tool failed.
         """
         if len(calls) == 1:
             text, use = await self._call(calls[0])
             return [_message(calls[0], text)], [use]
         answers: list[tuple[str, ToolUse]] = []
-        for parallel, run in groupby(calls, self._is_parallel):
-            batch = list(run)
-            if parallel and len(batch) > 1:
-                answers += await self._at_once(batch)
+        for is_parallel, adjacent in groupby(calls, self._is_parallel):
+            batch = list(adjacent)
+            if is_parallel and len(batch) > 1:
+                answers += await self._run_concurrently(batch)
             else:
                 answers += [await self._call(call) for call in batch]
         messages = [_message(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
@@ -65,7 +66,7 @@ class Toolbox:
     def _is_parallel(self, call: ToolCall) -> bool:
         return call.name in self._tools and self._tools[call.name].options.parallel
 
-    async def _at_once(self, calls: Sequence[ToolCall]) -> list[tuple[str, ToolUse]]:
+    async def _run_concurrently(self, calls: Sequence[ToolCall]) -> list[tuple[str, ToolUse]]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._call(call)) for call in calls]
@@ -76,33 +77,33 @@ class Toolbox:
     async def _call(self, call: ToolCall) -> tuple[str, ToolUse]:
         tool = self._tools.get(call.name)
         if tool is None:
-            known = ", ".join(self._tools) or "none"
-            text = f"Error: there is no tool {call.name!r}. Tools: {known}. {call.error}".strip()
+            names = ", ".join(self._tools) or "none"
+            text = f"Error: there is no tool {call.name!r}. Tools: {names}. {call.error}".strip()
             return text, ToolUse(name=call.name, error="unknown_tool")
         with guard(f"tool {tool.name}"):
-            return await self._use(tool, call)
+            return await self._run(tool, call)
 
-    async def _use(self, tool: Tool, call: ToolCall) -> tuple[str, ToolUse]:
+    async def _run(self, tool: Tool, call: ToolCall) -> tuple[str, ToolUse]:
         started = time.perf_counter()
         try:
             arguments = tool.validate(call)
         except BadCall as refusal:
             return str(refusal), ToolUse(name=call.name, error="bad_arguments")
-        places = tool.places()
-        if places is None:
+        semaphore = tool.semaphore()
+        if semaphore is None:
             text, error = await self._attempts(tool, arguments)
         else:
             async with queued():
-                await places.acquire()
+                await semaphore.acquire()
             started = time.perf_counter()
             try:
                 text, error = await self._attempts(tool, arguments)
             finally:
-                places.release()
+                semaphore.release()
         return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=error)
 
     async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
-        """Return the text for the model and the kind of error, if any."""
+        """Run a tool with its retries; returns the text for the model and the kind of error, if any."""
         owner = (self._owner,) if tool.name in self._methods else ()
         for attempt in range(tool.options.retries + 1):
             deadline = Deadline(tool.options.timeout)
@@ -110,7 +111,7 @@ class Toolbox:
                 result = await deadline.run(invoke(tool.function, *owner, **arguments))
                 if isinstance(result, ToolFailure):
                     return _cut(str(result), tool.options.max_output), result.kind
-                return _shown(result, tool.options.max_output), ""
+                return _text(result, tool.options.max_output), ""
             except InfraError as error:
                 error.tool = tool.name
                 raise
@@ -133,8 +134,8 @@ def _message(call: ToolCall, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 
-def _shown(result: Any, max_output: int) -> str:
-    """Text as it is, everything else as JSON where it can be, else as Python prints it."""
+def _text(result: Any, max_output: int) -> str:
+    """Return a text as it is, anything else as JSON if possible, else as str()."""
     if isinstance(result, str):
         text = result
     elif dataclasses.is_dataclass(result) or isinstance(result, (dict, list, tuple, bool, type(None))):

@@ -1,4 +1,4 @@
-"""Small files that several processes read and write: replaced whole, by one writer at a time."""
+"""Small files that several processes read and write: replaced atomically, by one writer at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LOCK_SECONDS = 30.0
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put a new file in the place of the old one, whole, however the process or the machine ends; under `locked`."""
+    """Replace a file atomically, even if the process or the machine fails. Call it within `locked`."""
     temporary = path.with_name(f"{path.name}.new")  # one writer at a time
-    temporary.unlink(missing_ok=True)  # what a killed one left, or a link that another user has put there
+    temporary.unlink(missing_ok=True)  # from a killed writer, or a link that another user has made
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if path.exists():
@@ -35,10 +35,10 @@ def replace_file(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be the only writer of a file; the lock is a file beside it, which is gone afterwards.
+    """Hold the lock of a file: a lock file beside it, which is removed afterwards.
 
     Raises:
-        UserError: when another process holds it for too long.
+        UserError: when another process holds the lock for too long.
     """
     lock = path.with_name(f"{path.name}.lock")
     deadline = time.monotonic() + LOCK_SECONDS
@@ -60,7 +60,7 @@ def _try_lock(lock: Path) -> int | None:
         if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
-        pass  # held by another one, or removed by its last holder in this very moment
+        pass  # held by another process, or removed by its last holder just now
     except BaseException:
         os.close(descriptor)
         raise

@@ -1,7 +1,7 @@
-"""Deadlines that stop their clocks while a caller waits for something of ours.
+"""Deadlines that pause while the work waits in a queue.
 
-An episode's limits are about its own work. A call that waits for a place (a tool's concurrency, a rate limit) or for
-the policy wraps the waiting in `queued()`, and every deadline around it is moved by the time that it took.
+The time limits of an episode apply to its own work. A call that waits for a free slot (a tool's concurrency, a rate
+limit) or for the policy does so within `queued()`, which postpones all enclosing deadlines by that time.
 """
 
 from __future__ import annotations
@@ -16,71 +16,71 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A number of seconds for some work, on a clock that can be stopped. For one use.
+    """A time limit for some work, on a clock that can be paused. For one use.
 
     Example: ``await Deadline(30.0).run(work())``
     """
 
-    __slots__ = ("_left", "_seconds", "_since", "_timeout", "_waiting")
+    __slots__ = ("_left", "_pauses", "_seconds", "_since", "_timeout")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = self._left = seconds
-        self._since: float | None = None  # when the clock was started; None while it stands
-        self._waiting = -1  # waits of the work; below 0 there is no work, and so no clock to start
+        self._since: float | None = None  # when the clock was started; None while it is paused
+        self._pauses = -1  # number of present pauses; -1: no work is running
         self._timeout: asyncio.Timeout | None = None
 
     @property
     def expired(self) -> bool:
-        """Whether a TimeoutError was this deadline's, and not one of the work's own."""
+        """Whether the time is used up; otherwise a TimeoutError came from the work itself."""
         return self._timeout is not None and self._timeout.expired()
 
     @property
     def used(self) -> float:
-        """Seconds that the clock has run, up to its last stop."""
+        """Seconds that the clock has run, up to its last pause or the end."""
         return self._seconds - self._left
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`. Work that never waits for anything costs no timer: it is set at the first wait.
+        """Await `work`. The timer is set at its first suspension: work that never suspends costs no timer.
 
         Raises:
-            TimeoutError: when the seconds are used up; `expired` is then true, and the work is cancelled.
+            TimeoutError: when the time is used up; `expired` is then True, and the work is cancelled.
         """
-        token = _around.set((*_around.get(), self))
-        self._waiting = 0
-        self._start()
+        token = _enclosing.set((*_enclosing.get(), self))
+        self._pauses = 0
+        self._start_clock()
         try:
-            waiting = work.__await__()
+            steps = work.__await__()
             try:
-                wanted = next(waiting)
+                awaited = next(steps)
             except StopIteration as done:
                 return done.value
             self._timeout = asyncio.Timeout(self._due())
             async with self._timeout:
-                return await _Rest(waiting, wanted)
+                return await _Continuation(steps, awaited)
         finally:
-            self._halt()
-            self._waiting = -1  # a child task that still waits in a queue must not start the clock again
-            _around.reset(token)
+            self._stop_clock()
+            self._pauses = -1  # a child task that still waits in a queue must not start the clock again
+            _enclosing.reset(token)
 
-    def stop(self) -> None:
-        """Stop the clock; counted, so that two waits at once stop it once."""
-        if self._waiting < 0:
+    def pause(self) -> None:
+        """Pause the clock until the matching `resume`; pauses may overlap."""
+        if self._pauses < 0:
             return
-        self._waiting += 1
-        self._halt()
+        self._pauses += 1
+        self._stop_clock()
         self._reschedule()
 
-    def go_on(self) -> None:
-        if self._waiting > 0:
-            self._waiting -= 1
-            self._start()
+    def resume(self) -> None:
+        if self._pauses > 0:
+            self._pauses -= 1
+            self._start_clock()
             self._reschedule()
 
-    def _start(self) -> None:
-        if not self._waiting:
+    def _start_clock(self) -> None:
+        if not self._pauses:
             self._since = asyncio.get_running_loop().time()
 
-    def _halt(self) -> None:
+    def _stop_clock(self) -> None:
         if self._since is not None:
             self._left -= asyncio.get_running_loop().time() - self._since
             self._since = None
@@ -93,43 +93,43 @@ class Deadline:
             self._timeout.reschedule(self._due())
 
 
-class _Rest:
-    """Awaits what is left of a coroutine whose first wait has been taken out of it."""
+class _Continuation:
+    """Awaits the rest of a coroutine that has already run up to its first suspension."""
 
-    __slots__ = ("_waiting", "_wanted")
+    __slots__ = ("_awaited", "_steps")
 
-    def __init__(self, waiting: Generator[Any, Any, Any], wanted: Any) -> None:
-        self._waiting = waiting
-        self._wanted = wanted
+    def __init__(self, steps: Generator[Any, Any, Any], awaited: Any) -> None:
+        self._steps = steps
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        wanted = self._wanted
+        awaited = self._awaited
         try:
             while True:
                 try:
-                    sent = yield wanted
+                    sent = yield awaited
                 except BaseException as error:
-                    wanted = self._waiting.throw(error)
+                    awaited = self._steps.throw(error)
                 else:
-                    wanted = self._waiting.send(sent)
+                    awaited = self._steps.send(sent)
         except StopIteration as done:
             return done.value
 
 
-_around: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
+_enclosing: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
 
 
 @asynccontextmanager
 async def queued() -> AsyncIterator[None]:
-    """Stop the clocks of all deadlines around the caller while it waits for something of ours: a place, the policy.
+    """Pause all enclosing deadlines while the caller waits in a queue: for a slot, or for the policy.
 
-    What waits inside needs an end of its own: no deadline of the episode fires here.
+    The wait needs a time limit of its own: no deadline of the episode ends it.
     """
-    stopped = _around.get()
-    for deadline in stopped:
-        deadline.stop()
+    deadlines = _enclosing.get()
+    for deadline in deadlines:
+        deadline.pause()
     try:
         yield
     finally:
-        for deadline in stopped:
-            deadline.go_on()
+        for deadline in deadlines:
+            deadline.resume()

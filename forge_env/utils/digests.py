@@ -1,7 +1,7 @@
-"""Digests of what a result hangs on: files, the code of modules, and values. Equal digests are equal content.
+"""Digests of files, of the code of modules, and of values. Equal digests mean equal content.
 
-The code of a module is its file, and the files beside it or below its project's folder that it imports, at the top or
-within a function, and so on. What is installed as a package stands there with its version instead.
+The code of a module is its file and, recursively, the files of the same project that it imports, at the top or within a
+function. For an installed package, its version takes the place of the digest.
 """
 
 from __future__ import annotations
@@ -20,64 +20,66 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_BYTES = 8
-_AT_ONCE = 4
-"""Files that are read at a time; a digest takes about a second for each GB, and threads share the work."""
+_DIGEST_BYTES = 8
+_READERS = 4
+"""Threads that read files; one thread takes about a second for each GB."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_OURS = "forge_env"
-"""Its code is known by its version."""
+_FORGE_ENV = "forge_env"
+"""Not digested: its version is recorded instead."""
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's content.
+    """Return the digest of a file's content.
 
     Raises:
         OSError: when it cannot be read.
     """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_BYTES)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 def files_digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Digests of files by their names, several read at a time.
+    """Return the digests of files by their names; several files are read concurrently.
 
     Raises:
         OSError: when one cannot be read.
     """
-    there = sorted(set(paths))
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return dict(zip((path.name for path in there), threads.map(file_digest, there), strict=True))
+    unique = sorted(set(paths))
+    with ThreadPoolExecutor(_READERS) as threads:
+        return dict(zip((path.name for path in unique), threads.map(file_digest, unique), strict=True))
 
 
 def value_digest(value: Any) -> str:
-    """Digest of plain data, the same in every process; of other objects what they look like, without addresses."""
-    return hashlib.blake2b(repr(_plain(value)).encode("utf-8", "backslashreplace"), digest_size=_BYTES).hexdigest()
+    """Return the digest of plain data, equal in every process; other objects count by repr, without addresses."""
+    return hashlib.blake2b(
+        repr(_plain(value)).encode("utf-8", "backslashreplace"), digest_size=_DIGEST_BYTES
+    ).hexdigest()
 
 
 def code_digests(modules: Iterable[str | Path]) -> dict[str, str]:
-    """Digests of the code of modules, by name or by file: file -> digest, or package -> version."""
-    found: dict[str, str] = {}
+    """Return the digests of the code of modules, given by name or file: file -> digest, or package -> version."""
+    digests: dict[str, str] = {}
     for module in modules:
         path = module if isinstance(module, Path) else _file_of(module)
-        if path is None or _top(module) == _OURS:
+        if path is None or _top(module) == _FORGE_ENV:
             continue
         if package := _installed(path):
-            found |= package
+            digests |= package
             continue
         root = _root(path.resolve())
-        found |= {str(file.relative_to(root)): digest for file, digest in _walk(path.resolve(), root).items()}
-    return dict(sorted(found.items()))
+        digests |= {str(file.relative_to(root)): digest for file, digest in _walk(path.resolve(), root).items()}
+    return dict(sorted(digests.items()))
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return sorted((str(key), _plain(each)) for key, each in value.items())
+        return sorted((str(key), _plain(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(repr(_plain(each)) for each in value)
+        return sorted(repr(_plain(item)) for item in value)
     if isinstance(value, (str, bytes, int, float, bool)) or value is None:
         return value
     return _plain(value.tolist()) if hasattr(value, "tolist") else _ADDRESS.sub("", repr(value))
@@ -96,13 +98,14 @@ def _file_of(module: str) -> Path | None:
 
 
 def _installed(path: Path) -> dict[str, str]:
-    """The package that a file was installed with, and its version; empty for a file of a project."""
+    """Return the package that a file was installed with, and its version; empty for a file of a project."""
     for name in ("purelib", "platlib", "stdlib"):
         folder = Path(sysconfig.get_path(name))
         if path.is_relative_to(folder):
             top = path.relative_to(folder).parts[0].removesuffix(".py")
             packages = _packages().get(top, [])
-            return {each: importlib.metadata.version(each) for each in packages} or {top: platform.python_version()}
+            versions = {package: importlib.metadata.version(package) for package in packages}
+            return versions or {top: platform.python_version()}
     return {}
 
 
@@ -112,7 +115,7 @@ def _packages() -> Mapping[str, list[str]]:
 
 
 def _root(path: Path) -> Path:
-    """The folder that a file's absolute imports are found in: the one that holds its outermost package."""
+    """Return the folder that resolves a file's absolute imports: the one that holds its outermost package."""
     root = path.parent
     while (root / "__init__.py").is_file():
         root = root.parent
@@ -120,35 +123,35 @@ def _root(path: Path) -> Path:
 
 
 def _walk(start: Path, root: Path) -> dict[Path, str]:
-    """The digests of a file and of all below `root` that it imports."""
-    found: dict[Path, str] = {}
+    """Return the digests of a file and of all files below `root` that it imports."""
+    digests: dict[Path, str] = {}
     waiting = [start]
     while waiting:
         path = waiting.pop()
-        if path in found:
+        if path in digests:
             continue
         content = path.read_bytes()
-        found[path] = hashlib.blake2b(content, digest_size=_BYTES).hexdigest()
+        digests[path] = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
         waiting += [file for name in _imports(content, _package(path, root)) for file in _files(root, name)]
-    return found
+    return digests
 
 
 def _package(path: Path, root: Path) -> tuple[str, ...]:
-    """The parts of the name of the package that a file belongs to."""
+    """Return the name of the package of a file, split at the dots."""
     return path.parent.relative_to(root).parts
 
 
 @functools.lru_cache(maxsize=4096)
 def _imports(content: bytes, package: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The modules that a file may mean by its imports, as the parts of their names."""
+    """Return the modules that a file may import, their names split at the dots."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
         return ()
-    return tuple(dict.fromkeys(_named(tree, package)))
+    return tuple(dict.fromkeys(_imported_names(tree, package)))
 
 
-def _named(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _imported_names(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
@@ -160,8 +163,8 @@ def _named(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]
 
 
 def _files(root: Path, name: tuple[str, ...]) -> Iterator[Path]:
-    """The files below a folder that importing a module runs: its own, and those of the packages that it is in."""
-    if name[:1] == (_OURS,) or "*" in name:
+    """Yield the files below a folder that the import of a module runs: its own, and those of its packages."""
+    if name[:1] == (_FORGE_ENV,) or "*" in name:
         return
     for end in range(1, len(name) + 1):
         path = root.joinpath(*name[:end])

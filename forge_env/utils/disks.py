@@ -1,4 +1,4 @@
-"""Disks that are full: which one it is, in words for a person."""
+"""Full disks: an error message that names the disk."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 import shutil
 from pathlib import Path
 
-_NO_ROOM = 2**20  # bytes
+_FULL_BYTES = 2**20  # less free space counts as full
 
 
 def full_disk(error: BaseException, path: Path) -> str:
-    """Say which disk is full, as "the disk mounted at /data is full (0.0 MB free)"; "" where that is not the error.
+    """Return a phrase such as "the disk mounted at /data is full (0.0 MB free)"; "" if the error has another cause.
 
     Args:
-        error: that writing raised. Libraries that write by themselves, torch among them, do not raise an OSError; then
-            the disk is the cause where it has no room at all.
-        path: what was written, or a folder around it.
+        error: the error of a write. Some libraries, such as torch, do not raise an OSError; the disk is then the cause
+            if it has no free space.
+        path: the written file, or a folder that contains it.
     """
     place = path.resolve()
     while not place.exists():
@@ -25,6 +25,6 @@ def full_disk(error: BaseException, path: Path) -> str:
         place = place.parent
     if isinstance(error, OSError) and error.errno == errno.EDQUOT:
         return f"there is no quota left on the disk mounted at {place}"
-    if error.errno == errno.ENOSPC if isinstance(error, OSError) else free < _NO_ROOM:
+    if error.errno == errno.ENOSPC if isinstance(error, OSError) else free < _FULL_BYTES:
         return f"the disk mounted at {place} is full ({free / 1e6:.1f} MB free)"
     return ""

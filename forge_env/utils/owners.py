@@ -1,7 +1,7 @@
-"""Whose files are used: those of this user and of root that nobody else can write to, as ssh and git have it.
+"""Checks who can change a file: only this user and root may, as in ssh and git.
 
-A file that names code is as good as that code. One that another user has left in a folder above the working directory,
-or in a folder that all users share, must not run as this user.
+A file that names code is as dangerous as that code. A file that another user has placed in a folder above the working
+directory, or in a shared folder, must not run code as this user.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_MOST_LINKS = 40  # as the kernel
+_MAX_LINKS = 40  # as in the kernel
 
 
-def problem_of(path: Path, *, below: Path) -> str:
-    """Return why a file is not this user's alone, as "/a/b belongs to the user 'bob'"; "" where nothing is wrong.
+def path_problem(path: Path, *, below: Path) -> str:
+    """Return how others can change a file, as "/a/b belongs to the user 'bob'"; "" if they cannot.
 
-    Looked at are the folder `below`, everything from there to the file, and the links on the way with all that they
-    lead through. Whatever is not there is no problem.
+    This checks the folder `below`, everything from there to the file, and all folders on the way of links. What does
+    not exist is no problem.
 
     Args:
         path: an absolute path, which need not exist.
         below: a folder above it, without links in its path.
     """
-    for place, info in _way(path, below):
-        if problem := problem_with(info, is_folder=stat.S_ISDIR(info.st_mode)):
-            return f"{place} {problem}"
+    for location, info in _way(path, below):
+        if problem := stat_problem(info, is_folder=stat.S_ISDIR(info.st_mode)):
+            return f"{location} {problem}"
     return ""
 
 
-def problem_with(info: os.stat_result, *, is_folder: bool = False) -> str:
-    """Return why what `stat` describes is not this user's alone, as "belongs to the user 'bob'"; "" where it is.
+def stat_problem(info: os.stat_result, *, is_folder: bool = False) -> str:
+    """Return how others can change what `info` describes, as "belongs to the user 'bob'"; "" if they cannot.
 
     Args:
-        is_folder: others may then write where the sticky bit keeps them from replacing what is not theirs.
+        info: the result of `stat`.
+        is_folder: in a folder with the sticky bit, others may write: they cannot replace the files of this user.
     """
     if info.st_uid not in _trusted():
         return f"belongs to the user {_user(info.st_uid)}"
@@ -50,19 +51,19 @@ def problem_with(info: os.stat_result, *, is_folder: bool = False) -> str:
 
 
 def is_mine(info: os.stat_result) -> bool:
-    """Whether what `stat` describes belongs to this user, and not even to root."""
+    """Whether what `info` describes belongs to this user; root's does not count."""
     return info.st_uid == os.geteuid()
 
 
 def _trusted() -> set[int]:
-    """This user and root; for root, the user who called sudo as well."""
+    """Return the ids of this user and root; for root, also of the user who called sudo."""
     caller = os.environ.get("SUDO_UID", "")
     more = {int(caller)} if os.geteuid() == 0 and caller.isascii() and caller.isdecimal() else set()
     return {0, os.geteuid(), *more}
 
 
 def _way(path: Path, below: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """What is passed from a folder to a file, the links and what they lead through among it."""
+    """Yield every folder, link and file on the way from a folder to a file, links followed."""
     here = below
     left = list(reversed(path.relative_to(below).parts))
     links = 0
@@ -80,18 +81,18 @@ def _way(path: Path, below: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 here = entry
                 continue
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 return  # it cannot be opened either
             target = Path(os.readlink(entry))
             if target.is_absolute():
                 here = Path(target.anchor)
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-    except OSError:  # not there, or not to be looked at, and so not to be read
+    except OSError:  # it does not exist, or cannot be read anyway
         return
 
 
 def _is_private_group(group: int, owner: int) -> bool:
-    """Whether a group is that of one user alone, which many systems give to each user, or root's."""
+    """Whether only one user is in a group, or it is root's; many systems give each user a private group."""
     if group == 0:
         return True
     try:

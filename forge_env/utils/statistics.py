@@ -1,7 +1,7 @@
-"""The statistics of evaluations: pure functions of numbers, one value per task.
+"""Statistics of evaluations: pure functions of numbers, with one value for each task.
 
-Attempts at one task are no independent draws, so every interval here takes the task as its unit ("clustered by task",
-Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640): what was measured on one task enters as one number.
+Attempts at one task are not independent. The unit of every interval is therefore the task ("clustered by task", Miller
+2024, "Adding Error Bars to Evals", arXiv:2411.00640): all attempts at one task enter as one number.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from dataclasses import dataclass
 
 Z95 = 1.959964
 """The normal quantile of a 95% interval."""
-EXACT_FLIPS = 12
-FLIPS = 10_000
+MAX_EXACT_TASKS = 12
+"""Up to this number of differing tasks, the sign-flip test enumerates all flips."""
+RANDOM_FLIPS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure with its 95% interval, both NaN where nothing was measured. Example: ``Estimate(value=0.5, low=0.4,
+    """A figure with its 95% interval; the value is NaN if nothing was measured. Example: ``Estimate(value=0.5, low=0.4,
     high=0.6, tasks=90)``"""
 
     value: float
     low: float
     high: float
     tasks: int
-    """How many tasks it rests on."""
+    """Number of tasks."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -35,15 +36,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """How much more one run scored than another on the same tasks."""
+    """Comparison of two runs on the same tasks: the first minus the second."""
 
     difference: Estimate
     wins: int
-    """Tasks on which the first run scored more."""
+    """Number of tasks on which the first run scored more."""
     losses: int
     ties: int
     p_value: float
-    """Of the two-sided sign-flip test: how likely a difference this large is where the runs do not differ."""
+    """Of the two-sided sign-flip test: the probability of such a difference between equal runs."""
 
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
@@ -87,7 +88,7 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
 
 
 def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
-    """Mean of a share that was measured on each task, with an interval that stays within 0 and 1.
+    """Return the mean of a share that was measured on each task, with an interval within 0 and 1.
 
     The variance of the mean m of T tasks is v = sum((x - m)^2) / (T (T - 1)), Miller's clustered one for tasks of equal
     weight, with the correction for few tasks. The interval is Wilson's, for as many independent trials as have this
@@ -95,11 +96,11 @@ def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
     Confidence Interval Methods for Binomial Proportions in Clustered Surveys"), times (1.96 / t)^2 for Student's
     quantile t of T - 1 degrees of freedom, since v is estimated from T tasks alone (Korn and Graubard 1998). It is
     never taken below T nor above the number of attempts; with one attempt per task it is T, and the interval is
-    Wilson's own. Where all tasks agree there is no variance to see, and it is T.
+    Wilson's own. If all tasks agree, the observed variance is 0, and it is T.
 
     Args:
-        values: of each task, from 0 to 1.
-        attempts: how many attempts are behind the values, of all tasks together.
+        values: one for each task, from 0 to 1.
+        attempts: total number of attempts of all tasks.
     """
     tasks = len(values)
     if not tasks:
@@ -115,10 +116,10 @@ def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
 
 
 def clustered_mean(values: Sequence[float]) -> Estimate:
-    """Mean of any quantity that was measured on each task: m plus and minus t sqrt(sum((x - m)^2) / (T (T - 1))).
+    """Return the mean of a quantity measured on each task, m plus and minus t sqrt(sum((x - m)^2) / (T (T - 1))).
 
     Miller's clustered standard error for tasks of equal weight, with the corrections for few tasks: T - 1, and
-    Student's quantile t. The interval is all numbers where there is only one task.
+    Student's quantile t. With a single task the interval is unbounded.
     """
     tasks = len(values)
     if not tasks:
@@ -132,9 +133,9 @@ def clustered_mean(values: Sequence[float]) -> Estimate:
 
 
 def student(freedom: int) -> float:
-    """Student's t for a 95% interval; exact for 1 and 2 degrees of freedom, else by its expansion in 1 / freedom.
+    """Return Student's t for a 95% interval; exact for 1 and 2 degrees of freedom, else by an expansion in 1 / freedom.
 
-    Abramowitz and Stegun, 26.7.5; off by less than 0.004 everywhere.
+    Abramowitz and Stegun, 26.7.5; the error is below 0.004.
 
     >>> round(student(10), 3)
     2.228
@@ -154,10 +155,10 @@ def student(freedom: int) -> float:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
-    """Compare two runs on the same tasks, whose values stand in the same order.
+    """Compare two runs on the same tasks, with values in the same order.
 
-    The interval is `clustered_mean` of the differences: what makes a task hard for both falls out of it. The p-value is
-    the sign-flip test's (Fisher 1935): exact for few differing tasks, else from a fixed set of random flips.
+    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. The
+    p-value is that of the sign-flip test (Fisher 1935): exact for few differing tasks, else from fixed random flips.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     return Paired(
@@ -170,16 +171,18 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 def _sign_flips(differences: Sequence[float]) -> float:
-    """Share of all ways to swap the two runs, task by task, that differ at least as much as what was found."""
+    """Return the share of all ways to swap the two runs, task by task, with at least the observed difference."""
     count = len(differences)
     if not count:
         return 1.0
-    found = abs(math.fsum(differences)) - 1e-9
-    if count <= EXACT_FLIPS:
-        return sum(abs(_flipped(differences, bits)) >= found for bits in range(2**count)) / 2**count
+    observed = abs(math.fsum(differences)) - 1e-9
+    if count <= MAX_EXACT_TASKS:
+        return sum(abs(_flipped(differences, bits)) >= observed for bits in range(2**count)) / 2**count
     rng = random.Random(0)
-    extreme = sum(abs(_flipped(differences, rng.getrandbits(count))) >= found for _ in range(FLIPS))
-    return (extreme + 1) / (FLIPS + 1)  # what was found is one of the flips: never zero
+    extreme = sum(abs(_flipped(differences, rng.getrandbits(count))) >= observed for _ in range(RANDOM_FLIPS))
+    return (extreme + 1) / (
+        RANDOM_FLIPS + 1
+    )  # the observed order counts as one of the flips, so that the share is never zero
 
 
 def _flipped(differences: Sequence[float], bits: int) -> float:

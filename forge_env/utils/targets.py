@@ -1,7 +1,7 @@
-"""Targets: what a name stands for, as text, so that every process can import it by itself.
+"""Targets: import strings of objects, so that every process can import them by itself.
 
-"module:attribute" is imported as usual. "path/to/file.py:attribute" is loaded from the file, which may import its
-neighbours as a script does.
+"module:attribute" is imported as usual. "path/to/file.py:attribute" is loaded from the file, which may import the files
+beside it as a script does.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ _loading = threading.RLock()
 def load(target: str) -> Any:
     """Import the object named "module:attribute" or "path/to/file.py:attribute".
 
-    A file is loaded once, and again when it has changed.
+    A file is loaded once, and again after a change.
 
     Raises:
-        UserError: when the target is malformed, the module, file or attribute does not exist, or the import fails; then
-            with the line.
+        UserError: when the target is malformed, the module, file or attribute does not exist, or the import fails
+            (with file and line).
     """
     source, attribute = split_target(target)
     module = _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and n[0] != "_"]
+        defined = [
+            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and n[0] != "_"
+        ]
         where = source if is_file(source) else f"module {source}"
-        hint = f". {nearest(attribute, own)}" if own else ""
+        hint = f". {nearest(attribute, defined)}" if defined else ""
         raise UserError(f"{target!r}: {where} has no attribute {attribute!r}{hint}") from None
 
 
@@ -61,30 +63,30 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def is_file(source: str) -> bool:
-    """Whether the first part of a target is a file, not a module."""
+    """Whether the first part of a target is a file and not a module."""
     return source.endswith(".py")
 
 
 def is_source(target: str) -> bool:
-    """Whether a target is a source of tools that are opened, not imported; see `envs.tool_api.sources`."""
+    """Whether a target is a source of tools, which is opened and not imported; see `envs.tool_api.sources`."""
     return target.startswith(("openapi:", "mcp:"))
 
 
-def source_of(found: Any) -> str:
-    """The target that an object can be imported by.
+def source_of(value: Any) -> str:
+    """Return the target by which an object can be imported.
 
     Raises:
-        UserError: when it has none, having been made inside of a function.
+        UserError: when there is none, because it was defined in a function.
     """
-    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or "<" in name:
-        raise UserError(f"{found!r} cannot be imported by a name: define it at the top of a module, not in a function")
+        raise UserError(f"{value!r} cannot be imported by a name: define it at the top of a module, not in a function")
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return f"{spec.origin if spec and isinstance(spec.loader, _Loader) else module}:{name}"
 
 
 def add_to_path(folder: Path) -> None:
-    """Let modules of a folder be imported. It comes last, so that it never hides what is installed."""
+    """Append a folder to sys.path: last, so that it never hides installed packages."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         importlib.invalidate_caches()
@@ -105,7 +107,7 @@ def _load_file(target: str, path: Path) -> ModuleType:
         changed = path.stat().st_mtime_ns
     except OSError:
         raise UserError(f"{target!r}: there is no file {path}") from None
-    # The same name in every process that loads the same file, so that objects of its classes travel between them.
+    # Equal in every process that loads this file, so that objects of its classes can be pickled between them.
     digest = hashlib.blake2b(f"{path}\0{changed}".encode(), digest_size=8).hexdigest()
     name = f"{path.stem}_{digest}"
     with _loading:
@@ -113,7 +115,7 @@ def _load_file(target: str, path: Path) -> ModuleType:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles the source each time: cached bytecode misses changes within a second, and stays in the folder."""
+    """Compiles the source each time: cached bytecode misses changes within a second, and leaves files in the folder."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -126,7 +128,7 @@ def _execute(target: str, name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses, pickle and inspect look there while it is still being executed
     try:
-        _check_neighbours(target, path)
+        _check_siblings(target, path)
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
@@ -136,24 +138,24 @@ def _execute(target: str, name: str, path: Path) -> ModuleType:
     return module
 
 
-def _check_neighbours(target: str, path: Path) -> None:
-    """Check that what a file imports from beside itself is not another module of the same name."""
+def _check_siblings(target: str, path: Path) -> None:
+    """Check that the modules beside a file, which it imports, are not hidden by others of the same name."""
     for line, name in _imported(ast.parse(path.read_bytes(), str(path))):
         files = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         beside = [file.resolve() for file in files if file.is_file()]
         if not beside or name in sys.stdlib_module_names:
             continue
         spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve() if spec and spec.origin else None
-        if found not in beside:
+        imported = Path(spec.origin).resolve() if spec and spec.origin else None
+        if imported not in beside:
             raise UserError(
-                f"{target!r} imports {name!r}, which is {found} in this process and not {beside[0]}: "
+                f"{target!r} imports {name!r}, which is {imported} in this process and not {beside[0]}: "
                 f"rename one of them ({path}, line {line})"
             )
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and top-level name of every absolute import."""
+    """Yield line and top-level name of every absolute import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
@@ -162,23 +164,23 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _import_error(target: str, error: BaseException, *, file: str) -> ForgeError:
-    """Say in one sentence why an import failed, and where."""
+    """Return an error with one sentence about why an import failed, and where."""
     if isinstance(error, ForgeError) and not isinstance(error, UserError):
         return error
-    place = _place(error, file)
-    where = f" ({place})" if place and place not in str(error) else ""
+    location = _location(error, file)
+    where = f" ({location})" if location and location not in str(error) else ""
     if isinstance(error, UserError):
         return UserError(f"{error}{where}")
     if isinstance(error, ModuleNotFoundError) and error.name:
         return UserError(f"{target!r} needs the package {error.name!r}, which is not installed{where}")
     if isinstance(error, SystemExit):
         return UserError(f"{target!r} cannot be imported: it ends the process with exit code {error.code!r}{where}")
-    said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    return UserError(f"{target!r} cannot be imported: {type(error).__name__}: {said}{where}")
+    text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return UserError(f"{target!r} cannot be imported: {type(error).__name__}: {text}{where}")
 
 
-def _place(error: BaseException, file: str) -> str:
-    """File and line of an error: those in `file` where it passed through it, else the innermost."""
+def _location(error: BaseException, file: str) -> str:
+    """Return file and line of an error: the innermost frame in `file` if there is one, else the innermost frame."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     ours = (__file__, importlib.__file__)

@@ -1,7 +1,7 @@
-"""Plain functions off the event loop, in threads that can be told to give up.
+"""Runs plain functions in threads, off the event loop; a cancelled call is stopped.
 
-`concurrent.futures` would do, but for two things: its threads are waited for when the process ends, so that one tool
-that sleeps for an hour keeps it alive for an hour, and a call whose caller has given up goes on to its end.
+`concurrent.futures` and anyio do not serve for two reasons. At the end of the process they wait for their threads, so
+that a tool that sleeps for an hour keeps the process alive. A call whose caller was cancelled runs to its end.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 IDLE_SECONDS = 10.0
 own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thread_each", default=False)
-"""Where it is set, no two calls share a thread: what `forge-env check` finds state with that belongs to one thread."""
+"""If it is set, each call has a thread of its own. `forge-env check` finds state with it that depends on the thread."""
 
 
 class GivenUp(BaseException):
-    """Raised inside a call whose caller has stopped waiting. Not an Exception: a tool's own handlers let it pass."""
+    """Raised inside a call whose caller was cancelled. Not an Exception, so that a tool's handlers do not catch it."""
 
 
 async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function; run a plain one in a thread, with the caller's context variables.
+    """Await a coroutine function; run a plain function in a thread, with the caller's context variables.
 
-    A caller that is cancelled stops the call: a coroutine at its next await, a plain function at its next bytecode. A
-    plain function that blocks inside a C call (`time.sleep`, a socket) ends when that call returns; what comes after it
-    is not run.
+    Cancelling the caller stops the call: a coroutine at its next await, a plain function at its next bytecode. A plain
+    function that blocks in a C call (`time.sleep`, a socket) ends when that call returns; nothing after it runs.
     """
     if _is_coroutine_function(function):
         return await function(*args, **kwargs)
@@ -48,13 +47,13 @@ async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 
 def awaitable(function: F) -> F:
-    """Mark a plain function whose result is awaited: `invoke` calls it on the event loop, and in no thread."""
+    """Mark a plain function that returns an awaitable: `invoke` calls it on the event loop, not in a thread."""
     function.__forge_awaitable__ = True  # type: ignore[attr-defined]
     return function
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """As `inspect.iscoroutinefunction`, which takes ten times as long for the common case."""
+    """Like `inspect.iscoroutinefunction`, but ten times faster in the common case."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & inspect.CO_COROUTINE:
         return True
@@ -62,7 +61,7 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 class _Job:
-    """One call, on its way through a thread."""
+    """One call in a thread."""
 
     def __init__(self, call: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -87,13 +86,13 @@ class _Job:
         except GivenUp:
             self._leave()
             return
-        except StopIteration as raised:  # a future refuses it
+        except StopIteration as raised:  # a future does not accept it
             error = RuntimeError(f"StopIteration: {raised}")
         except BaseException as raised:
             error = raised
         try:
             self._loop.call_soon_threadsafe(self._finish, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, so that nobody waits for the result
             pass
 
     def give_up(self) -> None:
@@ -103,19 +102,18 @@ class _Job:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(GivenUp))
 
     def _leave(self) -> None:
-        """From here on nothing is raised in this thread; what has not arrived yet arrives now.
+        """End the part of the call in which GivenUp may be raised; a pending one is raised now.
 
-        It could be taken back, but CPython 3.11 would then believe for ever that something is pending: every bytecode
-        boundary is slow from then on, and a function that is traced (by a debugger, by Hypothesis) never gets past its
-        first line.
+        A pending exception could be withdrawn, but CPython 3.11 would then always consider one pending: every bytecode
+        boundary stays slow, and a traced function (in a debugger, by Hypothesis) never gets past its first line.
 
         Raises:
-            GivenUp: when it had not arrived yet.
+            GivenUp: when it was pending.
         """
         with self._lock:
             self._thread = None
         if self._given_up:
-            for _ in range(100):  # it arrives at a jump backwards
+            for _ in range(100):  # it is raised at a backward jump
                 pass
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
@@ -128,7 +126,7 @@ class _Job:
 
 
 class _Worker(threading.Thread):
-    """Runs one job after another, and ends when there has been none for a while."""
+    """Runs jobs one after another; ends after IDLE_SECONDS without one."""
 
     def __init__(self) -> None:
         super().__init__(name="forge_env", daemon=True)
@@ -143,7 +141,7 @@ class _Worker(threading.Thread):
                     if self in _idle:
                         _idle.remove(self)
                         return
-                continue  # a job was given to it in this very moment
+                continue  # it has just been given a job
             job.run()
             del job
             with _idle_lock:
@@ -155,7 +153,7 @@ _idle_lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A fork has none of its parent's threads."""
+    """Forget the threads of the parent process, which a fork does not inherit."""
     global _idle_lock
     _idle_lock = threading.Lock()
     _idle.clear()
@@ -165,7 +163,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(job: _Job) -> None:
-    """Hand a job to an idle worker, or to a new one: a blocking call must never wait for another one's thread."""
+    """Give a job to an idle worker, or to a new one: a call must never wait for a thread that another one blocks."""
     with _idle_lock:
         worker = _idle.pop() if _idle and not own_thread_each.get() else None
     if worker is None:

@@ -5,7 +5,7 @@ Read from the files of a run:
     index_row.py       the row of the index for one line of a file
     scan.py            reads the lines of a file into rows, in several processes
     index.py           the index: keeps the rows in SQLite and follows the files
-    query.py           lists, filters, faults and evaluations from the index
+    query.py           lists of episodes and groups from the index; summaries.py faults and evaluations
     search.py          text search in episodes
     episode_detail.py  one episode with all that its page shows; token_text.py the text of its tokens
     metrics_file.py    curves; trace_file.py the timeline; console_files.py console and logs

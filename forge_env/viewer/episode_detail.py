@@ -34,7 +34,6 @@ def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | 
     episode = _read_episode(row)
     return {
         **query.list_entry(row),
-        "run": run.name,
         "file": f"{Path(row['path']).name}, {row['length']:,} bytes from byte {row['offset']:,}",
         "episode": episode,
         "texts": [

@@ -36,13 +36,12 @@ class FileFollower(ABC):
 
     @abstractmethod
     def _add_line(self, line: bytes) -> None:
-        """Keep one line; an unreadable one is counted in `bad_lines`."""
+        """Keep one line; ignore one that cannot be read."""
 
     def _reset(self) -> None:
         self._offset = 0
         self._inode = -1
         self._head = b""
-        self.bad_lines = 0
         self._clear()
 
     def _read_new_lines(self) -> bool:

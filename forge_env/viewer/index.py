@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from forge_env.utils.transaction import transaction
 from forge_env.viewer.index_row import COLUMNS
 from forge_env.viewer.scan import ScannedBlock, scan_file
 from forge_env.viewer.stored_runs import RunFile, StoredRun
-from forge_env.viewer.transaction import transaction
 
 VERSION = 2
 FIRST_BYTES = 256 << 10

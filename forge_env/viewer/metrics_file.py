@@ -54,7 +54,6 @@ class MetricsFile(FileFollower):
             record = parse_json(line)
             phase, step, time = encodable(record["phase"]), float(record["step"]), float(record["time"])
         except (ValueError, KeyError, TypeError, OverflowError):
-            self.bad_lines += 1
             return
         columns = self._columns.setdefault(phase, {"step": [], "time": []})
         count = len(columns["step"])

@@ -1,4 +1,4 @@
-"""Queries of the index: lists of episodes and groups with the page's filters and orders, faults, evaluations."""
+"""Queries of the index: lists of episodes and groups, with the filters and orders of the page; single episodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.utils.statistics import clustered_share
 
 MAX_ROWS = 200
 """Rows of one answer."""
 MAX_GROUP = 256
 """Episodes of a group that are listed."""
-_FROM = "FROM episodes JOIN files USING (file)"
+FROM_EPISODES = "FROM episodes JOIN files USING (file)"
 REWARD_VARIANCE = "max(0, avg(reward * reward) - avg(reward) * avg(reward))"
 
 EPISODE_ORDERS = {
@@ -58,8 +57,6 @@ _HAS = {
     "success": "success = 1",
     "failure": "reward IS NOT NULL AND success = 0",
 }
-_PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
-"""In the order of a run; other phases come after them."""
 FILTERS = frozenset({*_TERMS, "tool", "has", "id"})
 
 
@@ -108,8 +105,8 @@ def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offs
         UserError: when the order is unknown.
     """
     order_sql = _order_sql(EPISODE_ORDERS, order)
-    total = db.execute(f"SELECT count(*) {_FROM} WHERE {condition.sql}", condition.values).fetchone()[0]
-    sql = f"SELECT episodes.*, phase {_FROM} WHERE {condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
+    total = db.execute(f"SELECT count(*) {FROM_EPISODES} WHERE {condition.sql}", condition.values).fetchone()[0]
+    sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
     rows = db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))
     return {"total": total, "rows": [list_entry(row) for row in rows]}
 
@@ -121,17 +118,17 @@ def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset
         UserError: when the order is unknown.
     """
     order_sql = _order_sql(GROUP_ORDERS, order)
-    grouped = f"{_FROM} WHERE {condition.sql} GROUP BY file, group_id"
+    grouped = f"{FROM_EPISODES} WHERE {condition.sql} GROUP BY file, group_id"
     total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", condition.values).fetchone()[0]
     sql = (
-        f"SELECT file, phase, group_id, task, env, question, max(step) AS step, min(n) AS first, "
+        f"SELECT file, phase, group_id, question, max(step) AS step, min(n) AS first, "
         f"max(started + seconds) AS ended, count(*) AS size, avg(reward) AS mean, min(reward) AS low, "
-        f"max(reward) AS high, {REWARD_VARIANCE} AS spread, sum(reward IS NULL) AS faults {grouped} "
+        f"max(reward) AS high, {REWARD_VARIANCE} AS spread {grouped} "
         f"ORDER BY {order_sql} LIMIT ? OFFSET ?"
     )
     groups = [dict(row) for row in db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))]
     members_sql = (
-        f"SELECT episodes.*, phase {_FROM} WHERE {condition.sql} AND file = ? AND group_id = ? "
+        f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {condition.sql} AND file = ? AND group_id = ? "
         f"ORDER BY n LIMIT {MAX_GROUP}"
     )
     for group in groups:
@@ -142,72 +139,9 @@ def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset
     return {"total": total, "rows": groups}
 
 
-def list_faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Environment faults, infrastructure faults and time-outs, by class and message, the most frequent first."""
-    sql = (
-        f"SELECT phase, fault, error, env, count(*) AS count, max(n) AS last {_FROM} WHERE fault <> '' "
-        f"GROUP BY phase, fault, error, env ORDER BY count DESC, last DESC LIMIT 500"
-    )
-    faults = [dict(row) for row in db.execute(sql)]
-    for fault in faults:
-        last = db.execute(f"SELECT phase, offset {_FROM} WHERE n = ?", (fault.pop("last"),)).fetchone()
-        fault["episode"] = _key(last)
-    return faults
-
-
-def bad_lines(db: sqlite3.Connection) -> dict[str, Any]:
-    """Lines that hold no episode: how many each file has, and the first of them."""
-    counts = [dict(row) for row in db.execute("SELECT phase, bad FROM files WHERE bad > 0 ORDER BY phase")]
-    sql = "SELECT phase, offset, reason FROM bad JOIN files USING (file) ORDER BY file, offset LIMIT 100"
-    return {"files": counts, "lines": [dict(row) for row in db.execute(sql)]}
-
-
-def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
-    """The values that the filters can have: phases with their counts, outcomes, environments, tools, ranges."""
-    phases = [
-        {"phase": row[0], "episodes": row[1]}
-        for row in db.execute(
-            "SELECT phase, count(n) FROM files LEFT JOIN episodes USING (file) WHERE kind <> 'trained' "
-            "GROUP BY phase ORDER BY phase"
-        )
-    ]
-    phases.sort(key=lambda phase: _phase_position(phase["phase"]))
-    low, high, first, last, step_low, step_high = db.execute(
-        "SELECT min(reward), max(reward), min(version_low), max(version_high), min(step), max(step) FROM episodes"
-    ).fetchone()
-    tools = {name for row in db.execute("SELECT DISTINCT tools FROM episodes LIMIT 1000") for name in row[0].split(",")}
-    return {
-        "phases": phases,
-        "outcomes": [row[0] for row in db.execute("SELECT DISTINCT outcome FROM episodes ORDER BY 1 LIMIT 20")],
-        "envs": [row[0] for row in db.execute("SELECT DISTINCT env FROM episodes ORDER BY 1 LIMIT 200")],
-        "tools": sorted(tools - {""}),
-        "reward": [low, high],
-        "versions": [first, last],
-        "steps": [step_low, step_high],
-        "faults": db.execute("SELECT count(*) FROM episodes WHERE fault NOT IN ('', 'timeout')").fetchone()[0],
-        "timeouts": db.execute("SELECT count(*) FROM episodes WHERE outcome = 'timeout'").fetchone()[0],
-    }
-
-
-def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success."""
-    sql = (
-        "SELECT phase, step, task, avg(success) AS share, "
-        "avg(CASE WHEN reward IS NOT NULL THEN success END) AS share_without, "
-        f"avg(reward) AS reward, count(*) AS episodes, count(*) - count(reward) AS timeouts {_FROM} "
-        "WHERE kind = 'episodes' AND (reward IS NOT NULL OR outcome = 'timeout') "
-        "AND phase NOT IN ('train', 'demonstrations') GROUP BY file, task"
-    )
-    tasks_by_phase: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
-    for row in db.execute(sql):
-        tasks_by_phase.setdefault((row["phase"], row["step"]), []).append(row)
-    results = [_evaluation(phase, step, tasks) for (phase, step), tasks in tasks_by_phase.items()]
-    return sorted(results, key=lambda result: (_phase_position(result["phase"]), result["step"] or 0))
-
-
 def siblings(db: sqlite3.Connection, row: sqlite3.Row) -> list[dict[str, Any]]:
     """The episodes of the same group in the same file, in order."""
-    sql = f"SELECT episodes.*, phase {_FROM} WHERE file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
+    sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
     return [_member_entry(row) for row in db.execute(sql, (row["file"], row["group_id"]))]
 
 
@@ -221,7 +155,7 @@ def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
         UserError: when there is no such episode.
     """
     phase, _, offset = key.rpartition("/")
-    sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {_FROM} WHERE phase = ? AND offset = ?"
+    sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {FROM_EPISODES} WHERE phase = ? AND offset = ?"
     row: sqlite3.Row | None = None
     if offset.isdecimal() and len(offset) < 16:
         row = db.execute(sql, (phase, int(offset))).fetchone()
@@ -238,60 +172,35 @@ def neighbours(db: sqlite3.Connection, condition: Condition, order: str, number:
     Raises:
         UserError: when the order is unknown.
     """
-    sql = f"SELECT n, phase, offset {_FROM} WHERE {condition.sql} ORDER BY {_order_sql(EPISODE_ORDERS, order)}"
+    sql = f"SELECT n, phase, offset {FROM_EPISODES} WHERE {condition.sql} ORDER BY {_order_sql(EPISODE_ORDERS, order)}"
     rows = db.execute(sql, condition.values).fetchall()
     place = next((i for i, row in enumerate(rows) if row["n"] == number), None)
     if place is None:
         return {"previous": None, "next": None, "place": None, "listed": len(rows)}
-    previous = _key(rows[place - 1]) if place > 0 else None
-    following = _key(rows[place + 1]) if place + 1 < len(rows) else None
+    previous = episode_key(rows[place - 1]) if place > 0 else None
+    following = episode_key(rows[place + 1]) if place + 1 < len(rows) else None
     return {"previous": previous, "next": following, "place": place + 1, "listed": len(rows)}
 
 
 def select_rows(db: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[sqlite3.Row]:
     """The rows of episodes under a condition in SQL, which an order and a limit may follow."""
-    return db.execute(f"SELECT episodes.*, phase {_FROM} WHERE {sql}", values).fetchall()
+    return db.execute(f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {sql}", values).fetchall()
 
 
 def list_entry(row: sqlite3.Row) -> dict[str, Any]:
     """What a list shows of an episode."""
     hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools")
     shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
-    return shown | {"key": _key(row), "tools": [name for name in row["tools"].split(",") if name]}
+    return shown | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}
 
 
 def _member_entry(row: sqlite3.Row) -> dict[str, Any]:
     """What is shown of an episode among those of its group."""
-    return {"key": _key(row)} | {name: row[name] for name in ("id", "reward", "outcome", "success")}
+    return {"key": episode_key(row)} | {name: row[name] for name in ("id", "reward", "outcome", "success")}
 
 
-def _key(row: sqlite3.Row) -> str:
+def episode_key(row: sqlite3.Row) -> str:
     return f"{row['phase']}/{row['offset']}"
-
-
-def _evaluation(phase: str, step: int | None, tasks: Sequence[sqlite3.Row]) -> dict[str, Any]:
-    success = clustered_share([task["share"] for task in tasks], attempts=sum(task["episodes"] for task in tasks))
-    return {
-        "phase": phase,
-        "step": step,
-        "success": success.value,
-        "interval": [success.low, success.high],
-        "reward": _mean_of_known([task["reward"] for task in tasks]),
-        "timeouts": sum(task["timeouts"] for task in tasks),
-        "without_timeouts": _mean_of_known([task["share_without"] for task in tasks]),
-        "episodes": sum(task["episodes"] for task in tasks),
-        "tasks": success.tasks,
-    }
-
-
-def _mean_of_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
-def _phase_position(phase: str) -> int:
-    name = phase.partition("_")[0] if phase.startswith("evaluation_") else phase
-    return _PHASES.index(name) if name in _PHASES else len(_PHASES)
 
 
 def _order_sql(orders: Mapping[str, str], name: str) -> str:

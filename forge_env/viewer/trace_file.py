@@ -41,7 +41,7 @@ class TraceFile(FileFollower):
         """The spans that touch a window, in seconds from the first span; the longest, where there are too many."""
         with self._lock:
             if not self._spans:
-                return {"lanes": [], "spans": [], "start": 0, "end": 0, "total": 0, "left_out": 0}
+                return {"lanes": [], "spans": [], "end": 0, "total": 0, "left_out": 0}
             origin = min(span.start for span in self._spans)
             end = max(span.end for span in self._spans) - origin
             low = origin + (0.0 if window_start is None else window_start)
@@ -57,7 +57,6 @@ class TraceFile(FileFollower):
                 "spans": [
                     [numbers[span.lane], span.start - origin, span.seconds, span.name, span.details] for span in shown
                 ],
-                "start": 0,
                 "end": end,
                 "total": len(inside),
                 "left_out": len(inside) - len(shown),
@@ -81,4 +80,4 @@ class TraceFile(FileFollower):
                 name, details = encodable(event["name"])[:200], event.get("args") or None
                 self._spans.append(Span(start, seconds, lane, name, details))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            self.bad_lines += 1
+            pass  # not an event

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.viewer import query
+from forge_env.viewer import query, summaries
 from forge_env.viewer.episode_detail import read_detail
 from forge_env.viewer.viewed_run import ViewedRun
 
@@ -41,9 +41,9 @@ def _state(run: ViewedRun, params: Params) -> Any:
 def _overview(run: ViewedRun, params: Params) -> Any:
     with run.index.reading() as db:
         answer = {
-            "choices": query.filter_choices(db),
-            "evaluations": query.evaluations(db),
-            "bad": query.bad_lines(db),
+            "choices": summaries.filter_choices(db),
+            "evaluations": summaries.evaluations(db),
+            "bad": summaries.bad_lines(db),
         }
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
     documents["config.yaml"] = run.run.read_text("config.yaml")
@@ -75,7 +75,7 @@ def _list_page(
     offset, limit = _integer(params, "offset", 0), _integer(params, "limit", 50)
     with run.index.reading() as db:
         page = list_rows(db, condition, params.get("order") or default_order, offset, limit)
-    return {**page, "search": progress, "stamp": run.index.stamp}
+    return {**page, "search": progress}
 
 
 def _condition(run: ViewedRun, params: Params) -> tuple[query.Condition, dict[str, Any] | None]:
@@ -103,7 +103,7 @@ def _episode(run: ViewedRun, params: Params) -> Any:
 
 def _faults(run: ViewedRun, params: Params) -> Any:
     with run.index.reading() as db:
-        return {"faults": query.list_faults(db), "bad": query.bad_lines(db)}
+        return {"faults": summaries.list_faults(db), "bad": summaries.bad_lines(db)}
 
 
 def _timeline(run: ViewedRun, params: Params) -> Any:

@@ -25,6 +25,7 @@ def test_the_table_is_of_all_datasets_and_none_is_unsound() -> None:
     assert [name for name, row in TABLE["datasets"].items() if row["verdict"] == "refused"] == ["game_of_life_halting"]
 
 
+@pytest.mark.slow
 def test_a_scorer_is_probed() -> None:
     try:
         assert measure("coin_flip", count=5)["verdict"] == "sound"

@@ -1,4 +1,4 @@
-"""A real Chromium, headless, and a page of the viewer in it that is watched for whatever it must not do."""
+"""A headless Chromium, and pages of the viewer in it whose forbidden actions are recorded."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GO = """(hash) => {
 
 
 class Watched:
-    """A page, and what it did that it must not do."""
+    """A page, and its forbidden actions: dialogs, errors, requests to other places."""
 
     def __init__(self, page: Any, origin: str) -> None:
         self.page = page
         self.url = origin
         self.wrong: list[str] = []
-        own = urlsplit(origin)[:2]
+        origin_parts = urlsplit(origin)[:2]
         page.on("dialog", lambda dialog: (self.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("pageerror", lambda error: self.wrong.append(f"error {error}"))
         page.on("popup", lambda popup: self.wrong.append(f"popup {popup.url}"))
@@ -47,7 +47,7 @@ class Watched:
             "request",
             lambda request: (
                 None
-                if urlsplit(request.url)[:2] == own or request.url.startswith("data:")
+                if urlsplit(request.url)[:2] == origin_parts or request.url.startswith("data:")
                 else self.wrong.append(f"request {request.url}")
             ),
         )
@@ -66,7 +66,7 @@ class Watched:
 
 
 def until(page: Any, condition: str, argument: Any = None) -> None:
-    """Wait until an expression is true in the page; Playwright's own way needs eval, which the page forbids."""
+    """Wait until an expression is true in the page; Playwright's wait needs eval, which the page forbids."""
     deadline = time.monotonic() + 20
     while not page.evaluate(condition, argument):
         assert time.monotonic() < deadline, f"{condition} is not true: {page.locator('#main').inner_text()[:500]}"
@@ -100,7 +100,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def watch(browser: Any) -> Iterator[Callable[..., Watched]]:
-    """Open an address in a browser of its own; what went wrong in it fails the test."""
+    """Open an address in a browser context of its own; forbidden actions fail the test."""
     contexts: list[Any] = []
     pages: list[Watched] = []
 

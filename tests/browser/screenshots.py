@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/viewer.md from runs of your own:  python -m tests.browser.screenshots RUNS RUN
+"""Makes the pictures of docs/viewer.md from your runs:  python -m tests.browser.screenshots RUNS RUN
 
 RUNS is a folder of runs and RUN the name of a training run in it.
 """
@@ -29,11 +29,11 @@ def main(runs: Path, name: str) -> None:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     arguments = ["--disable-gpu", *(["--no-sandbox"] if os.getuid() == 0 else [])]
     with Library(runs) as library, ViewServer(library) as server, sync_playwright() as playwright:
-        number = next(opened.number for opened in library.runs if opened.run.name == name)
+        number = next(viewed.number for viewed in library.runs if viewed.run.name == name)
         library.runs[number].open()
         library.runs[number].update_index()
-        wanted = {"phase": "train", "has": "tool_error", "order": "turns"}
-        rows = library.answer(f"{number}/episodes", wanted)["rows"] or library.answer(f"{number}/episodes", {})["rows"]
+        filters = {"phase": "train", "has": "tool_error", "order": "turns"}
+        rows = library.answer(f"{number}/episodes", filters)["rows"] or library.answer(f"{number}/episodes", {})["rows"]
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         for picture, (place, theme, width, height) in PICTURES.items():
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)

@@ -63,8 +63,8 @@ SEEN = """() => {
   const all = [...document.querySelectorAll("*")];
   return {
     pwned: window.pwned ?? null,
-    made: [...document.querySelectorAll(made)].map((each) => each.outerHTML.slice(0, 80)),
-    handlers: all.filter((each) => [...each.attributes].some((one) => one.name.startsWith("on"))).length,
+    made: [...document.querySelectorAll(made)].map((element) => element.outerHTML.slice(0, 80)),
+    handlers: all.filter((element) => [...element.attributes].some((one) => one.name.startsWith("on"))).length,
     links: [...document.querySelectorAll("a[href]:not([href^='#'])")].length,
   };
 }"""
@@ -106,12 +106,12 @@ def run(tmp_path: Path) -> Path:
         for phase in ("train", ALL)
         for i in range(3)
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in metrics))
     spans = [{"pid": 1, "tid": 1, "ph": "M", "name": "thread_name", "args": {"name": ALL}}]
     spans += [
         {"pid": 1, "tid": 1, "ph": "X", "name": ALL, "ts": i * 1e6, "dur": 5e5, "args": {ALL: ALL}} for i in range(3)
     ]  # type: ignore[dict-item]
-    (run / "trace.json").write_text("[\n" + "".join(json.dumps(each) + ",\n" for each in spans))
+    (run / "trace.json").write_text("[\n" + "".join(json.dumps(span) + ",\n" for span in spans))
     (run / "summary.json").write_text(json.dumps({"env": ALL, "agent": ALL, ALL: [ALL]}))
     (run / "run.json").write_text(json.dumps({"algorithm": ALL}))
     (run / "config.yaml").write_text(ALL, errors="surrogatepass")
@@ -123,9 +123,9 @@ def run(tmp_path: Path) -> Path:
 
 def touch_everything(page: Any) -> None:
     """Fold everything out, and move over what answers to the pointer."""
-    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     for _ in range(20):
-        if not page.evaluate("[...document.querySelectorAll('button.more')].map((each) => each.click()).length"):
+        if not page.evaluate("[...document.querySelectorAll('button.more')].map((button) => button.click()).length"):
             break
     for selector in (".tok", ".chart svg", ".board .span"):
         if page.locator(selector).count():
@@ -217,7 +217,7 @@ def test_an_address_from_elsewhere_cannot_run_either(run: Path, view: Open) -> N
         page.evaluate("(hash) => { location.hash = hash; }", f"#/{name}/{place}?{query}")
         drawn(page)
         assert page.locator(".empty").count() == 1
-    watched.wrong = [each for each in watched.wrong if "400" not in each]  # the server says that they make no sense
+    watched.wrong = [action for action in watched.wrong if "400" not in action]  # the server refuses such values
     check(watched, "hostile parameters")
 
 
@@ -242,7 +242,6 @@ def test_what_would_make_markup_is_refused_and_seen(run: Path, view: Open) -> No
     )
     page.wait_for_timeout(300)
     assert page.evaluate(SEEN)["pwned"] is None and page.evaluate(SEEN)["made"]
-    assert any("Trusted" in each for each in watched.wrong) and any(
-        "Content Security" in each for each in watched.wrong
-    )
+    assert any("Trusted" in action for action in watched.wrong)
+    assert any("Content Security" in action for action in watched.wrong)
     watched.wrong.clear()

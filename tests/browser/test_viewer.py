@@ -25,8 +25,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def texts(page: Any, selector: str) -> list[str]:
-    found: list[str] = page.locator(selector).all_inner_texts()
-    return found
+    lines: list[str] = page.locator(selector).all_inner_texts()
+    return lines
 
 
 def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view: Open) -> None:
@@ -65,7 +65,7 @@ def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> 
 def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view: Open) -> None:
     watched = view(run)
     page = watched.go("#/run/groups?phase=train")
-    assert [each.split(" · ")[-1] for each in texts(page, ".group .meta")] == [
+    assert [text.split(" · ")[-1] for text in texts(page, ".group .meta")] == [
         "train/2",
         "train/1",
         "train/0",
@@ -73,7 +73,7 @@ def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view:
     ]
     page.locator(".group a.row").first.click()
     page.wait_for_selector(".tr.row")
-    assert [each.splitlines()[0] for each in texts(page, "a.tr .col-reward")] == ["✓ 1", "✓ 1", "0", "0"]
+    assert [text.splitlines()[0] for text in texts(page, "a.tr .col-reward")] == ["✓ 1", "✓ 1", "0", "0"]
 
 
 def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Open) -> None:
@@ -110,6 +110,12 @@ def test_tokens_are_shaded(run: Path, view: Open, shade: str, first: str, last: 
     page.get_by_role("tab", name="Tokens").click()
     page.wait_for_selector(".token-row")
     assert page.locator(".token-row .tok").count() == 9
+
+
+def test_tokens_without_a_tokenizer_are_shaded_too(run: Path, view: Open) -> None:
+    page = view(run).go(f"{EPISODE}&shade=logprob", ".conversation .tok")
+    backgrounds = "(tokens) => tokens.map((token) => getComputedStyle(token).backgroundColor)"
+    assert len(set(page.locator(".conversation .tok").evaluate_all(backgrounds))) == 5, "one for each class of logprob"
 
 
 def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Open) -> None:
@@ -152,7 +158,7 @@ def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(tmp_path: Pat
     events = [span | {"ts": 0, "dur": 1_000_000}, span | {"ts": 339_000_000, "dur": 1_000_000}]
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
     watched = view(run)
-    places = "(all) => all.map((each) => [parseFloat(getComputedStyle(each).left), each.textContent])"
+    places = "(all) => all.map((tick) => [parseFloat(getComputedStyle(tick).left), tick.textContent])"
     page = watched.go("#/run/timeline", ".scale span")
     assert texts(page, ".scale span") == [f"{minute} min" for minute in range(6)]
     for window in ("", "?from=30&to=121", "?from=0&to=0.003", "?from=100.2&to=100.21"):
@@ -181,9 +187,8 @@ def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open, size: fl
         write_metrics(tmp_path / "run", step, kl=size * (step - 3), loss=size * (9 + step))
     page = view(tmp_path / "run").go("#/run/overview?m=train:kl,train:loss", ".chart")
     assert page.evaluate(OUTSIDE) == []
-    for labels in page.locator(".chart").evaluate_all(
-        "(all) => all.map((each) => [...each.querySelectorAll('text[text-anchor=end]')].map((one) => one.textContent))"
-    ):
+    labels_of = "(chart) => [...chart.querySelectorAll('text[text-anchor=end]')].map((text) => text.textContent)"
+    for labels in page.locator(".chart").evaluate_all(f"(charts) => charts.map({labels_of})"):
         values = [float(text.replace(",", "")) for text in labels[:-1]]  # the last one says what the axis is
         assert len(values) >= 2 and len(set(values)) == len(values) and 0.001 < max(map(abs, values)) < 10_000
 
@@ -197,7 +202,7 @@ def test_the_reward_chart_shows_rewards_and_no_success(tmp_path: Path, view: Ope
     watched = view(tmp_path / "runs")
     page = watched.go("#/?runs=0,1", ".chart .line")
     assert texts(page, ".chart-title") == ["reward", "success", "loss"]
-    dots = page.locator(".chart").evaluate_all("(all) => all.map((each) => each.querySelectorAll('.dot').length)")
+    dots = page.locator(".chart").evaluate_all("(all) => all.map((chart) => chart.querySelectorAll('.dot').length)")
     assert dots == [0, 4, 0]
 
 
@@ -266,19 +271,19 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Pat
 
 
 def walk(watched: Watched) -> list[str]:
-    """The ids of all episodes that n leads to, from the first row of the list on."""
+    """Press n from the first row of the list to the last; returns the ids of the episodes."""
     page = watched.page
     page.locator(".tr.row").first.click()
     page.wait_for_selector(".conversation")
     drawn(page)
-    found = [page.locator("h1 .id").inner_text()]
+    ids = [page.locator("h1 .id").inner_text()]
     while page.locator("a[aria-label='Next episode']").count():
         before = page.url
         page.keyboard.press("n")
         until(page, "(before) => location.href !== before", before)
         drawn(page)
-        found.append(page.locator("h1 .id").inner_text())
-    return found
+        ids.append(page.locator("h1 .id").inner_text())
+    return ids
 
 
 WALK = "episodes?phase=train&has=tool_error&order=newest"

@@ -25,7 +25,7 @@ from weights_process import WeightsProcess, make_weights
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, WeightStore
-from forge_env.runtime.weights.nccl.puller import Link
+from forge_env.runtime.weights.nccl.puller import PublisherLink
 
 pytestmark = [
     pytest.mark.gpu,
@@ -188,8 +188,8 @@ async def test_a_killed_publisher_is_said_at_once() -> None:
             async with engine.fetch(0) as found:
                 arrived = fingerprints({name: tensor.cpu() for name, tensor in found.items()})
             assert arrived == fingerprints(make_weights(0, 300))
-            link = await asyncio.to_thread(Link, engine._prepared, version=0, gpu=0, seconds=60.0)
-            layout = link.ask(0)
+            link = await asyncio.to_thread(PublisherLink, engine._prepared, version=0, gpu=0, seconds=60.0)
+            layout = link.request(0)
             trainer.process.kill()
             with pytest.raises((OSError, RuntimeError)):
                 await asyncio.to_thread(link.receive, layout)

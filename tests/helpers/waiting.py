@@ -19,7 +19,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = DEADLINE_S) -> None:
+def wait_until(condition: Callable[[], object], what: str = "what was waited for", seconds: float = DEADLINE_S) -> None:
     """Wait until a condition holds.
 
     Raises:
@@ -31,7 +31,9 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = DEAD
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = DEADLINE_S) -> None:
+async def until(
+    condition: Callable[[], object], what: str = "what was waited for", seconds: float = DEADLINE_S
+) -> None:
     """`wait_until` in a coroutine.
 
     Raises:

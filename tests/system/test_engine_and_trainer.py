@@ -1,6 +1,6 @@
 """The real engine and the real trainer on the same weights: they agree, and a weight sync proves itself.
 
-One process, one engine start; the engine is the one that PolicyActor drives.
+One process, three engine starts; the engine is the one that PolicyActor drives. The last two tests end their engines.
 """
 
 from __future__ import annotations
@@ -40,6 +40,17 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(model: Path) -> AsyncIterator[VLLMEngine]:
     engine = VLLMEngine(str(model), SETTINGS)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fresh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VLLMEngine]:
+    """An engine that starts with the new weights, and computes its caches again after an update."""
+    folder = tmp_path_factory.mktemp("models") / "new"
+    _copy_with(model, folder, _new_weights(model))
+    engine = VLLMEngine(str(folder), replace(SETTINGS, cache_on_update="recompute"))
     await engine.start()
     yield engine
     await engine.close()
@@ -217,24 +228,18 @@ async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path
 
 
 async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
-    engine: VLLMEngine, model: Path, tmp_path: Path
+    engine: VLLMEngine, fresh: VLLMEngine, model: Path
 ) -> None:
-    generator = torch.Generator().manual_seed(5)
     weights = _weights(model)
-    new = {k: v + 0.05 * torch.randn(v.shape, generator=generator) for k, v in weights.items()}
-    _copy_with(model, tmp_path / "new", new)
     before = await _greedy(engine)
-    await engine.update_weights(engine.version + 1, new)
-    swapped = await _greedy(engine)
-    assert swapped != before, "the new weights must speak differently, or this test shows nothing"
-    # The same prompts were cached under the old weights; a stale prefix cache would show here.
-    fresh = VLLMEngine(str(tmp_path / "new"), replace(SETTINGS, cache_on_update="recompute"))
-    await fresh.start()
+    await engine.update_weights(engine.version + 1, _new_weights(model))
     try:
+        swapped = await _greedy(engine)
+        assert swapped != before, "the new weights must speak differently, or this test shows nothing"
+        # The same prompts were cached under the old weights; a stale prefix cache would show here.
         assert await _greedy(fresh) == swapped
         completion = await _over_a_swap(fresh, weights)
     finally:
-        await fresh.close()
         await engine.update_weights(engine.version + 1, weights)
     assert await _greedy(engine) == before
     # What came after the swap is what the weights say to the whole text before it, and not to the old weights' cache.
@@ -276,6 +281,16 @@ async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found
         await engine.close()
 
 
+async def test_a_closed_engine_refuses(fresh: VLLMEngine) -> None:
+    pending = asyncio.ensure_future(fresh.generate([1], Sampling(max_tokens=200), "pending"))
+    await asyncio.sleep(0)  # let it reach the inbox
+    await fresh.close()
+    with pytest.raises(PolicyError):
+        await pending
+    with pytest.raises(PolicyError):
+        await fresh.generate([1], Sampling(max_tokens=1), "late")
+
+
 class AsItBreaks(list[int]):
     """A prompt whose tokens can be read only once the engine's thread has ended."""
 
@@ -289,12 +304,11 @@ class AsItBreaks(list[int]):
         return super().__iter__()
 
 
-async def test_a_request_that_comes_as_the_engine_breaks_is_answered(model: Path) -> None:
+async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLLMEngine) -> None:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    engine, gate = VLLMEngine(str(model), SETTINGS), threading.Event()
-    await engine.start()
+    gate = threading.Event()
 
     def add() -> None:
         gate.wait(60.0)
@@ -311,19 +325,6 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(model: Path
     running, _ = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(running, PolicyError)
     assert engine.broken.startswith("the engine broke")
-    await engine.close()
-
-
-async def test_a_closed_engine_refuses(model: Path) -> None:
-    engine = VLLMEngine(str(model), SETTINGS)
-    await engine.start()
-    pending = asyncio.ensure_future(engine.generate([1], Sampling(max_tokens=200), "pending"))
-    await asyncio.sleep(0)  # let it reach the inbox
-    await engine.close()
-    with pytest.raises(PolicyError):
-        await pending
-    with pytest.raises(PolicyError):
-        await engine.generate([1], Sampling(max_tokens=1), "late")
 
 
 async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:
@@ -348,6 +349,12 @@ async def _greedy(engine: VLLMEngine) -> list[Sequence[int]]:
 def _row(completion: Completion) -> Row:
     ids = {"prompt_ids": completion.prompt_ids, "response_ids": completion.token_ids}
     return Episode(**ids, logprobs=completion.logprobs, reward=0.0).rows[0]
+
+
+def _new_weights(model: Path) -> dict[str, torch.Tensor]:
+    """The model's weights after a large step in a random direction."""
+    generator = torch.Generator().manual_seed(5)
+    return {k: v + 0.05 * torch.randn(v.shape, generator=generator) for k, v in _weights(model).items()}
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

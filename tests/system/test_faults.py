@@ -387,7 +387,7 @@ async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> 
             assert completion.token_ids == before.token_ids
         assert [each.token_ids for each in await batch] == [before.token_ids]
         (death,) = service.deaths
-        assert death.said.startswith("the policy process was ended: the engine broke: IndexError")
+        assert death.reason.startswith("the policy process was ended: the engine broke: IndexError")
         assert death.recovered_at is not None
         print(
             f"engine step raises: noticed after {death.at - at:.2f} s, up again after {death.recovered_at - at:.1f} s"

@@ -48,17 +48,17 @@ class MismatchAlarm:
         if not is_fresh or "mean_abs_logprob_difference" not in metrics:
             return 0.0
         difference, kl = metrics["mean_abs_logprob_difference"], metrics["kl"]
-        found = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
+        measured = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
         # Written so that NaN is out of bounds.
         within = difference <= (self.bound or MEAN_BOUND[self.dtype]) and (self.bound > 0 or kl <= KL_BOUND[self.dtype])
         if within:
             if not self._is_checked:
                 ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
-                self.say(f"on-policy check: {found}, {ratio}: as expected for {self.dtype}")
+                self.say(f"on-policy check: {measured}, {ratio}: as expected for {self.dtype}")
         elif not self._has_warned:
             self._has_warned = True
             self.say(
-                f"warning: on-policy check at step {step}: {found} between trainer and engine on the same weights, "
+                f"warning: on-policy check at step {step}: {measured} between trainer and engine on the same weights, "
                 f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {CAUSES}; how many "
                 "more steps there are, the summary says"
             )

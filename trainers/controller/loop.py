@@ -1,114 +1,62 @@
 """The loop: two coroutines, rollouts and training, and the rule that keeps them together.
 
-trainers/controller/schedule.py says which group may begin and which groups a step takes, so that none trains on
-weights that are more than S steps newer than those that sampled it; trainers/controller/ledger.py keeps account of
-every prompt.
+The loop decides when, and its `LoopWork` does the work. trainers/controller/schedule.py says which group may begin and
+which groups a step takes, so that none trains on weights that are more than S steps newer than those that sampled it;
+trainers/controller/ledger.py keeps account of every prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ReplicaDied, ServiceError, first_error
-from forge_env.core.faults import SHRINK
-from forge_env.core.types import Outcome, Task
-from trainers.batching.lengths import Lengths
-from trainers.controller.ledger import Ledger
-from trainers.controller.ready import ReadyGroup
+from forge_env.core.types import Outcome
+from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.loop_work import LoopWork
+from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
 from trainers.objective.objective import Objective
 from trainers.setup.deadlines import while_moving
 
 T = TypeVar("T")
-RunWave = Callable[[Sequence[tuple[Task, int]]], Awaitable[Sequence[Group]]]
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 
 
-async def _unknown() -> object:
-    """Only groups that come back are movement."""
-    return None
-
-
-@dataclass
 class Loop:
-    """One run of a policy-gradient algorithm."""
+    """One run of a policy-gradient algorithm.
 
-    objective: Objective
-    task: Callable[[int], Task]
-    """The task of a group's number; there is one for every number from 0 on."""
-    run_group: Callable[[Task, int], Awaitable[Group]]
-    """(task, number of the group) -> its episodes."""
-    train_step: Callable[[Sequence[Group]], Awaitable[dict[str, float]]]
-    """Make the samples of a step's groups, and take one optimizer step on them."""
-    publish_weights: Callable[[int], Awaitable[dict[str, float]]]
-    """Publish the trainer's weights after so many steps; returns when the next step cannot change them any more."""
-    pull_weights: Callable[[int], Awaitable[dict[str, float]]]
-    """Let the engines take over what was published; returns when every one has it."""
-    on_step: Callable[[int, Sequence[Group], dict[str, float]], None]
-    steps: int
-    batch_size: int
-    """Groups of one optimizer step."""
-    run_wave: RunWave | None = None
-    """In the place of `run_group`: all groups that may begin do so at once, and the next ones when all are back. Which
-    episodes run together then does not depend on the clock."""
-    staleness: int = 0
-    sync_interval: int = 1
-    """Optimizer steps between two updates of the engines; at most staleness + 1, or no group could ever begin."""
-    begin_window: Callable[[Sequence[Sequence[Group]]], Awaitable[dict[str, float]]] | None = None
-    """Awaited before the first step after an update, with the groups of every step until the next one (a window), which
-    are then all taken together; returns metrics. Without it, each step takes its groups when it begins."""
-    keeps: Callable[[Group], bool] = SHRINK.keeps
-    """Whether a group has enough valid episodes to be trained on."""
-    patience: float = 600.0
-    """Seconds to wait for one step's groups while nothing moves."""
-    progress: Callable[[], Awaitable[object]] = _unknown
-    """How far the engines and environments have come; two that are equal say that nothing has moved in between."""
-    evaluate: Callable[[int], Awaitable[None]] | None = None
-    """Awaited after so many steps, when every engine has their weights and gets no others meanwhile."""
-    is_evaluated: Callable[[int], bool] = lambda step: False
-    """Whether the weights of a step are; only those that the engines get."""
-    after_step: Callable[[int], Awaitable[None]] | None = None
-    """Awaited between two steps, once the first is written down: the place of checkpoints."""
-    steps_done: int = 0
-    """Steps that were taken before, where a run goes on."""
-    ledger: Ledger = field(default_factory=Ledger)
-    """What has become of every prompt; that of the checkpoint, where a run goes on."""
-    ready: InitVar[Sequence[ReadyGroup]] = ()
-    """Groups that were ready at the checkpoint, where a run goes on."""
-    lengths: Lengths = field(default_factory=Lengths)
-    warn: Callable[[str], None] = logging.getLogger(__name__).warning
-    faults: Counter[str] = field(default_factory=Counter)
-    """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them; "idle groups" had that too and were trained on all the same, for the
-    algorithm drops none. Each also "in a row", and the latter two ", longest row"."""
+    Args:
+        work: that runs groups, trains on them and updates the engines.
+        objective: which groups are trained on.
+        settings: how the loop goes.
+        state: where it goes on; from now on it is the loop's.
+    """
 
-    def __post_init__(self, ready: Sequence[ReadyGroup]) -> None:
+    def __init__(
+        self, work: LoopWork, objective: Objective, settings: LoopSettings, state: LoopState | None = None
+    ) -> None:
+        state = state or LoopState()
+        self.work, self.objective, self.settings = work, objective, settings
+        self.steps_done, self.ledger = state.steps_done, state.ledger
+        self.lengths, self.faults = state.lengths, state.faults
         self._schedule: Schedule[int] = Schedule(
-            batch_size=self.batch_size, staleness=self.staleness, step=self.steps_done
+            batch_size=settings.batch_size, staleness=settings.staleness, step=state.steps_done
         )
-        self._version = self.steps_done  # optimizer steps behind the weights that every engine has
         self._ready: dict[int, Group] = {}
-        for each in ready:
-            self._schedule.restore(each.number, each.deadline)
-            self._ready[each.number] = each.group
+        for ready in state.ready:
+            self._schedule.restore(ready.number, ready.deadline)
+            self._ready[ready.number] = ready.group
         self._settled = 0  # groups that came back
         self._news = asyncio.Event()
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
         self._pull: asyncio.Task[dict[str, float]] | None = None
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether the weights of the last step were published."""
-        return self.steps_done % self.sync_interval == 0 or self.steps_done == self.steps
 
     @property
     def is_in_window(self) -> bool:
@@ -122,13 +70,24 @@ class Loop:
             raise InvariantError(f"after step {self.steps_done}, groups are taken that no step has trained on")
         return [ReadyGroup(number, self._schedule.deadline(number), group) for number, group in self._ready.items()]
 
+    @property
+    def state(self) -> LoopState:
+        """What a checkpoint keeps: ask for it between two windows."""
+        return LoopState(
+            steps_done=self.steps_done,
+            ledger=self.ledger,
+            ready=self.ready_groups,
+            lengths=self.lengths,
+            faults=self.faults,
+        )
+
     async def run(self) -> None:
-        """Train until `steps` optimizer steps are done.
+        """Train until `settings.steps` optimizer steps are done.
 
         Raises:
             ServiceError: when no groups come, or only broken ones.
         """
-        if self.steps_done >= self.steps:
+        if self.steps_done >= self.settings.steps:
             return  # before any group is admitted
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -143,15 +102,15 @@ class Loop:
         prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._when(lambda: (not self._is_held and self._schedule.admits(self._version)) or None)
-                if self.run_wave is not None:
-                    await self._wave(prompts, self.run_wave)
+                await self._when(lambda: (not self._is_held and self._schedule.admits(self.work.engine_steps)) or None)
+                if self.settings.in_waves:
+                    await self._wave(prompts)
                 else:
                     groups.create_task(self._rollout(self._admit(prompts)))
 
     async def training(self) -> None:
         """Train on the groups that the schedule takes, and put the new weights into the engines."""
-        for step in range(self.steps_done + 1, self.steps + 1):
+        for step in range(self.steps_done + 1, self.settings.steps + 1):
             started = time.perf_counter()
             is_first = not self._window
             if is_first:
@@ -160,15 +119,15 @@ class Loop:
             metrics = await self._begin_window() if is_first else {}
             numbers = self._window.popleft()
             groups = [self._ready.pop(number) for number in numbers]
-            metrics |= await self.train_step(groups)
+            metrics |= await self.work.train_step(step, groups)
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
                 self.lengths.trained(group)
             train_done = time.perf_counter()
-            evaluate = self.evaluate if self.is_evaluated(step) else None
+            is_evaluated = self.work.is_evaluated(step)
             # A wave's batches are the same on each run only while nobody else asks the engine for anything.
-            self._is_held = self.run_wave is not None and evaluate is not None
-            if step % self.sync_interval == 0 or step == self.steps:
+            self._is_held = self.settings.in_waves and is_evaluated
+            if step % self.settings.sync_interval == 0 or step == self.settings.steps:
                 metrics |= await self._sync(step)
             seconds = {
                 "seconds/rollout": rollout_done - started,
@@ -176,23 +135,23 @@ class Loop:
                 "seconds/sync_stall": time.perf_counter() - train_done,
                 "seconds/step": time.perf_counter() - started,
             }
-            self.on_step(step, groups, metrics | self._counts() | seconds)
+            self.work.record_step(step, groups, metrics | self._counts() | seconds)
             self.steps_done = step
-            if evaluate is not None:
-                await self._evaluate(step, evaluate)
-            if self.after_step is not None:
-                await self.after_step(step)
+            if is_evaluated:
+                await self._evaluate(step)
+            await self.work.after_step(step, None if self.is_in_window else self.state)
 
     def _window_size(self) -> int:
         """Steps whose groups are taken before the next one of them: those until the next update of the engines."""
-        if self.begin_window is None:
+        if not self.settings.in_windows:
             return 1
-        return min(self.sync_interval - self.steps_done % self.sync_interval, self.steps - self.steps_done)
+        interval = self.settings.sync_interval
+        return min(interval - self.steps_done % interval, self.settings.steps - self.steps_done)
 
     async def _begin_window(self) -> dict[str, float]:
-        if self.begin_window is None:
+        if not self.settings.in_windows:
             return {}
-        return await self.begin_window([[self._ready[number] for number in numbers] for numbers in self._window])
+        return await self.work.begin_window([[self._ready[number] for number in numbers] for numbers in self._window])
 
     async def _sync(self, step: int) -> dict[str, float]:
         """Publish the weights of a step; the engines take them over while the next steps go on, where they may.
@@ -201,17 +160,19 @@ class Loop:
             The metrics of this update and, where it was in the background, of the pull before it.
         """
         metrics = await self._pulled()
-        metrics |= await self.publish_weights(step)
+        metrics |= await self.work.publish_weights(step)
         self._pull = self._tasks.create_task(self._take_over(step))
-        if self.staleness == 0 or step == self.steps:  # the next step, or the evaluation, needs the engines to have it
+        if (
+            self.settings.staleness == 0 or step == self.settings.steps
+        ):  # the next step, or the evaluation, needs the engines to have it
             metrics |= await self._pulled()
         return metrics
 
-    async def _evaluate(self, step: int, evaluate: Callable[[int], Awaitable[None]]) -> None:
+    async def _evaluate(self, step: int) -> None:
         """Evaluate the weights of a step. Rollouts go on beside it, where they may; no other weights can come."""
         if self._pull is not None:
             await self._pull  # its metrics are for the next update
-        await evaluate(step)
+        await self.work.evaluate(step)
         self._is_held = False
         self._news.set()
 
@@ -221,30 +182,29 @@ class Loop:
         return await pull if pull is not None else {}
 
     async def _take_over(self, step: int) -> dict[str, float]:
-        metrics = await self.pull_weights(step)
-        self._version = step
+        metrics = await self.work.pull_weights(step)
         self._news.set()
         return metrics
 
     def _admit(self, prompts: Iterator[int]) -> int:
         number = next(prompts)
-        self._schedule.admit(number, self._version)
+        self._schedule.admit(number, self.work.engine_steps)
         return number
 
     async def _rollout(self, number: int) -> None:
         try:
-            self._settle(number, await self.run_group(self.task(number), number))
+            self._settle(number, await self.work.run_group(self.work.task(number), number))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
             self._count_dropped(f"the last error: {error}")
         self._news.set()
 
-    async def _wave(self, prompts: Iterator[int], run_wave: RunWave) -> None:
+    async def _wave(self, prompts: Iterator[int]) -> None:
         """Begin all groups that may begin, and wait for all of them."""
         numbers = []
-        while self._schedule.admits(self._version):
+        while self._schedule.admits(self.work.engine_steps):
             numbers.append(self._admit(prompts))
-        groups = await run_wave([(self.task(number), number) for number in numbers])
+        groups = await self.work.run_wave([(self.work.task(number), number) for number in numbers])
         for number, group in zip(numbers, groups, strict=True):
             self._settle(number, group)
         self._news.set()
@@ -253,7 +213,7 @@ class Loop:
         """Decide whether a group will be trained on."""
         self._settled += 1
         self.faults.update(e.outcome.value for e in group.faults)
-        if not self.keeps(group):
+        if not self.work.keeps(group):
             self._drop(number, "too few valid episodes")
             self._count_dropped(_why_dropped(group))
         elif self.objective.needs_signal and not self.objective.has_signal(group):
@@ -274,20 +234,20 @@ class Loop:
     async def _take(self) -> list[int]:
         """Wait for the groups of the next step; returns their numbers, in the order of their admission."""
 
-        async def place() -> object:
-            return self._settled, await self.progress()
+        async def moved() -> object:
+            return self._settled, await self.work.progress()
 
         def stuck() -> str:
-            return f"no step, and nothing has moved for {self.patience:g} s: {self._waiting_for()}"
+            return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"
 
-        async with while_moving(place, seconds=self.patience, stuck=stuck):
+        async with while_moving(moved, seconds=self.settings.patience, stuck=stuck):
             taken = await self._when(self._schedule.take)
         self._news.set()  # there may be room for others
         return sorted(taken)
 
-    async def _when(self, found: Callable[[], T | None]) -> T:
-        """Wait until `found` finds something; it is asked again when a group is back or the engines have weights."""
-        while (result := found()) is None:
+    async def _when(self, ask: Callable[[], T | None]) -> T:
+        """Wait until `ask` returns something; it is asked again when a group is back or the engines have weights."""
+        while (result := ask()) is None:
             self._news.clear()
             await self._news.wait()
         return result
@@ -298,10 +258,10 @@ class Loop:
         if row:
             return f"the last {row} groups were dropped, each with one reward for all its episodes"
         schedule, due = self._schedule, self._schedule.overdue()
-        said = f"{schedule.ready} of {schedule.open} open groups are finished, {self.batch_size} make a step"
+        text = f"{schedule.ready} of {schedule.open} open groups are finished, {self.settings.batch_size} make a step"
         if due:
-            said += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
-        return f"{said}; the environments or the policy hang"
+            text += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
+        return f"{text}; the environments or the policy hang"
 
     @property
     def rows_without_signal(self) -> dict[str, int]:
@@ -338,7 +298,7 @@ class Loop:
             return
         row = self._count("idle groups")
         if row:
-            self.warn(
+            self.work.warn(
                 f"{row} groups in a row had one reward for all their episodes, {group.rewards[0]:g} in the last: "
                 "nothing is learned from their rewards, for the tasks are too easy or too hard for this policy; how "
                 "many more there are, the summary says"
@@ -349,12 +309,12 @@ class Loop:
         self.faults["dropped groups in a row"] = 0
         warned, error = self._count("groups without signal"), self.objective.signal_error
         row, reward = self.faults["groups without signal in a row"], self.objective.signal(group.valid[0])
-        said = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
+        text = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
         if error and row >= error:
-            raise ServiceError(f"{said}: the tasks are too easy or too hard, or dynamic sampling must be off")
+            raise ServiceError(f"{text}: the tasks are too easy or too hard, or dynamic sampling must be off")
         if warned:
             end = f"the run ends at {error} in a row; " if error else ""
-            self.warn(f"{said}; {end}how many more there are, the summary says")
+            self.work.warn(f"{text}; {end}how many more there are, the summary says")
 
     def _count(self, kind: str) -> int:
         """Count a group of a kind that is warned of once in a run; returns the length of the row to warn of, or 0.

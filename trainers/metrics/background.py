@@ -88,5 +88,5 @@ class Background:
             sink.close()
         except Exception as error:  # whatever it is, the run is worth more than its plots
             self.is_off = True
-            said = " ".join(str(error).split())
-            self._say(f"warning: {self.name} is switched off: {type(error).__name__}: {said}"[:500])
+            reason = " ".join(str(error).split())
+            self._say(f"warning: {self.name} is switched off: {type(error).__name__}: {reason}"[:500])

@@ -33,13 +33,13 @@ class Gpus:
     def measure(self) -> dict[str, float]:
         """Of each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
         temperature_celsius, those that it tells."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for number, handle in self._handles.items():
             for names, read in self._readings(handle):
                 with suppress(self._nvml.NVMLError):
                     values = read()
-                    found |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
-        return found
+                    metrics |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
+        return metrics
 
     def close(self) -> None:
         if self._nvml is not None:

@@ -56,9 +56,9 @@ class JsonLines:
 
 def read_records(path: Path) -> list[Record]:
     """Read a metrics.jsonl back."""
-    found = []
+    records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
         phase, step, _ = values.pop("phase"), values.pop("step"), values.pop("time")
-        found.append(Record(phase, step, values))
-    return found
+        records.append(Record(phase, step, values))
+    return records

@@ -66,19 +66,19 @@ def load_sink(target: str) -> type[Sink]:
         UserError: when it cannot be imported, is no class, lacks a method, or cannot be made from folder and config.
     """
     option = f"--metrics.sinks {target}"
-    found: Any = load(target)
-    if not isinstance(found, type):
-        raise UserError(f"{option} is {found!r}; it must be a class with the methods log and close")
+    sink_class: Any = load(target)
+    if not isinstance(sink_class, type):
+        raise UserError(f"{option} is {sink_class!r}; it must be a class with the methods log and close")
     signatures: dict[str, tuple[Any, ...]] = {"log": ("phase", 1, {}), "close": ()}
     for name, arguments in signatures.items():
-        method = getattr(found, name, None)
+        method = getattr(sink_class, name, None)
         if not callable(method) or not _takes(method, None, *arguments):
-            raise UserError(f"{option}: {found.__name__} has no method {_SIGNATURES[name]}: a sink needs it")
-    if not _takes(found, Path(), {}):
+            raise UserError(f"{option}: {sink_class.__name__} has no method {_SIGNATURES[name]}: a sink needs it")
+    if not _takes(sink_class, Path(), {}):
         raise UserError(
-            f"{option}: {found.__name__} is made as {found.__name__}(folder, config), and does not take that"
+            f"{option}: {sink_class.__name__} is made as {sink_class.__name__}(folder, config), and does not take that"
         )
-    return found
+    return sink_class
 
 
 _SIGNATURES = {"log": "log(self, phase, step, values)", "close": "close(self)"}

@@ -62,7 +62,7 @@ class SystemMetrics:
     def _measure_run(self) -> dict[str, float]:
         cpu: dict[str, float] = defaultdict(float)
         memory: dict[str, float] = defaultdict(float)
-        own, largest_shared, count = 0.0, 0.0, 0
+        unshared, largest_shared, count = 0.0, 0.0, 0
         for service, process in self._processes():
             try:
                 with process.oneshot():
@@ -72,11 +72,11 @@ class SystemMetrics:
             count += 1
             cpu[service] += share
             memory[service] += used.rss
-            own += used.rss - used.shared
+            unshared += used.rss - used.shared
             largest_shared = max(largest_shared, used.shared)
         return {
             "run/cpu_percent": sum(cpu.values()),
-            "run/memory_bytes": own + largest_shared,
+            "run/memory_bytes": unshared + largest_shared,
             "run/processes": float(count),
             "run/open_files": float(len(os.listdir("/proc/self/fd"))),
             **{f"cpu_percent/{service}": value for service, value in sorted(cpu.items())},
@@ -97,14 +97,14 @@ class SystemMetrics:
                 known[pid] = above and services.get(pid, above)
             return known[pid]
 
-        found = {pid: name for pid in parents if (name := service_of(pid))}
+        services = {pid: name for pid in parents if (name := service_of(pid))}
         seen = {}
-        for pid in found:
+        for pid in services:
             with suppress(psutil.Error):  # it has just ended
                 known_as = self._seen.get(pid)
                 seen[pid] = known_as if known_as is not None and known_as.is_running() else psutil.Process(pid)
         self._seen = seen
-        return [(found[pid], process) for pid, process in seen.items()]
+        return [(services[pid], process) for pid, process in seen.items()]
 
 
 class Sampler:
@@ -147,13 +147,13 @@ class Sampler:
 
 def _parents() -> dict[int, int]:
     """The parent of each process of this machine."""
-    found = {}
+    parents = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 with open(f"/proc/{entry.name}/stat", "rb") as file:
                     # The name in parentheses may hold anything; the state and then the parent follow it.
-                    found[int(entry.name)] = int(file.read().rpartition(b")")[2].split()[1])
+                    parents[int(entry.name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue  # it has just ended
-    return found
+    return parents

@@ -106,9 +106,9 @@ class Wandb:
 
     def _places(self) -> dict[str, str]:
         """Where the package may write: below the run's folder, and not in the user's home."""
-        own = self._folder.resolve() / "wandb"
+        folder = self._folder.resolve() / "wandb"
         names = {"WANDB_DIR": "", "WANDB_CACHE_DIR": ".cache", "WANDB_CONFIG_DIR": ".config", "WANDB_DATA_DIR": ".data"}
-        places = {name: str(own / part) for name, part in names.items()} | {"WANDB_DIR": str(own.parent)}
+        places = {name: str(folder / part) for name, part in names.items()} | {"WANDB_DIR": str(folder.parent)}
         return places | {"WANDB_ERROR_REPORTING": "false"}
 
     def _id(self) -> str:

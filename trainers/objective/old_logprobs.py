@@ -22,9 +22,8 @@ from typing import Literal
 from forge_env.core.episode import Group
 from trainers.batching.batch import Sample
 from trainers.config import RunConfig
-from trainers.objective.loss_call import LossCall
+from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
-from trainers.objective.plugins import load_loss
 
 Logprobs = Callable[[Sequence[Sample]], Awaitable[list[list[float]]]]
 """Of samples, the logprobs of their sampled targets, in row order."""
@@ -32,41 +31,14 @@ Frozen = list[list[float] | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 
-def whose_old_logprobs(config: RunConfig) -> Literal["generator", "trainer"]:
-    """Whose logprobs the importance ratio of a run begins from: `training.old_logprobs`, with "auto" decided.
-
-    Raises:
-        UserError: when the user's own loss cannot be used.
-    """
+def whose_old_logprobs(config: RunConfig, loss: Loss) -> Literal["generator", "trainer"]:
+    """Whose logprobs the importance ratio of a run begins from: `training.old_logprobs`, with "auto" decided."""
     chosen, section = config.training.old_logprobs, config.algorithm
     if chosen != "auto":
         return chosen
     if section is None or not section.clips_within_rounding or config.precision == "float32":
         return "generator"
-    own = config.training.loss
-    return "generator" if own and "old_logprobs" not in LossCall(load_loss(own)).names else "trainer"
-
-
-def window(config: RunConfig) -> int:
-    """Optimizer steps that have their old logprobs of the same weights, and whose groups are taken together.
-
-    Raises:
-        UserError: when the user's own loss cannot be used.
-    """
-    return config.training.sync_interval if whose_old_logprobs(config) == "trainer" else 1
-
-
-def about_ratio(config: RunConfig) -> str:
-    """Whose old logprobs they are, in words.
-
-    Raises:
-        UserError: when the user's own loss cannot be used.
-    """
-    if whose_old_logprobs(config) == "generator":
-        return "against the engine's logprobs"
-    steps = window(config)
-    whole = f"a window of {steps} steps, whose groups are all sampled before it" if steps > 1 else "each step"
-    return f"against the trainer's own logprobs, frozen before {whole}; the correction takes trainer / engine"
+    return "trainer" if "old_logprobs" in LossCall(loss).names else "generator"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ that a run reports stay the environment's.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,8 +55,14 @@ class OwnLoss:
     def __call__(self, **tensors: Tensor) -> Tensor:
         return self.loss(**tensors)
 
-    def __reduce__(self) -> tuple[type[OwnLoss], tuple[str]]:
-        return OwnLoss, (self.target,)
+    def __reduce__(self) -> tuple[Callable[[str], OwnLoss], tuple[str]]:
+        return _loss_of_target, (self.target,)
+
+
+@functools.cache
+def _loss_of_target(target: str) -> OwnLoss:
+    """The loss of a target that was sent to this process: it comes with every step, and is made once."""
+    return OwnLoss(target)
 
 
 def load_loss(target: str) -> Loss:
@@ -122,20 +129,6 @@ def load_reward(target: str) -> Callable[[Episode], float]:
             raise UserError(str(error)) from None
 
     return reward
-
-
-def names_reference(config: RunConfig) -> bool:
-    """Whether a run needs logprobs of a reference model: its penalty has a weight, or its own loss names them.
-
-    Raises:
-        UserError: when the loss cannot be used.
-    """
-    section = config.algorithm
-    if section is None:
-        return False
-    if config.training.loss and "reference_logprobs" in LossCall(load_loss(config.training.loss)).names:
-        return True
-    return section.beta > 0 and (section.kl_in == "reward" or not config.training.loss)
 
 
 def resolve(objective: Objective, config: RunConfig) -> Objective:

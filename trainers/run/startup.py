@@ -67,7 +67,7 @@ class Startup:
                         spans[f"{service}: {name}"].append(span)
                     elif not parts:
                         spans[service].append(span)
-        self.phases |= {name: _around(each) for name, each in spans.items()}
+        self.phases |= {name: _around(of_name) for name, of_name in spans.items()}
 
     @property
     def in_order(self) -> list[tuple[str, float | None, float]]:

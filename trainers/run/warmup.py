@@ -11,16 +11,26 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import evaluate, is_success
-from forge_env.runtime.launcher import within
 from trainers.batching.batch import Sample
-from trainers.config import WarmupConfig
+from trainers.config import RunConfig, WarmupConfig
 from trainers.objective.plain_losses import SFTLoss
-from trainers.run.run import Run
-from trainers.setup.engine import episodes_at_once
+from trainers.run.training_run import TrainingRun
+
+TINY_WARMUP_STEPS = 200
+
+
+def planned_warmup_steps(config: RunConfig) -> int:
+    """Steps of the warm-up at most; 0 is none."""
+    return config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
+
+
+def tasks_after_warmup(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
+    """The training tasks in the order of their first pass: those that the warm-up showed are the last."""
+    return undemonstrated_first(tasks, config.warmup) if planned_warmup_steps(config) else tasks
 
 
 async def warm_up(
-    run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    run: TrainingRun, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> int:
     """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
 
@@ -35,10 +45,7 @@ async def warm_up(
     with run.startup.phase("demonstrations"):
         demonstrations = await _demonstrations(run)
     batches = _batches(run, demonstrations, warmup.batch_size)
-    begin = run.services.trainer.begin.call_one(
-        learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
-    )
-    await within(run.deadlines.base, begin, "the trainer")
+    await run.begin_training(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
     run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
@@ -69,15 +76,15 @@ def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
 
 
-async def _demonstrations(run: Run) -> list[Episode]:
+async def _demonstrations(run: TrainingRun) -> list[Episode]:
     """Let the environment's expert solve training tasks; only full successes are kept."""
     started = time.perf_counter()
     tasks = demonstrated(run.train_tasks, run.config.warmup)
-    async with run.moving("demonstrations"):
+    async with run.rollouts.moving("demonstrations"):
         result = await evaluate(
-            lambda task, i: run.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+            lambda task, i: run.rollouts.run_group(task, i, phase="demonstrations", agent="expert", count=1),
             tasks,
-            concurrency=episodes_at_once(run.config),
+            concurrency=run.plan.episodes_at_once,
             on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
         )
     run.report.episodes("demonstrations", result.episodes)
@@ -89,14 +96,14 @@ async def _demonstrations(run: Run) -> list[Episode]:
     return solved
 
 
-async def _probe(run: Run, step: int) -> float:
+async def _probe(run: TrainingRun, step: int) -> float:
     """Success of the present weights on training tasks that no demonstration shows."""
-    await run.sync_weights()
+    await run.weights.sync(steps=0)
     tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
-    return (await run.measure(tasks, phase=f"probe/{step}")).success_rate
+    return (await run.rollouts.measure(tasks, phase=f"probe/{step}")).success_rate
 
 
-def _batches(run: Run, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
+def _batches(run: TrainingRun, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
     """Go through the demonstrations again and again, in a new order each time."""
     rng = random.Random(run.config.training.seed)
     order: list[Episode] = []

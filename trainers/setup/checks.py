@@ -1,50 +1,45 @@
 """What is checked before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
 
-`check_config` raises the first one; `--dry-run` goes through `CHECKS` and lists them all.
+`make_plan` calls the checks in their order and lists their sentences; a start ends with the first of them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from pathlib import Path
 
+from agents.model_folder import find_model as find_folder
+from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.registry.registry import env_class
-from forge_env.rollout.factory import make
+from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
-from trainers.model.shape import find_shape
-from trainers.objective.old_logprobs import window
-from trainers.setup.figures import check_sets
-from trainers.setup.hosts import check_hosts, count_hosts
-from trainers.setup.placement import find_places, gpus_available, gpus_needed, gpus_per_host, gpus_wanted
-from trainers.setup.ranges import check_numbers
-from trainers.setup.read_config import give_dataset
-from trainers.setup.weight_store import find_store
+from trainers.model.shape import FoundModel, ModelShape, find_shape
+from trainers.setup.placement import Placement, gpus_available
+from trainers.setup.read_config import data_file
 
 
-def check_config(config: RunConfig) -> None:
-    """Check a config before anything is started, and hand its data set to the environment.
+def make_environment(config: RunConfig) -> EnvFactory | None:
+    """Make the environments' factory; None for supervised training without an environment.
 
     Raises:
-        UserError: for the first mistake.
+        UserError: for an environment or options that cannot be used.
     """
-    for check in CHECKS:
-        check(config)
-
-
-def _check_environment(config: RunConfig) -> None:
-    if config.env.name or config.algorithm is not None:  # supervised training may go without
-        make(config.env.name, **config.env.options).declared_limits()
+    factory = None
+    if config.env.name or config.algorithm is not None:
+        factory = make(config.env.name, **config.env.options)
+        factory.declared_limits()
     config.env.fault_policy()
-    _check_expert(config)
+    if config.algorithm is not None:
+        _check_expert(config, env_class(config.env.name))
+    return factory
 
 
-def _check_expert(config: RunConfig) -> None:
-    """Where a run begins with demonstrations, the environment has somebody to give them."""
-    if config.algorithm is None or hasattr(env_class(config.env.name), "expert"):
+def _check_expert(config: RunConfig, environment: type[Env]) -> None:
+    """Where a run begins with demonstrations, the environment has an expert to give them."""
+    if hasattr(environment, "expert"):
         return
     if config.warmup.steps > 0 or not config.model.path:
         why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
@@ -54,7 +49,7 @@ def _check_expert(config: RunConfig) -> None:
         )
 
 
-def _check_own_parts(config: RunConfig) -> None:
+def check_plugins(config: RunConfig) -> None:
     training = config.training
     if config.algorithm is None and (training.loss or training.advantages or training.reward):
         raise UserError(
@@ -62,7 +57,7 @@ def _check_own_parts(config: RunConfig) -> None:
         )
 
 
-def _check_pace(config: RunConfig) -> None:
+def check_pace(config: RunConfig) -> None:
     """The weights that sample a group are up to sync_interval - 1 optimizer steps old already when they are synced."""
     interval, staleness = config.training.sync_interval, config.staleness
     if staleness < interval - 1:
@@ -78,19 +73,20 @@ def _check_pace(config: RunConfig) -> None:
         )
 
 
-def _check_deterministic(config: RunConfig) -> None:
+def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
     """What `deterministic` promises, it promises of one engine on CPU, and of samples that wait for their weights."""
     training, services = config.training, config.services
+    window = training.sync_interval if old_logprobs == "trainer" else 1
     if not training.deterministic:
         return
-    if config.staleness and training.sync_interval > window(config):
+    if config.staleness and training.sync_interval > window:
         raise UserError(
             f"--training.deterministic needs --training.sync_interval 1 or --training.old_logprobs trainer, and it is "
             f"{training.sync_interval}: which groups a step takes must not depend on the clock"
         )
-    if config.staleness > window(config) - 1:
+    if config.staleness > window - 1:
         raise UserError(
-            f"--training.deterministic needs --training.staleness {window(config) - 1}, and it is {config.staleness}: "
+            f"--training.deterministic needs --training.staleness {window - 1}, and it is {config.staleness}: "
             f"which weights sample a group must not depend on the clock"
         )
     for name in ("generator", "envs"):
@@ -108,7 +104,7 @@ def _check_deterministic(config: RunConfig) -> None:
             )
 
 
-def _check_schedule(config: RunConfig) -> None:
+def check_schedule(config: RunConfig) -> None:
     training = config.training
     if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
         raise UserError(
@@ -117,23 +113,29 @@ def _check_schedule(config: RunConfig) -> None:
         )
 
 
-def _check_resume(config: RunConfig) -> None:
+def check_resume(config: RunConfig) -> None:
     if config.resume and not config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
 
 
-def _check_model(config: RunConfig) -> None:
-    """The folder of a local model is whole, and the model reads as many tokens as an episode may have."""
+def find_model(config: RunConfig) -> FoundModel:
+    """Find the model of a run without downloading it; the folder of a local one is whole.
+
+    Raises:
+        UserError: when there is none, or it lacks something.
+    """
     if config.model.path and config.model.size != "tiny":
         raise UserError(
             f"--model.size is {config.model.size}, which is for a model made on the spot, and --model is "
             f"{config.model.path}: leave one of them out"
         )
     if config.model.path and Path(config.model.path).expanduser().exists():
-        from agents.model_folder import find_model  # not above: check_packages comes first, and says whose agents it is
+        find_folder(config.model.path)
+    return find_shape(config.model.path, config.model.size)
 
-        find_model(config.model.path)
-    shape = find_shape(config.model.path, config.model.size).shape
+
+def check_length(config: RunConfig, shape: ModelShape | None) -> None:
+    """The model reads as many tokens as an episode may have."""
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
         return
     name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
@@ -143,7 +145,7 @@ def _check_model(config: RunConfig) -> None:
     )
 
 
-def _check_services(config: RunConfig) -> None:
+def check_services(config: RunConfig) -> None:
     services = config.services
     if services.trainer.num_replicas > 1:
         raise UserError(
@@ -174,15 +176,6 @@ def _check_services(config: RunConfig) -> None:
         )
 
 
-def _check_weights(config: RunConfig) -> None:
-    """The weight store can carry the weights, as far as their size is known yet."""
-    try:
-        shape = find_shape(config.model.path, config.model.size).shape
-    except UserError:
-        return  # said by the check of the model
-    find_store(config, shape.parameters if shape else 0)
-
-
 _UNUSABLE = {
     "pipeline_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
     "context_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
@@ -191,7 +184,7 @@ _UNUSABLE = {
 }
 
 
-def _check_parallelism(config: RunConfig) -> None:
+def check_parallelism(config: RunConfig) -> None:
     for name, reason in _UNUSABLE.items():
         degree = getattr(config.parallelism, name)
         if degree > 1:
@@ -209,11 +202,7 @@ def _check_parallelism(config: RunConfig) -> None:
         )
 
 
-def _check_heads(config: RunConfig) -> None:
-    try:
-        shape = find_shape(config.model.path, config.model.size).shape
-    except UserError:
-        return  # said by the check of the model
+def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
     if shape is None:
         return
     degrees = {
@@ -232,25 +221,26 @@ def _check_heads(config: RunConfig) -> None:
 
 def _divisors(*numbers: int) -> str:
     """The common divisors, as "1, 2 or 4"."""
-    found = [str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers)]
-    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    divisors = [str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers)]
+    return " or ".join([", ".join(divisors[:-1]), divisors[-1]] if len(divisors) > 1 else divisors)
 
 
-def _check_gpus(config: RunConfig) -> None:
-    if count_hosts(config) > 1:
-        return  # see _check_places
-    needed = gpus_needed(config)
+def check_gpus(placement: Placement) -> None:
+    """This machine has the GPUs of a run without further hosts."""
+    if placement.num_hosts > 1:
+        return  # see check_places
+    needed = placement.gpus_needed
     available = gpus_available() if needed else 0
     if needed > available:
-        split = ", ".join(f"{name} {count}" for name, count in gpus_wanted(config).items())
+        split = ", ".join(f"{name} {count}" for name, count in placement.gpus_wanted.items())
         raise UserError(
             f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {split}; "
             "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
         )
 
 
-def _check_sharing(config: RunConfig) -> None:
-    hosts = count_hosts(config)
+def check_sharing(config: RunConfig, placement: Placement) -> None:
+    hosts = placement.num_hosts
     if config.launcher.share_gpus == "yes" and hosts > 1:
         raise UserError(
             f"--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has {hosts} hosts: leave "
@@ -258,19 +248,18 @@ def _check_sharing(config: RunConfig) -> None:
         )
 
 
-def _check_places(config: RunConfig) -> None:
+def check_places(config: RunConfig, placement: Placement) -> None:
     """The processes fit on the hosts, and those that work closest together on one."""
-    hosts = count_hosts(config)
-    if hosts == 1 or not gpus_wanted(config):
+    hosts, per_host, replicas = placement.num_hosts, placement.gpus_per_host, placement.replicas
+    if hosts == 1 or not placement.gpus_wanted:
         return
-    per_host, places = gpus_per_host(config), find_places(config)
-    if any(place.gpus and place.gpus[-1] >= per_host for each in places.values() for place in each):
-        split = ", ".join(f"{name} {count}" for name, count in gpus_wanted(config).items())
+    if any(place.gpus and place.gpus[-1] >= per_host for places in replicas.values() for place in places):
+        split = ", ".join(f"{name} {count}" for name, count in placement.gpus_wanted.items())
         raise UserError(
             f"the run does not fit on {hosts} hosts with {per_host} GPUs each (--launcher.gpus_per_host): {split}, and "
             "all GPUs of one generator are on one host"
         )
-    (trainer,) = places["trainer"]
+    (trainer,) = replicas["trainer"]
     procs, tensor = config.services.trainer.procs, max(1, config.parallelism.tensor_parallel_degree)
     if procs % trainer.num_hosts or procs // trainer.num_hosts % tensor:
         raise UserError(
@@ -279,7 +268,7 @@ def _check_places(config: RunConfig) -> None:
         )
 
 
-def _check_metrics(config: RunConfig) -> None:
+def check_metrics(config: RunConfig) -> None:
     metrics = config.metrics
     if metrics.wandb != "off" and importlib.util.find_spec("wandb") is None:
         raise UserError(
@@ -294,24 +283,9 @@ def _check_metrics(config: RunConfig) -> None:
         load_sink(target)
 
 
-CHECKS: tuple[Callable[[RunConfig], None], ...] = (
-    check_numbers,
-    give_dataset,
-    _check_environment,
-    check_sets,
-    _check_own_parts,
-    _check_metrics,
-    _check_pace,
-    _check_deterministic,
-    _check_schedule,
-    _check_resume,
-    _check_model,
-    _check_services,
-    _check_weights,
-    _check_parallelism,
-    _check_heads,
-    check_hosts,
-    _check_sharing,
-    _check_gpus,
-    _check_places,
-)
+def check_data(config: RunConfig) -> None:
+    """A local file of tasks is there."""
+    data = config.dataset
+    file = data_file(data.path, data.split)
+    if file is not None and not file.is_file():
+        raise UserError(f"--dataset.path is {data.path!r}, and there is no file {file}")

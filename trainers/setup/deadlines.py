@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from forge_env.core.errors import ServiceError
-from trainers.config import RunConfig
+from trainers.config import DeadlinesConfig, RunConfig
 
 MIB = 2**20
 _WEIGHTS = 4  # bytes of a parameter: weights are published, kept and exported from float32
@@ -23,7 +23,7 @@ class Deadlines:
     Each is `deadlines.base_seconds`, and the time that the bytes take at `deadlines.least_mib_per_second`.
     """
 
-    config: RunConfig
+    settings: DeadlinesConfig
     parameters: int
     """Of the model; 0 leaves the base."""
 
@@ -43,8 +43,7 @@ class Deadlines:
         return self._seconds(2 * _CHECKPOINT)
 
     def _seconds(self, size: float) -> float:
-        settings = self.config.deadlines
-        return settings.base_seconds + self.parameters * size / (settings.least_mib_per_second * MIB)
+        return self.settings.base_seconds + self.parameters * size / (self.settings.least_mib_per_second * MIB)
 
 
 def least_patience(config: RunConfig) -> float:

@@ -10,19 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainers.config import RunConfig
+from trainers.setup.meaning import meaning, settings_with_defaults
 from trainers.setup.memory import gib
-from trainers.setup.plan import Plan, make_plan
+from trainers.setup.run_plan import RunPlan
 
 WIDTH = 120  # where the console is not a terminal
 
 
-def dry_run(config: RunConfig) -> int:
+def dry_run(plan: RunPlan) -> int:
     """Print everything that is known of a run before it starts; returns 0, or 2 when it could not start."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
-    plan = make_plan(config)
     _print(console, plan)
     if plan.problems:
         print(f"error: {plan.problems[0]}", file=sys.stderr)
@@ -30,14 +29,14 @@ def dry_run(config: RunConfig) -> int:
     return 0
 
 
-def _print(console: Console, plan: Plan) -> None:
+def _print(console: Console, plan: RunPlan) -> None:
     _title(console, "Settings (* is not the default)")
     console.print(_settings(plan))
     _title(console, "What they come to")
-    meaning = _table("", "")
-    for name, text in plan.meaning:
-        meaning.add_row(Text(name), Text(text))
-    console.print(meaning)
+    lines = _table("", "")
+    for name, text in meaning(plan):
+        lines.add_row(Text(name), Text(text))
+    console.print(lines)
     _title(console, "Processes, and estimates of their memory in GiB")
     console.print(_processes(plan))
     for where, total in shared_gpus(plan).items():
@@ -50,13 +49,13 @@ def _print(console: Console, plan: Plan) -> None:
         console.print(Text(f"  - {text}"))
 
 
-def shared_gpus(plan: Plan) -> dict[str, float]:
+def shared_gpus(plan: RunPlan) -> dict[str, float]:
     """Bytes of all processes on each GPU that has several, each at its worst moment; unknown ones are left out."""
-    found: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
     for process, memory in plan.processes:
         if process.gpu is not None and memory is not None:
-            found.setdefault(process.where, []).append(memory.total)
-    return {where: sum(totals) for where, totals in found.items() if len(totals) > 1}
+            totals.setdefault(process.where, []).append(memory.total)
+    return {where: sum(bytes_) for where, bytes_ in totals.items() if len(bytes_) > 1}
 
 
 def _title(console: Console, text: str) -> None:
@@ -71,9 +70,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _settings(plan: Plan) -> Table:
+def _settings(plan: RunPlan) -> Table:
     table = _table("", "setting", "value", "default")
-    for name, value, default in plan.settings:
+    for name, value, default in settings_with_defaults(plan.config):
         changed = value != default
         style = "bold" if changed else ""
         cells = ("*" if changed else "", name, _shown(value), _shown(default) if changed else "")
@@ -87,7 +86,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
 
 
-def _processes(plan: Plan) -> Table:
+def _processes(plan: RunPlan) -> Table:
     table = _table("process", "where", "part", "memory", "of which")
     for process, memory in plan.processes:
         same = [other for other, _ in plan.processes if other.service == process.service]

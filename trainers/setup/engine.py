@@ -1,11 +1,10 @@
-"""The engine of a run: what its settings come to, which `--dry-run` shows and a start uses."""
+"""The engine of a run: its settings, which the plan of the run has."""
 
 from __future__ import annotations
 
 from agents.generator.start import EngineSettings
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
-from trainers.setup.placement import shares_gpus
 
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
@@ -17,20 +16,22 @@ MOST_CACHE_GIB = {True: 32.0, False: 64.0}
 """Of keys and values on a GPU, by whether it is shared: further requests then wait."""
 
 
-def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettings:
+def engine_settings(config: RunConfig, shape: ModelShape | None, *, shares_gpus: bool) -> EngineSettings:
     """The settings of the engine of a run.
 
     Args:
         config: of the run.
         shape: of its model; None where it is not known yet.
+        shares_gpus: whether other services have the engine's GPUs too.
     """
     generator = config.services.generator
     on_gpu = generator.with_gpus
+    cache_gib = _cache_gib(config, shape, MOST_CACHE_GIB[shares_gpus]) if on_gpu else EngineSettings().kv_cache_gib
     return EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=_requests(config),
         dtype="bfloat16" if on_gpu else "float32",
-        kv_cache_gib=generator.kv_cache_gib or (_cache_gib(config, shape) if on_gpu else EngineSettings().kv_cache_gib),
+        kv_cache_gib=generator.kv_cache_gib or cache_gib,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
         worker_process=on_gpu and generator.worker_process,
@@ -41,13 +42,13 @@ def engine_settings(config: RunConfig, shape: ModelShape | None) -> EngineSettin
     )
 
 
-def _cache_gib(config: RunConfig, shape: ModelShape | None) -> float:
-    """What all requests need at their longest, an evaluation's among them, in bfloat16."""
+def _cache_gib(config: RunConfig, shape: ModelShape | None, most: float) -> float:
+    """What all requests need at their longest, an evaluation's among them, in bfloat16; at most `most`."""
     if shape is None:
         return 0.0
     one = 2 * shape.num_hidden_layers * shape.key_value_size * 2 * config.env.max_tokens
-    needed = _requests(config) * one / config.services.generator.procs / GIB
-    return max(min(1.1 * needed, MOST_CACHE_GIB[shares_gpus(config)]), 0.25)
+    needed = _requests(config) * one / max(1, config.services.generator.procs) / GIB
+    return max(min(1.1 * needed, most), 0.25)
 
 
 def episodes_at_once(config: RunConfig) -> int:

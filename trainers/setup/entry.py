@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from trainers.config import RunConfig
-from trainers.setup.checks import check_config
-from trainers.setup.packages import check_packages
+from trainers.setup.packages import check_ours
 from trainers.setup.read_config import read_config
 from trainers.setup.signals import with_signals
+
+if TYPE_CHECKING:
+    from trainers.setup.run_plan import RunPlan
 
 C = TypeVar("C", bound=RunConfig)
 
 
-def main(config_class: type[C], run: Callable[[C], Awaitable[None]], arguments: Sequence[str] | None = None) -> int:
-    """Parse the options, check what can be checked, run; returns the exit code.
+def main(
+    config_class: type[C], run: Callable[[RunPlan], Awaitable[None]], arguments: Sequence[str] | None = None
+) -> int:
+    """Parse the options, make the plan of the run, and execute it; returns the exit code.
 
     With --dry-run the plan is printed, and nothing runs.
 
@@ -32,13 +36,16 @@ def main(config_class: type[C], run: Callable[[C], Awaitable[None]], arguments: 
         return 0
     try:
         config = read_config(config_class, options)
+        check_ours()  # before the plan, which imports them: a foreign package of the same name is named in a sentence
+        from trainers.setup.plan import make_plan
+
+        plan = make_plan(config)
         if config.dry_run:
             from trainers.setup.dry_run import dry_run
 
-            return dry_run(config)
-        check_packages()
-        check_config(config)
-        return asyncio.run(with_signals(run(config)))
+            return dry_run(plan)
+        plan.check()
+        return asyncio.run(with_signals(run(plan)))
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):

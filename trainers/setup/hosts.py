@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.hosts import Hosts, HostSettings, find_workers
+from forge_env.runtime.hosts import HostSettings, find_workers
 from trainers.config import RunConfig
 
 
@@ -17,6 +17,21 @@ def count_hosts(config: RunConfig) -> int:
     if launcher.kind == "slurm":
         return int(os.environ.get("SLURM_JOB_NUM_NODES", launcher.hosts or 1))
     return launcher.hosts or 1
+
+
+def host_settings(config: RunConfig) -> HostSettings | None:
+    """How the hosts of a run are reached; None where this machine is the only one."""
+    launcher = config.launcher
+    if launcher.kind == "local":
+        return None
+    return HostSettings(
+        kind=launcher.kind,
+        count=count_hosts(config),
+        workers=launcher.workers,
+        port=launcher.port,
+        silence_s=launcher.silence_seconds,
+        lease_s=launcher.lease_seconds,
+    )
 
 
 def check_hosts(config: RunConfig) -> None:
@@ -35,33 +50,9 @@ def check_hosts(config: RunConfig) -> None:
         raise UserError(
             f"--launcher.workers names hosts and --launcher.kind is {launcher.kind}: --launcher.kind workers"
         )
-    settings = _settings(config)
+    settings = host_settings(config)
     if settings is not None and settings.kind != "processes":
         find_workers(settings)
-    found = count_hosts(config)
-    if launcher.hosts not in (0, found):
-        raise UserError(f"--launcher.hosts is {launcher.hosts}, and there are {found}: set it to {found}, or to 0")
-
-
-def make_hosts(config: RunConfig) -> Hosts | None:
-    """The hosts of a run, not connected yet; None where this machine is the only one.
-
-    Raises:
-        UserError: for a host that is not one.
-    """
-    settings = _settings(config)
-    return Hosts(settings) if settings is not None else None
-
-
-def _settings(config: RunConfig) -> HostSettings | None:
-    launcher = config.launcher
-    if launcher.kind == "local":
-        return None
-    return HostSettings(
-        kind=launcher.kind,
-        count=count_hosts(config),
-        workers=launcher.workers,
-        port=launcher.port,
-        silence_s=launcher.silence_seconds,
-        lease_s=launcher.lease_seconds,
-    )
+    count = count_hosts(config)
+    if launcher.hosts not in (0, count):
+        raise UserError(f"--launcher.hosts is {launcher.hosts}, and there are {count}: set it to {count}, or to 0")

@@ -143,14 +143,14 @@ def _leaf(config: Any, dotted: str) -> Any:
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """List every dotted name with its type."""
     hints = typing.get_type_hints(type(config))
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found += leaves(value, f"{prefix}{field.name}.")
+            pairs += leaves(value, f"{prefix}{field.name}.")
         else:
-            found.append((f"{prefix}{field.name}", hints[field.name]))
-    return found
+            pairs.append((f"{prefix}{field.name}", hints[field.name]))
+    return pairs
 
 
 def _pairs(arguments: Sequence[str], names: _Names) -> list[tuple[str, str]]:
@@ -194,14 +194,14 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 def _flatten(data: Mapping[str, Any], names: _Names, prefix: str = "") -> list[tuple[str, Any]]:
     """The settings of a file, by dotted name; a section that holds nothing sets nothing."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found += _flatten(value, names, f"{name}.")
+            pairs += _flatten(value, names, f"{name}.")
         elif not (value in (None, {}) and names.is_section(name)):
-            found.append((name, value))
-    return found
+            pairs.append((name, value))
+    return pairs
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
@@ -211,7 +211,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return {}
     if typing.get_origin(kind) is list:
         texts = value.strip("[]").split(",") if isinstance(value, str) else value  # "[]" is none, as --dry-run shows it
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"{where} is {value!r}; it must be texts, with commas between them")
         return [text.strip() for text in texts if text.strip()]
     if typing.get_origin(kind) is typing.Literal:

@@ -1,22 +1,25 @@
-"""Where each process of a run lives: which service, which rank, which host, which GPU or the CPU."""
+"""Where each process of a run lives: which service, which rank, which host, which GPU or the CPU.
+
+A run's plan has one `Placement`, and whatever starts or checks a process asks it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainers.config import RunConfig, ServiceConfig
-from trainers.objective.plugins import names_reference
 from trainers.setup.hosts import count_hosts
+from trainers.setup.page_objective import needs_reference, page_objective
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """What the driver of a GPU makes: NVIDIA's, AMD's, and that of Windows' Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplicaPlace:
     """Where one replica of a service lives."""
 
     host: int = 0
@@ -41,7 +44,7 @@ class Process:
     threads: int = 0
     """CPU threads, where they are set."""
     part: str = ""
-    """Which part of the service's work is its own, for a person."""
+    """Which part of the service's work it does, for a person."""
     replica: int = 0
 
     @property
@@ -52,142 +55,67 @@ class Process:
         return f"{host}CPU" + (f", {self.threads} thread{'s' * (self.threads != 1)}" if self.threads else "")
 
 
-def find_places(config: RunConfig) -> dict[str, list[Place]]:
-    """Where the replicas of each service live.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The hosts and GPUs of a run, and which process has which of them."""
 
-    The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
-    goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
-    generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
-    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. Where GPUs are shared,
-    each of the three begins at the first.
-    """
-    hosts, services = count_hosts(config), config.services
-    per_host = gpus_per_host(config) if hosts > 1 else 0
-    load: Counter[tuple[int, bool]] = Counter()  # processes, by host and whether they have GPUs
-
-    def least(service: ServiceConfig) -> int:
-        host = min(range(hosts), key=lambda host: (load[host, service.with_gpus], host))
-        load[host, service.with_gpus] += service.procs
-        return host
-
-    spread = -(-services.trainer.procs // per_host) if per_host and services.trainer.with_gpus else 1
-    spread = min(max(1, spread), hosts)
-    for host in range(spread):
-        load[host, services.trainer.with_gpus] += -(-services.trainer.procs // spread)
-    generators = [least(services.generator) for _ in range(services.generator.num_replicas)]
-    references = services.ref_model.num_replicas if needs_reference(config) else 0
-    reference_hosts = [least(services.ref_model) for _ in range(references)]
-    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, where they are shared, by service
-    shared = shares_gpus(config)
-
-    def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> Place:
-        each = -(-service.procs // num_hosts) if service.with_gpus else 0
-        whose = id(service) if shared else None
-        first = next_gpu[host, whose]
-        for index in range(host, host + num_hosts):
-            next_gpu[index, whose] += each
-        return Place(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + each)))
-
-    trainer_first = place(services.trainer, 0, spread) if spread > 1 else None
-    return {
-        "store": [Place()],
-        "envs": [Place(host=generators[index % len(generators)]) for index in range(services.envs.num_replicas)],
-        "generator": [place(services.generator, host) for host in generators],
-        "trainer": [trainer_first or place(services.trainer, 0)],
-        "ref_model": [place(services.ref_model, host) for host in reference_hosts],
-    }
-
-
-def processes(config: RunConfig) -> list[Process]:
-    """Every process of a run, service by service, see `find_places`.
-
-    A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
-    that exchange most are neighbours.
-    """
-    several = count_hosts(config) > 1
-    places = find_places(config)
-    found = [
-        Process(service="controller", part="this process: the loop, the report"),
-        Process(
-            service="store",
-            host=0 if several else None,
-            part="two versions of the weights; a process for TorchStore only",
-        ),
-    ]
-    parts = {
-        "envs": ["environments, agents, tokenising, rewards"],
-        "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
-        "trainer": trainer_parts(config),
-        "ref_model": ["frozen reference"],
-    }
-    for name, own in parts.items():
-        service: ServiceConfig = getattr(config.services, name)
-        for replica, place in enumerate(places[name]):
-            for rank, (host, gpu) in enumerate(_slots(place, service)):
-                part = own[rank % len(own)]
-                found.append(
-                    Process(
-                        service=name,
-                        rank=rank,
-                        host=host if several else None,
-                        gpu=gpu,
-                        threads=0 if service.with_gpus else service.threads,
-                        part=part,
-                        replica=replica,
-                    )
-                )
-    return found
-
-
-def _slots(place: Place, service: ServiceConfig) -> Iterator[tuple[int, int | None]]:
-    """Host and GPU of every process of one replica, by rank."""
-    per_host = -(-service.procs // place.num_hosts)
-    for rank in range(service.procs):
-        yield place.host + rank // per_host, place.gpus[rank % per_host] if place.gpus else None
-
-
-def trainer_parts(config: RunConfig) -> list[str]:
-    """The coordinates of each rank of the trainer."""
-    tensor = max(1, config.parallelism.tensor_parallel_degree)
-    return [f"FSDP {rank // tensor}, TP {rank % tensor}" for rank in range(config.services.trainer.procs)]
-
-
-def gpus_wanted(config: RunConfig) -> dict[str, int]:
+    num_hosts: int
+    gpus_per_host: int
+    gpus_wanted: Mapping[str, int]
     """GPUs of each service that wants any, in the order in which they are handed out."""
-    services = config.services
-    started = {"generator": services.generator, "trainer": services.trainer}
-    if needs_reference(config):
-        started["ref_model"] = services.ref_model
-    return {
-        name: service.procs * service.num_replicas
-        for name, service in started.items()
-        if service.with_gpus and service.procs
-    }
-
-
-def gpus_needed(config: RunConfig) -> int:
-    """GPUs that all services need together."""
-    wanted = gpus_wanted(config).values()
-    return max(wanted, default=0) if shares_gpus(config) else sum(wanted)
-
-
-def shares_gpus(config: RunConfig) -> bool:
+    shares_gpus: bool
     """Whether generator, trainer and reference model have the same GPUs, see `LauncherConfig.share_gpus`."""
-    wanted = gpus_wanted(config)
-    if config.launcher.share_gpus == "no" or len(wanted) < 2:
-        return False
-    if config.launcher.share_gpus == "yes":
-        return True
-    return count_hosts(config) == 1 and max(wanted.values()) <= gpus_per_host(config) < sum(wanted.values())
+    replicas: Mapping[str, Sequence[ReplicaPlace]]
+    """Service -> where each of its replicas lives; no replica where the service is not started."""
+    processes: Sequence[Process]
+    """Every process, service by service."""
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that all services need together."""
+        wanted = self.gpus_wanted.values()
+        return max(wanted, default=0) if self.shares_gpus else sum(wanted)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model is started."""
+        return bool(self.replicas["ref_model"])
+
+    @property
+    def gpus_of_this_machine(self) -> list[int]:
+        """Numbers of the GPUs that the run has on its first host."""
+        places = (place for replicas in self.replicas.values() for place in replicas if place.host == 0)
+        return sorted({gpu for place in places for gpu in place.gpus})
 
 
-def needs_reference(config: RunConfig) -> bool:
-    """Whether a reference model of its own is started: there is one to start, and something that asks for it.
+def make_placement(config: RunConfig, *, has_reference: bool) -> Placement:
+    """Place every process of a run.
+
+    Args:
+        config: of the run.
+        has_reference: whether a reference model is started.
+    """
+    num_hosts, per_host = count_hosts(config), gpus_per_host(config)
+    wanted = _gpus_wanted(config, has_reference)
+    shared = _shares_gpus(config, wanted, num_hosts, per_host)
+    replicas = _place_replicas(config, has_reference, num_hosts, per_host, shared)
+    return Placement(
+        num_hosts=num_hosts,
+        gpus_per_host=per_host,
+        gpus_wanted=wanted,
+        shares_gpus=shared,
+        replicas=replicas,
+        processes=_processes(config, replicas, has_several_hosts=num_hosts > 1),
+    )
+
+
+def processes(config: RunConfig) -> Sequence[Process]:
+    """Every process of a run with this config, service by service.
 
     Raises:
-        UserError: when the loss of the user's own cannot be used.
+        UserError: when the user's own loss cannot be used.
     """
-    return config.services.ref_model.procs > 0 and names_reference(config)
+    return make_placement(config, has_reference=needs_reference(config, page_objective(config))).processes
 
 
 def gpus_per_host(config: RunConfig) -> int:
@@ -202,3 +130,117 @@ def gpus_available() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _gpus_wanted(config: RunConfig, has_reference: bool) -> dict[str, int]:
+    services = config.services
+    started = {"generator": services.generator, "trainer": services.trainer}
+    if has_reference:
+        started["ref_model"] = services.ref_model
+    return {
+        name: service.procs * service.num_replicas
+        for name, service in started.items()
+        if service.with_gpus and service.procs
+    }
+
+
+def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, per_host: int) -> bool:
+    if config.launcher.share_gpus == "no" or len(wanted) < 2:
+        return False
+    if config.launcher.share_gpus == "yes":
+        return True
+    return num_hosts == 1 and max(wanted.values()) <= per_host < sum(wanted.values())
+
+
+def _place_replicas(
+    config: RunConfig, has_reference: bool, hosts: int, per_host: int, shared: bool
+) -> dict[str, list[ReplicaPlace]]:
+    """Where the replicas of each service live.
+
+    The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
+    goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
+    generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
+    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. Where GPUs are shared,
+    each of the three begins at the first.
+    """
+    services = config.services
+    load: Counter[tuple[int, bool]] = Counter()  # processes, by host and whether they have GPUs
+
+    def least_loaded(service: ServiceConfig) -> int:
+        host = min(range(hosts), key=lambda host: (load[host, service.with_gpus], host))
+        load[host, service.with_gpus] += service.procs
+        return host
+
+    spread = -(-services.trainer.procs // per_host) if hosts > 1 and per_host and services.trainer.with_gpus else 1
+    spread = min(max(1, spread), hosts)
+    for host in range(spread):
+        load[host, services.trainer.with_gpus] += -(-services.trainer.procs // spread)
+    generators = [least_loaded(services.generator) for _ in range(services.generator.num_replicas)]
+    references = services.ref_model.num_replicas if has_reference else 0
+    reference_hosts = [least_loaded(services.ref_model) for _ in range(references)]
+    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, where they are shared, by service
+
+    def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> ReplicaPlace:
+        count = -(-service.procs // num_hosts) if service.with_gpus else 0
+        owner = id(service) if shared else None
+        first = next_gpu[host, owner]
+        for index in range(host, host + num_hosts):
+            next_gpu[index, owner] += count
+        return ReplicaPlace(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + count)))
+
+    trainer_first = place(services.trainer, 0, spread) if spread > 1 else None
+    return {
+        "store": [ReplicaPlace()],
+        "envs": [ReplicaPlace(host=generators[index % len(generators)]) for index in range(services.envs.num_replicas)],
+        "generator": [place(services.generator, host) for host in generators],
+        "trainer": [trainer_first or place(services.trainer, 0)],
+        "ref_model": [place(services.ref_model, host) for host in reference_hosts],
+    }
+
+
+def _processes(
+    config: RunConfig, replicas: Mapping[str, Sequence[ReplicaPlace]], *, has_several_hosts: bool
+) -> list[Process]:
+    """Every process of the replicas.
+
+    A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
+    that exchange most are neighbours.
+    """
+    placed = [
+        Process(service="controller", part="this process: the loop, the report"),
+        Process(
+            service="store",
+            host=0 if has_several_hosts else None,
+            part="two versions of the weights; a process for TorchStore only",
+        ),
+    ]
+    tensor = max(1, config.parallelism.tensor_parallel_degree)
+    parts_of_services = {
+        "envs": ["environments, agents, tokenising, rewards"],
+        "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
+        "trainer": [f"FSDP {rank // tensor}, TP {rank % tensor}" for rank in range(config.services.trainer.procs)],
+        "ref_model": ["frozen reference"],
+    }
+    for name, parts in parts_of_services.items():
+        service: ServiceConfig = getattr(config.services, name)
+        for replica, place in enumerate(replicas[name]):
+            for rank, (host, gpu) in enumerate(_slots(place, service)):
+                placed.append(
+                    Process(
+                        service=name,
+                        rank=rank,
+                        host=host if has_several_hosts else None,
+                        gpu=gpu,
+                        threads=0 if service.with_gpus else service.threads,
+                        part=parts[rank % len(parts)],
+                        replica=replica,
+                    )
+                )
+    return placed
+
+
+def _slots(place: ReplicaPlace, service: ServiceConfig) -> Iterator[tuple[int, int | None]]:
+    """Host and GPU of every process of one replica, by rank."""
+    per_host = -(-service.procs // place.num_hosts)
+    for rank in range(service.procs):
+        yield place.host + rank // per_host, place.gpus[rank % per_host] if place.gpus else None

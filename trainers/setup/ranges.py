@@ -135,8 +135,8 @@ def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
     """For each dotted name what is allowed, in words and as a function."""
     section, prefix = config.algorithm, f"{config.algorithm_name}."
     least, above, most = dict(AT_LEAST), dict(ABOVE), dict[str, float]()
-    for table, own in ((least, ALGORITHM_AT_LEAST), (above, ALGORITHM_ABOVE), (most, ALGORITHM_AT_MOST)):
-        table.update({prefix + name: bound for name, bound in own.items() if hasattr(section, name)})
+    for table, bounds in ((least, ALGORITHM_AT_LEAST), (above, ALGORITHM_ABOVE), (most, ALGORITHM_AT_MOST)):
+        table.update({prefix + name: bound for name, bound in bounds.items() if hasattr(section, name)})
     rules: dict[str, tuple[str, Callable[[float], bool]]] = {}
     for name, low in least.items():
         if name in most:

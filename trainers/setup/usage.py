@@ -43,7 +43,7 @@ def usage(config_class: type[RunConfig]) -> str:
 
 def docs_of(section: type[Any]) -> dict[str, str]:
     """The docstring below each field of a dataclass, and of those that it is made of; "" where there is none."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for part in reversed(section.__mro__):
         if not dataclasses.is_dataclass(part):
             continue
@@ -52,8 +52,8 @@ def docs_of(section: type[Any]) -> dict[str, str]:
         for line, following in zip(body.body, [*body.body[1:], None], strict=True):
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 # A page that changes only a default keeps the text.
-                found[line.target.id] = _text(following) or found.get(line.target.id, "")
-    return found
+                docs[line.target.id] = _text(following) or docs.get(line.target.id, "")
+    return docs
 
 
 def _text(node: ast.stmt | None) -> str:
@@ -65,8 +65,8 @@ def _text(node: ast.stmt | None) -> str:
 def _fields(section: Any) -> list[tuple[str, Any, Any, str]]:
     docs, hints = docs_of(type(section)), typing.get_type_hints(type(section))
     return [
-        (each.name, getattr(section, each.name), hints[each.name], docs.get(each.name, ""))
-        for each in dataclasses.fields(section)
+        (setting.name, getattr(section, setting.name), hints[setting.name], docs.get(setting.name, ""))
+        for setting in dataclasses.fields(section)
     ]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from forge_env.runtime.weights import WeightStore, choose_store
 from trainers.config import RunConfig
-from trainers.setup.hosts import count_hosts
-from trainers.setup.placement import shares_gpus
+from trainers.setup.placement import Placement
 
 _BYTES = 4  # of a weight: the trainer publishes float32
 
 
-def find_store(config: RunConfig, parameters: int) -> tuple[WeightStore, str]:
-    """Choose the store of a run whose model has so many parameters, see `choose_store`.
+def find_store(config: RunConfig, placement: Placement, parameters: int) -> tuple[WeightStore, str]:
+    """Choose the store of a run whose model has so many parameters; returns it, and a sentence that says why.
 
     Raises:
         UserError: when the one that the config names cannot work.
@@ -25,6 +24,6 @@ def find_store(config: RunConfig, parameters: int) -> tuple[WeightStore, str]:
         config.weights.store,
         size=_BYTES * parameters,
         all_on_gpus=all_on_gpus,
-        hosts=count_hosts(config),
-        shared_gpus=all_on_gpus and shares_gpus(config),
+        hosts=placement.num_hosts,
+        shared_gpus=all_on_gpus and placement.shares_gpus,
     )

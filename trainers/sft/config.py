@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forge_env.core.errors import UserError
 from trainers.config import EnvConfig, RunConfig, TrainingConfig, WarmupConfig
+
+DEMONSTRATION_STEPS = 150
 
 
 @dataclass(kw_only=True)
@@ -37,3 +40,37 @@ class Config(RunConfig):
     the tiny model and 1e-5 for one that was given. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0))
     sft: SFTConfig = field(default_factory=SFTConfig)
+
+    def settle(self) -> None:
+        """Set what follows from where the conversations come from, and check the settings of supervised training.
+
+        Raises:
+            UserError: for settings that contradict each other.
+        """
+        training = self.training
+        if self.sft.data:
+            training.learning_rate = training.learning_rate or (1e-5 if self.model.path else 3e-3)
+            # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
+            training.packing = training.packing or self.services.trainer.with_gpus
+            self._check_data()
+            return
+        if not self.dataset.path:  # which is refused without an environment
+            self.env.name = self.env.name or "code_exec"
+        training.steps = training.steps or DEMONSTRATION_STEPS
+        if self.resume or self.checkpoint.interval or self.evaluation.interval:
+            raise UserError(
+                "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations "
+                "trainers.sft saves one checkpoint, and evaluates, after its last step"
+            )
+
+    def _check_data(self) -> None:
+        sft = self.sft
+        if self.evaluation.interval and not self.env.name:
+            raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
+        if sft.streaming and not self.training.steps:
+            raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
+        if not 0.0 <= sft.held_out_share < 1.0:
+            raise UserError(f"--sft.held_out_share is {sft.held_out_share}; it must be at least 0 and below 1")
+        for name, value, least in (("epochs", sft.epochs, 1), ("tokens_per_step", sft.tokens_per_step, 0)):
+            if value < least:
+                raise UserError(f"--sft.{name} is {value}; it must be at least {least}")

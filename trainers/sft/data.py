@@ -68,7 +68,7 @@ class SFTData:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._source: Source = open_source(config.sft)
-        self.found = self._source.found
+        self.about = self._source.about
         self.held_out: list[Sample] = []
         self.left_out = Tally()
         self._foreign = 0  # episodes whose tokens are of another model
@@ -98,8 +98,8 @@ class SFTData:
             size=replace(size, max_position_embeddings=length),
         )
 
-    async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> None:
-        """Render for this model: everything, or of a stream what is held out; sets the number of steps.
+    async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> int:
+        """Render for this model: everything, or of a stream what is held out; returns the number of optimizer steps.
 
         Raises:
             UserError: when nothing is left to train on.
@@ -127,9 +127,10 @@ class SFTData:
             say(f"left out: {self.left_out}")
         if config.sft.streaming:
             self._samples = []
-        if not config.training.steps:
-            epochs = range(config.sft.epochs)
-            config.training.steps = sum(1 for e in epochs for _ in token_batches(self._epoch(e), self.tokens_per_step))
+        if config.training.steps:
+            return config.training.steps
+        epochs = range(config.sft.epochs)
+        return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
 
     # ---- in the run ----
 

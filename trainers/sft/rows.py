@@ -73,8 +73,8 @@ class RowMaker:
         if max(ids, default=0) >= len(self._tokenizer):
             return False
         text = self._tokenizer.decode(ids)
-        said = (message["content"].strip() for message in messages if message["role"] == "assistant")
-        return all(content in text for content in said)
+        contents = (message["content"].strip() for message in messages if message["role"] == "assistant")
+        return all(content in text for content in contents)
 
 
 def shuffled(items: Iterable[T], rng: random.Random, *, buffer: int) -> Iterator[T]:

@@ -55,8 +55,8 @@ class Chat:
 class Shape:
     """How the rows of a dataset are read."""
 
-    found: str
-    """What was found, for people: "the column messages"."""
+    columns: str
+    """Which columns it reads, for people: "the column messages"."""
     read: Callable[[Mapping[str, Any]], Chat]
     """Raises BadChat for a row that is no conversation."""
 
@@ -69,10 +69,10 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
     """
     for name in (messages_field, "conversations"):
         if name in columns:
-            return Shape(found=f"the column {name}", read=partial(_from_list, name))
+            return Shape(columns=f"the column {name}", read=partial(_from_list, name))
     for asked, answered in PAIRS:
         if asked in columns and answered in columns:
-            return Shape(found=f"the columns {asked} and {answered}", read=partial(_from_pair, asked, answered))
+            return Shape(columns=f"the columns {asked} and {answered}", read=partial(_from_pair, asked, answered))
     raise UserError(
         f"{source} has the columns {', '.join(map(str, columns)) or '(none)'}; a chat dataset has messages, "
         "conversations, prompt and completion, or question and answer: name the column of its messages with "

@@ -59,11 +59,11 @@ class Source:
             detail = f"{where}: {why}" if where else "it is empty"
             raise UserError(f"{name} holds no row that can be read; {detail}")
         if {"schema_version", "turns", "outcome"} <= first.keys():
-            self.found = "Episodes"
+            self.about = "Episodes"
             self._example: Callable[[Raw], Example | LeftOut] = lambda raw: _episode(raw, config.min_reward)
         else:
             shape = find_shape(first.keys(), source=name, messages_field=config.messages_field)
-            self.found = f"chats in {shape.found}"
+            self.about = f"chats in {shape.columns}"
             self._example = lambda raw: _chat(raw, shape.read)
 
     def __iter__(self) -> Iterator[tuple[str, Example | LeftOut]]:

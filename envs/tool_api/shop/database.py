@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.tool_api.shop.content import REFUND_DAYS, Shop
-from forge_env.viewer.transaction import transaction
+from forge_env.utils.transaction import transaction
 
 SCHEMA = """
 CREATE TABLE shop (id INTEGER PRIMARY KEY, today TEXT NOT NULL, refund_days INTEGER NOT NULL);

@@ -35,7 +35,7 @@ from envs.tool_api.shop.models import (
     ShopInfo,
 )
 from envs.tool_api.shop.operations import ShopError
-from forge_env.viewer.transaction import transaction
+from forge_env.utils.transaction import transaction
 
 # The endpoints are coroutines although SQLite is not: an operation takes less time than a switch of threads.
 router = APIRouter(responses={status: {"model": Problem} for status in (401, 422)})

@@ -1,4 +1,4 @@
-"""Waiting for the answer of an actor: deadlines, deaths, and whose error it was."""
+"""Waiting for the answer of an actor: deadlines, deaths, and the kind of an error."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
 
 T = TypeVar("T")
-GRACE_S = 1.0  # a death is noticed as a broken call or as a dead process, and either may be the first
+GRACE_S = 1.0  # a death is noticed by a broken call or by a dead process, whichever comes first
 
 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
-    """Await a call to an actor, with a deadline, and raise what went wrong as one of our own errors.
+    """Await a call to an actor, with a deadline; every error is raised as a ForgeError.
 
     Args:
-        seconds: None for a call that ends otherwise where the actor hangs, as one of a replica that is pinged.
+        seconds: None for a call that ends in another way where the actor hangs: replicas are pinged.
         call: to the actor.
-        what: who is called, for people.
+        what: the name of the actor or the call, for people.
 
     Raises:
         ServiceError: when the deadline passed, or the actor or its process died.
-        ForgeError: whatever the actor itself raised of our own kinds, unchanged.
+        ForgeError: which the actor itself raised, unchanged.
     """
     from monarch.actor import ActorError
 
@@ -45,18 +45,18 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 
 
 async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type[ServiceError] = ServiceError) -> T:
-    """Await a call to an actor; when the actor is gone meanwhile, that is said at once.
+    """Await a call to an actor; when the actor dies meanwhile, raise at once.
 
     Args:
         call: to the actor, with a deadline of its own.
-        gone: done when the actor is; what is said about it.
-        error: to raise then.
+        gone: done when the actor is gone, with the reason.
+        error: the class of the error that is raised then.
     """
     task = asyncio.ensure_future(call)
     try:
         either: set[asyncio.Future[Any]] = {task, gone}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if is_service_error(task):  # that the process died says more than that the call broke
+        if is_service_error(task):  # the death of the process explains more than the broken call
             await asyncio.wait({gone}, timeout=GRACE_S)
         if gone.done() and (not task.done() or is_service_error(task)):
             raise error(gone.result())
@@ -74,7 +74,7 @@ def is_service_error(task: asyncio.Future[Any]) -> bool:
 
 
 async def quietly(seconds: float, call: Awaitable[Any]) -> None:
-    """Await something whose failure changes nothing any more: the processes are ended below in any case."""
+    """Await a call and ignore its errors: the processes are ended in any case."""
     try:
         await within(seconds, call, "")
     except ForgeError:

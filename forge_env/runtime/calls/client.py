@@ -1,7 +1,7 @@
 """ServiceClient: calls the replicas of a service, from any process.
 
-A client is small and travels in messages. It knows which replicas are up; the `Service` in the controller's process
-keeps its copies in all other processes up to date (forge_env/runtime/service.py).
+A client is small and travels in messages. It knows which replicas are up: the `Service` in the controller's process
+(forge_env/runtime/service.py) updates the copies of the client in all other processes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST_TRIES = 3  # of an idempotent call; what has ended so many replicas may end all of them
+MOST_TRIES = 3  # of an idempotent call; a call that has ended three replicas may end all of them
 CALLER = "FORGE_ENV_CALLER"
 """Environment variable that names a process of a run; the controller has none."""
-_REPLACED_S = 10.0  # by then a broken replica is no longer asked
+_REPLACED_S = 10.0  # by then a broken replica gets no calls any more
 _CANCEL_S = 10.0
 _MOST_SESSIONS = 65_536  # whose replica is remembered
 
@@ -41,9 +41,9 @@ class Members(NamedTuple):
 
     edition: int = 0
     handles: Mapping[int, Any] = MappingProxyType({})
-    """By a number that no other replica ever has, nor a successor of it."""
-    said: str = ""
-    """Why the last replica that left has left."""
+    """By a number that no other replica ever has, its replacement included."""
+    reason: str = ""
+    """Why the replica that left last has left."""
     is_over: bool = False
     """Whether no other one will come."""
 
@@ -133,7 +133,7 @@ class ServiceClient(ServiceHandle[A]):
         name: for people.
         table: the endpoints of the actor's class.
         seconds: deadline of a call to an endpoint that is not long, with the time until a replica is up.
-        id: its own among all services.
+        id: unique among all services.
         members: the replicas that are up.
     """
 
@@ -166,34 +166,34 @@ class ServiceClient(ServiceHandle[A]):
         return len(self._up)
 
     def update(self, members: Members) -> None:
-        """Take over which replicas are up; calls to one that is gone end at once."""
+        """Take over which replicas are up; calls to a replica that is gone end at once."""
         if members.edition <= self.members.edition:
             return
         self.members = members
         for number in self._up.keys() - members.handles.keys():
-            self._up.pop(number).gone.set_result(members.said)
+            self._up.pop(number).gone.set_result(members.reason)
         for number in members.handles.keys() - self._up.keys():
             self._up[number] = _Member(members.handles[number], asyncio.get_running_loop().create_future())
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     async def _pick(self, session: str) -> _Member:
         """The replica for the next call: that of the session, or the one with the fewest calls in flight."""
         if not self._up:
-            async with queued():  # it is not the episode's time
+            async with queued():  # waiting for a replica does not count as the episode's time
                 while not self._up:
                     if self.members.is_over:
                         raise ServiceError(
-                            f"{self.name} has no replica any more: {self.members.said or 'it was stopped'}"
+                            f"{self.name} has no replica any more: {self.members.reason or 'it was stopped'}"
                         )
                     change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting.append(change)
                     await change
         number = self._sessions.get(session) if session else None
         if number not in self._up:
-            number = min(self._up, key=lambda each: (self._up[each].calls, each))
+            number = min(self._up, key=lambda number: (self._up[number].calls, number))
         if session:
             self._sessions[session] = number
             self._sessions.move_to_end(session)
@@ -242,7 +242,9 @@ class BoundEndpoint:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            why = "" if client.up else f": no replica is up, and the last one said: {client.members.said or 'nothing'}"
+            why = (
+                "" if client.up else f": no replica is up, and the last one said: {client.members.reason or 'nothing'}"
+            )
             raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
 
     async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -281,7 +283,7 @@ class BoundEndpoint:
             call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
             return await unless_gone(call, member.gone, ReplicaDied)
         except ReplicaBroken as error:
-            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping says so too
+            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping reports it, too
             raise ReplicaDied(str(error)) from None
         except (asyncio.CancelledError, MissedDeadline):
             if call_id and not member.gone.done():

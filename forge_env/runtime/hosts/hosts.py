@@ -34,16 +34,16 @@ class _Host:
     on_death: dict[int, Callable[[str], None]]
     """What to call with the reason when a process ends, by process id."""
     lost: asyncio.Future[str]
-    """Done when the host was given up; what is said about it."""
+    """Done when the host was given up, with the reason."""
 
     @property
     def gone(self) -> str:
         """Why the host was given up; "" while it answers."""
         return self.lost.result() if self.lost.done() else ""
 
-    def give_up(self, said: str) -> None:
+    def give_up(self, reason: str) -> None:
         if not self.lost.done():
-            self.lost.set_result(said)
+            self.lost.set_result(reason)
 
 
 class Hosts:
@@ -59,7 +59,7 @@ class Hosts:
         self.settings = settings
         self.address = LOOPBACK
         """This process's address, as the hosts know it."""
-        self._places = [] if settings.kind == "processes" else find_workers(settings)
+        self._addresses = [] if settings.kind == "processes" else find_workers(settings)
         self._hosts: list[_Host] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._job: Any = None  # Monarch's, for hosts of the kind "processes"
@@ -67,23 +67,23 @@ class Hosts:
         self._mesh: Any = None
 
     def __len__(self) -> int:
-        return len(self._places) or self.settings.count
+        return len(self._addresses) or self.settings.count
 
     def transport(self) -> str:
-        """What Monarch has to be told before its first use: how its own messages reach this process.
+        """The transport that Monarch needs before its first use: how its messages reach this process.
 
         Raises:
             UserError: when a host's name is not known here.
         """
-        if not self._places:
+        if not self._addresses:
             return ""
-        for name, port in self._places:
+        for name, port in self._addresses:
             try:
-                own = own_address(name, port)
+                address = own_address(name, port)
             except OSError as error:
                 raise UserError(f"the host {name}:{port} cannot be reached from here: {error.strerror}") from None
             if self.address.startswith("127."):  # a host on this machine is reached by loopback, the others are not
-                self.address = own
+                self.address = address
         return f"tcp://{self.address}:0"
 
     async def open(self, log_dir: Path) -> None:
@@ -95,14 +95,14 @@ class Hosts:
         """
         from monarch.actor import attach_to_workers
 
-        if self._places:
-            await asyncio.gather(*(self._reach(name, port) for name, port in self._places))
-            places = [f"tcp://{name}:{port}" for name, port in self._places]
-            self._mesh = attach_to_workers(ca="trust_all_connections", workers=list(places), name="hosts")
+        if self._addresses:
+            await asyncio.gather(*(self._reach(name, port) for name, port in self._addresses))
+            workers = [f"tcp://{name}:{port}" for name, port in self._addresses]
+            self._mesh = attach_to_workers(ca="trust_all_connections", workers=list(workers), name="hosts")
         else:
             from monarch.job import ProcessJob
 
-            logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it tells of each step, on stderr
+            logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it logs each step to stderr
             self._job = ProcessJob({"hosts": self.settings.count})
             with short_temporary_files():
                 self._mesh = self._job.state(cached_path=None).hosts
@@ -114,8 +114,8 @@ class Hosts:
         finally:
             token.unlink()
         self._tasks = [asyncio.create_task(self._listen(host)) for host in self._hosts]
-        for host, place in zip(self._hosts, self._places, strict=False):  # none of them for "processes"
-            self._tasks.append(asyncio.create_task(self._hold(host, place)))
+        for host, address in zip(self._hosts, self._addresses, strict=False):  # there are none for "processes"
+            self._tasks.append(asyncio.create_task(self._hold(host, address)))
 
     def mesh(self, first: int, count: int = 1) -> Any:
         """Monarch's mesh of one host, without dimensions, or of several in a row, with the dimension "hosts"."""
@@ -125,24 +125,24 @@ class Hosts:
         """What is known of a host."""
         return self._hosts[index].info
 
-    def answer(self, places: Iterable[int]) -> bool:
+    def answer(self, indices: Iterable[int]) -> bool:
         """Whether none of these hosts was given up."""
-        return not any(self._hosts[place].gone for place in places)
+        return not any(self._hosts[index].gone for index in indices)
 
     def lost(self, index: int) -> asyncio.Future[str]:
-        """Done when a host was given up; what is said about it."""
+        """Done when a host was given up, with the reason."""
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
-        """The first of the hosts for a process: `first`, or when it was given up and may be replaced, the next.
+        """Choose the first host of an actor: `first`, or where that was given up, and `movable` allows it, the next.
 
         Raises:
             ServiceError: when a host was given up, and no other may or can take its place.
         """
         for index in range(len(self) if movable and count == 1 else 1):
-            place = (first + index) % len(self)
-            if self.answer(range(place, place + count)):
-                return place
+            candidate = (first + index) % len(self)
+            if self.answer(range(candidate, candidate + count)):
+                return candidate
         raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
 
     def environ(self, index: int) -> dict[str, str]:
@@ -156,7 +156,7 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
-        """Call `on_death` once when a process ends, with the host's own end as the reason if it was that, or "".
+        """Call `on_death` once when a process ends: with the reason if its host was given up, else with "".
 
         Raises:
             ServiceError: when the host does not answer.
@@ -174,11 +174,11 @@ class Hosts:
                 await self._within(host.watch.kill.call_one(pid), host.info.name)
 
     def summary(self) -> list[str]:
-        """Sentences for a person: which hosts there are, and where their logs are when not with the others."""
+        """Sentences for a person: which hosts there are, and where logs are that are not in the run's folder."""
         names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
-        said = [f"{len(self)} hosts: {names}"]
+        sentences = [f"{len(self)} hosts: {names}"]
         apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
-        return said + [f"{name} does not see the folder of the run: its logs are there in {logs}"
+        return sentences + [f"{name} does not see the folder of the run: its logs are there in {logs}"
                        for name, logs in apart.items()]  # fmt: skip
 
     async def end_processes(self) -> None:
@@ -186,17 +186,17 @@ class Hosts:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._each(lambda host: host.watch.close.call_one())
+        await self._on_all(lambda host: host.watch.close.call_one())
 
     async def close(self) -> None:
-        """End the watches; the hosts go on waiting for the next run, but for "processes"."""
-        await self._each(lambda host: host.mesh.stop())
+        """End the watches. The hosts go on waiting for the next run, except those of the kind "processes"."""
+        await self._on_all(lambda host: host.mesh.stop())
         if self._job is not None:
             await asyncio.to_thread(self._job.kill)
         self._hosts, self._tasks, self._job = [], [], None
 
     async def _reach(self, name: str, port: int) -> None:
-        """Wait until something listens there: of several hosts, Monarch does not say which one it waits for."""
+        """Wait until something listens there. Monarch does not say for which of several hosts it waits."""
         deadline = asyncio.get_running_loop().time() + self.settings.connect_s
         while True:
             try:
@@ -212,18 +212,18 @@ class Hosts:
                     ) from None
             await asyncio.sleep(RETRY_S)
 
-    async def _hold(self, host: _Host, place: tuple[str, int]) -> None:
-        """Notice the end of a host's program by a connection to it, over which nothing is sent: the kernel closes it.
+    async def _hold(self, host: _Host, address: tuple[str, int]) -> None:
+        """Notice the end of a host's program: the kernel then closes a connection to it, over which nothing is sent.
 
-        Monarch itself says nothing then; calls to what the program had started are left without an answer.
+        Monarch does not report it, and calls to processes that the program had started get no answer.
         """
         while True:
             try:
-                reader, writer = await asyncio.open_connection(*place)
+                reader, writer = await asyncio.open_connection(*address)
             except ConnectionRefusedError:
                 host.give_up(f"the program of the host {host.info.name} ended")
                 return
-            except OSError:  # the way there is gone for now; how long that is borne is a matter of silence_s
+            except OSError:  # the network is down for now; silence_s says for how long that is tolerated
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
@@ -247,12 +247,12 @@ class Hosts:
         watch = mesh.spawn(
             f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, job_folder=self._job_folder
         )
-        place = None if local or self.address.startswith("127.") else (self.address, 1)
-        name = f"{index}" if local else f"{self._places[index][0]}"
+        controller = None if local or self.address.startswith("127.") else (self.address, 1)
+        name = f"{index}" if local else f"{self._addresses[index][0]}"
         try:
-            info = await self._within(watch.info.call_one(place, str(log_dir.resolve()), token), name, 60.0)
+            info = await self._within(watch.info.call_one(controller, str(log_dir.resolve()), token), name, 60.0)
         except ServiceError as error:
-            raise ServiceError(f"{error}; a host takes one run at a time: is another one still on it?") from None
+            raise ServiceError(f"{error}; a host takes one run at a time: is another run still on it?") from None
         lost = asyncio.get_running_loop().create_future()
         return _Host(info=info, watch=watch, mesh=mesh, on_death={}, lost=lost)
 
@@ -270,11 +270,11 @@ class Hosts:
                 return
 
     async def _news(self, host: _Host) -> list[int]:
-        """The processes that died since the last time, if any.
+        """Return the processes that died since the last call.
 
         Raises:
             ServiceError: when the host is gone. The seconds of silence are counted one by one, so that a time in which
-                this process itself stood still, as it does while it imports torch, is only one of them.
+                this process itself did not run its event loop, as while it imports torch, counts as one second.
         """
         call = asyncio.ensure_future(within(60.0 + self.settings.silence_s, host.watch.news.call_one(), "the watch"))
         try:
@@ -292,8 +292,8 @@ class Hosts:
     async def _within(self, call: Any, name: str, seconds: float = 0.0) -> Any:
         return await within(seconds or self.settings.silence_s, call, f"the host {name}")
 
-    async def _each(self, call: Callable[[_Host], Any]) -> None:
-        """Make a call to every host that answers, and let none of them be waited for for long."""
+    async def _on_all(self, call: Callable[[_Host], Any]) -> None:
+        """Make a call to every host that was not given up; none of them is waited for longer than `silence_s`."""
         answering = [host for host in self._hosts if not host.gone]
         calls = (self._within(call(host), host.info.name) for host in answering)
         await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""HostWatch: the one actor that a run has on each host. It tells of deaths there, and ends the run's processes there.
+"""HostWatch: the one actor that a run has on each host. It reports deaths there, and ends the run's processes there.
 
 The controller cannot see the processes of another machine, and they cannot see the controller. So each host has a
 watch: it holds a pidfd of every process of the run, and a lease that the controller renews by asking for news. When the
@@ -26,7 +26,7 @@ from forge_env.runtime.hosts.info import HostInfo
 from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
 from forge_env.utils.owners import is_mine
 
-NEWS_S = 1.0  # how long the watch waits for news before it says that there is none
+NEWS_S = 1.0  # how long `news` waits for a death
 
 
 class HostWatch(Actor):
@@ -52,7 +52,7 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def info(self, controller: tuple[str, int] | None, log_dir: str, token: str) -> HostInfo:
-        """Say what this host is like.
+        """Describe this host.
 
         Args:
             controller: an address and a port on the way to the controller; None for one on this machine.
@@ -75,7 +75,7 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def watch(self, pid: int) -> None:
-        """Tell of the death of this process from now on."""
+        """Report the death of this process from now on."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -135,7 +135,7 @@ class HostWatch(Actor):
 
 def _processes_with(variable: str) -> list[int]:
     """Every process but this one that was started with this environment variable."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
@@ -143,8 +143,8 @@ def _processes_with(variable: str) -> list[int]:
             except OSError:  # it ended meanwhile, or is another user's
                 continue
             if variable.encode() in environ.split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def _logs_of_this_user() -> Path:

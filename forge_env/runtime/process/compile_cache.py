@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forge_env.utils.owners import problem_with
+from forge_env.utils.owners import stat_problem
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -21,8 +21,8 @@ def keep_compiled() -> None:
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge_env" / "torchinductor"
         cache.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows this user's home
+    except (OSError, RuntimeError):  # RuntimeError: the user's home is unknown
         return
-    # torch runs what it finds there: a folder of another user's, as below a home that sudo has kept, is none for it.
-    if os.access(cache, os.W_OK) and not problem_with(cache.stat(), is_folder=True):
+    # torch executes the files in it, so it must not be another user's folder, as below a home that sudo has kept.
+    if os.access(cache, os.W_OK) and not stat_problem(cache.stat(), is_folder=True):
         os.environ[VARIABLE] = str(cache)

@@ -1,4 +1,4 @@
-"""What Monarch leaves on the disk: sockets and a log, kept where they can be removed with the run."""
+"""Files of Monarch's on the disk, sockets and a log: they are kept where they can be removed with the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from forge_env.runtime import remove_monarch_log
 from forge_env.utils.owners import is_mine
 from forge_env.utils.temporary import temporary_files_in
 
-_LONGEST_TEMP = 48  # bytes: an address has 108, of which our folder's and Monarch's own names take up to 55
+_LONGEST_TEMP = (
+    48  # bytes: a socket's address has 108, of which the names of our folder and of Monarch's file take up to 55
+)
 _EXIT_SECONDS = 10.0
 _sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
 
@@ -31,16 +33,16 @@ def short_temporary_files() -> AbstractContextManager[None]:
 
 
 def open_monarch(log_dir: Path, transport: str) -> None:
-    """Import Monarch with its greeting sent to a log file, and its sockets where they can be removed with the run.
+    """Import Monarch with its greeting in a log file, and its sockets where they can be removed with the run.
 
     Raises:
-        ServiceError: when Monarch already runs in this process with another transport, "" being its own choice; and
-            when another user has taken the name of its folder since the last run.
+        ServiceError: when Monarch already runs in this process with another transport, where "" is its default; and
+            when another user has taken the name of the sockets' folder since the last run.
     """
     for folder in _sockets:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or not is_mine(folder.lstat()):
-            raise ServiceError(f"{folder}, where this process has had its sockets, is another user's now")
+            raise ServiceError(f"{folder}, where this process had its sockets, belongs to another user now")
     if _sockets:
         _set_transport(transport)
         return
@@ -59,17 +61,17 @@ def open_monarch(log_dir: Path, transport: str) -> None:
         os.close(saved)
         os.close(log)
     _sockets.extend(_sockets[0].iterdir())
-    atexit.register(_shut_down)  # which comes before Monarch's own handler, and leaves it nothing to do
+    atexit.register(_shut_down)  # it runs before Monarch's own handler, and leaves that nothing to do
 
 
 def _shut_down() -> None:
-    """Let Monarch end with this process. It waits 1 s by itself, and a machine under load prints a trace for that."""
+    """Shut Monarch down with this process. By itself it waits 1 s, and prints a trace on a machine under load."""
     from monarch.actor import shutdown_context
 
     try:
         shutdown_context(host_timeout=0.3).get(timeout=_EXIT_SECONDS)
     except TimeoutError:
-        pass  # what is left of it ends with the process
+        pass  # its threads end with the process
 
 
 def _set_transport(transport: str) -> None:

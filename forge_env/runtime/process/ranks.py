@@ -41,7 +41,7 @@ class RankRendezvous:
             "MASTER_ADDR": self._address,
             "MASTER_PORT": str(self._port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # tells torch that the TCPStore exists already
-            "GLOO_SOCKET_IFNAME": interface,  # of a machine with several, gloo would take the one of its host name
+            "GLOO_SOCKET_IFNAME": interface,  # else gloo takes the interface of the host name
         }
 
 
@@ -79,7 +79,7 @@ class AllRanks(Generic[A]):
 
         Raises:
             AttributeError: at once; the actor has no such endpoint.
-            ForgeError: what a rank raised of our own kinds, unchanged.
+            ForgeError: which a rank raised, unchanged.
         """
         return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
 
@@ -91,10 +91,10 @@ class _Endpoint:
         self._endpoint = endpoint
 
     def call_one(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call it; the message leaves before this returns, so calls reach every rank in the order they are made.
+        """Call the endpoint on all ranks, see `AllRanks.call_one`.
 
         Raises:
-            ForgeError: what a rank raised of our own kinds, unchanged.
+            ForgeError: which a rank raised, unchanged.
         """
         return _first_answer(self._endpoint.stream(*args, **kwargs))
 
@@ -104,16 +104,16 @@ class _Endpoint:
 async def _first_answer(answers: Iterator[Any]) -> Any:
     from monarch.actor import ActorError
 
-    found = None
+    first = None
     try:
         for answer in answers:
             value = await answer
-            found = value if value is not None else found
+            first = value if value is not None else first
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None
         raise
-    return found
+    return first
 
 
 def log_of_rank(path: Path, rank: int) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 
 def names_of(numbers: Sequence[int]) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls GPUs that are counted as torch counts them in this process."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    seen = named if named[0] else []
-    # Of a host elsewhere more may be wanted than this machine has.
-    return [seen[number] if number < len(seen) else str(number) for number in numbers]
+    """Return the names in CUDA_VISIBLE_DEVICES of GPUs that are numbered as torch numbers them in this process."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    visible = names if names[0] else []
+    # For another host, more GPUs may be named than this machine has.
+    return [visible[number] if number < len(visible) else str(number) for number in numbers]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from forge_env.core.errors import InvariantError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,3 +95,13 @@ class WeightStore(ABC):
         Raises:
             ServiceError: it has changed; or there is no such version, or no checksum of it within `seconds`.
         """
+
+
+def published_already(version: int) -> InvariantError:
+    """The error of who publishes a version for the second time."""
+    return InvariantError(f"version {version} of the weights was published already; a version never changes")
+
+
+def no_version(version: int, present: Iterable[int]) -> str:
+    """The message to who asks for a version that is not there, or no longer."""
+    return f"the weight store has no version {version}; it has {', '.join(map(str, sorted(present))) or 'none'}"

@@ -1,4 +1,4 @@
-"""Layout: where each tensor of a state dict lies in one flat piece of memory, whatever kind of memory that is."""
+"""TensorLayout: where each tensor of a state dict lies in one flat piece of memory, whatever kind of memory that is."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge_env.core.errors import ServiceError
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ALIGNMENT = 64  # bytes: a cache line, and a multiple of every dtype's size
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorEntry:
     """One tensor: its dtype's name, its shape, the bytes before it."""
 
     dtype: str
@@ -24,43 +27,64 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """Tensors end to end, each at a multiple of `ALIGNMENT`."""
 
-    places: Mapping[str, Place]
+    entries: Mapping[str, TensorEntry]
     size: int
-    """Bytes of all of it."""
+    """Bytes of all tensors, with the gaps between them."""
 
     @classmethod
-    def of(cls, state_dict: Mapping[str, Tensor]) -> Layout:
-        places, end = {}, 0
+    def of(cls, state_dict: Mapping[str, Tensor]) -> TensorLayout:
+        entries, end = {}, 0
         for name, tensor in state_dict.items():
-            places[name] = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end)
+            entries[name] = TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end)
             end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        return cls(places, end)
+        return cls(entries, end)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors inside of `flat`, (at least `size`,) uint8."""
+        """Return the tensors inside of `flat`, (at least `size`,) uint8."""
         import torch
 
-        found = {}
-        for name, place in self.places.items():
-            dtype: torch.dtype = getattr(torch, place.dtype)
-            nbytes = math.prod(place.shape) * dtype.itemsize
-            found[name] = flat[place.offset : place.offset + nbytes].view(dtype).view(place.shape)
-        return found
+        views = {}
+        for name, entry in self.entries.items():
+            dtype: torch.dtype = getattr(torch, entry.dtype)
+            nbytes = math.prod(entry.shape) * dtype.itemsize
+            views[name] = flat[entry.offset : entry.offset + nbytes].view(dtype).view(entry.shape)
+        return views
 
     def copy(self, state_dict: Mapping[str, Tensor], flat: Tensor) -> None:
-        """Copy the tensors, from wherever they are, into `flat`."""
+        """Copy the tensors, from whichever device, into `flat`."""
         for name, view in self.views(flat).items():
             view.copy_(state_dict[name].detach())
 
     def to_json(self) -> str:
-        places = {name: [place.dtype, place.shape, place.offset] for name, place in self.places.items()}
-        return json.dumps({"size": self.size, "tensors": places})
+        tensors = {name: [entry.dtype, entry.shape, entry.offset] for name, entry in self.entries.items()}
+        return json.dumps({"size": self.size, "tensors": tensors})
 
     @classmethod
-    def from_json(cls, text: str) -> Layout:
-        read = json.loads(text)
-        places = {name: Place(dtype, tuple(shape), offset) for name, (dtype, shape, offset) in read["tensors"].items()}
-        return cls(places, read["size"])
+    def from_json(cls, text: str) -> TensorLayout:
+        content = json.loads(text)
+        entries = {
+            name: TensorEntry(dtype, tuple(shape), offset)
+            for name, (dtype, shape, offset) in content["tensors"].items()
+        }
+        return cls(entries, content["size"])
+
+
+def allocate(size: int, device: torch.device, *, purpose: str, remedy: str) -> Tensor:
+    """Allocate the memory of a snapshot, (size,) uint8.
+
+    Args:
+        purpose: why, as "to receive the weights"; the error says it, with the size behind it.
+        remedy: what a person can do where there is no room.
+
+    Raises:
+        ServiceError: when the GPU has no room.
+    """
+    import torch
+
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        raise ServiceError(f"GPU {device.index} has no room {purpose}, {size / 2**30:.1f} GiB, {remedy}") from None

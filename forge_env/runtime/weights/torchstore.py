@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forge_env.core.errors import InvariantError, ServiceError
-from forge_env.runtime.weights.store import KEEP, WeightStore
-from forge_env.runtime.weights.tensor_layout import Layout
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.store import KEEP, WeightStore, published_already
+from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.torchstore_compat import import_torchstore
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _TakenCopy:
     version: int
-    layout: Layout
+    layout: TensorLayout
     flat: Tensor
 
 
@@ -61,20 +61,18 @@ class TorchStoreWeights(WeightStore):
     def attach(self) -> None:
         import_torchstore()
 
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> _Taken:
+    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> _TakenCopy:
         import torch
 
-        layout = Layout.of(state_dict)
+        layout = TensorLayout.of(state_dict)
         flat = torch.empty(layout.size, dtype=torch.uint8)  # one message, and not one for each tensor
         layout.copy(state_dict, flat)
-        return _Taken(version, layout, flat)
+        return _TakenCopy(version, layout, flat)
 
-    async def commit(self, taken: _Taken) -> None:
+    async def commit(self, taken: _TakenCopy) -> None:
         store = import_torchstore()
         if await store.exists(f"{_key(taken.version)}/{_MARKER}"):
-            raise InvariantError(
-                f"version {taken.version} of the weights was published already; a version never changes"
-            )
+            raise published_already(taken.version)
         await store.put_state_dict({"layout": taken.layout.to_json(), "weights": taken.flat}, _key(taken.version))
         if taken.version >= KEEP:
             await _forget(store, taken.version - KEEP)
@@ -82,10 +80,10 @@ class TorchStoreWeights(WeightStore):
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
         try:
-            found = await import_torchstore().get_state_dict(_key(version))
+            content = await import_torchstore().get_state_dict(_key(version))
         except Exception as error:
             raise ServiceError(f"the weight store has no version {version}: {error}") from None
-        yield Layout.from_json(found["layout"]).views(found["weights"])
+        yield TensorLayout.from_json(content["layout"]).views(content["weights"])
 
 
 async def _forget(store: Any, version: int) -> None:

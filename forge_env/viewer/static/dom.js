@@ -4,8 +4,8 @@ import { plainText, visible } from "./text.js";
 // DOM elements, made one by one. Strings become text nodes; a link leads to a place in this page only.
 
 const ATTRIBUTES = new Set([
-  "role", "href", "title", "type", "value", "placeholder", "tabindex", "id", "for", "min", "max", "step", "name",
-  "scope", "colspan", "autocomplete", "spellcheck", "open", "selected", "checked", "disabled", "hidden",
+  "role", "href", "title", "type", "value", "placeholder", "tabindex", "id", "scope", "autocomplete", "spellcheck",
+  "open", "selected", "checked",
 ]);
 
 export function h(tag, props, ...children) {

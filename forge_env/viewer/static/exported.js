@@ -21,7 +21,7 @@ export function exportedAnswer(path, params) {
 function pageOf(rows, params) {
   const offset = Number(params.offset || 0);
   const page = rows.slice(offset, offset + Number(params.limit || 50));
-  return { total: rows.length, rows: page, search: null, stamp: 0 };
+  return { total: rows.length, rows: page, search: null };
 }
 
 function timelineIn(timeline, params) {
@@ -125,9 +125,9 @@ function groupOf(rows) {
   const count = rewards.length;
   const mean = count ? rewards.reduce((a, b) => a + b, 0) / count : null;
   const variance = count ? rewards.reduce((a, b) => a + (b - mean) ** 2, 0) / count : null;
-  const { phase, group_id, task, env, question, step } = rows[0];
+  const { phase, group_id, question, step } = rows[0];
   return {
-    phase, group_id, task, env, question, step, mean, size: rows.length, faults: rows.length - count,
+    phase, group_id, question, step, mean, size: rows.length,
     low: count ? Math.min(...rewards) : null, high: count ? Math.max(...rewards) : null,
     spread: variance === null ? null : Math.sqrt(variance), episodes: rows,
   };

@@ -17,13 +17,13 @@ export async function showTimeline(main, route, context) {
     fill(main, h("h1", null, "Timeline"), h("p", { class: "empty" }, "This run has no trace.json, or it is empty."));
     return {};
   }
-  const from = Math.max(timeline.start, Number(fromText ?? timeline.start));
+  const from = Math.max(0, Number(fromText ?? 0));
   const to = Math.min(timeline.end, Number(toText ?? timeline.end)) || 1;
   const show = (a, b) => {
-    const low = Math.max(timeline.start, Math.min(a, b));
+    const low = Math.max(0, Math.min(a, b));
     const high = Math.min(timeline.end, Math.max(a, b));
     if (high - low < 1e-5) return;
-    const isWhole = high - low >= (timeline.end - timeline.start) * 0.999;
+    const isWhole = high - low >= timeline.end * 0.999;
     setParams(route, { from: isWhole ? "" : low.toFixed(6), to: isWhole ? "" : high.toFixed(6) });
   };
   const zoom = (factor) => {
@@ -33,14 +33,14 @@ export async function showTimeline(main, route, context) {
   };
   const move = (share) => {
     const by = (to - from) * share;
-    show(Math.max(timeline.start, from + by), Math.min(timeline.end, to + by));
+    show(Math.max(0, from + by), Math.min(timeline.end, to + by));
   };
   const line = h("output", { class: "token-line", "aria-live": "polite" });
   fill(main, h("h1", null, "Timeline"), h("p", { class: "dim" }, describeWindow(timeline, from, to)),
     h("div", { class: "fields" },
       button("‹ Earlier", () => move(-0.5)), button("Later ›", () => move(0.5)),
       button("+ Zoom in", () => zoom(0.5)), button("− Zoom out", () => zoom(2)),
-      button("Whole run", () => show(timeline.start, timeline.end))),
+      button("Whole run", () => show(0, timeline.end))),
     board(timeline, from, to, show, line), line);
   return { zoom, move };
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import unicodedata
 from pathlib import Path
@@ -17,12 +18,12 @@ from agents.renderer.tokenizer import FastTokenizer
 from agents.scripted import ScriptedAgent, ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
-from forge_env.core.episode import Turn
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
+from tests.helpers import turns
 
 TOOLS = Math().tools
 TASK = Math.tasks(count=1)[0]
@@ -85,23 +86,7 @@ def theirs(qwen: Path) -> Any:
     return AutoTokenizer.from_pretrained(qwen)
 
 
-def add_turn(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> tuple[list[int], int]:
-    """Ask for the next prompt, record the turn as an agent would; returns the prompt and how much of it is old."""
-    prompt, old, starts_row = renderer.next_prompt(conversation, TOOLS)
-    assert starts_row == (old == 0)
-    action = renderer.read(token_ids, "stop")
-    conversation.turns.append(
-        Turn(
-            kind="tokens",
-            observation=conversation.observation,
-            message=action.message,
-            tool_calls=action.tool_calls,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=tuple(token_ids),
-            starts_row=starts_row,
-        )
-    )
-    return prompt, old
+add_turn = functools.partial(turns.add_turn, tools=TOOLS)
 
 
 # ---- the template ----

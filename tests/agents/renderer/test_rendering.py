@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -15,10 +16,10 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from envs.math import Math
-from forge_env.core.episode import Turn
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
+from tests.helpers import turns
 from trainers.model.tiny_model import SPECIAL_TOKENS
 
 TOOLS = Math().tools
@@ -57,23 +58,7 @@ def sampled_ids(draw: st.DrawFn, tokenizer: FastTokenizer) -> list[int]:
     return [i for part in draw(st.lists(some, min_size=1, max_size=6)) for i in part]
 
 
-def add_turn(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> tuple[list[int], int]:
-    """Ask for the next prompt, record the turn as an agent would; returns the prompt and how much of it is old."""
-    prompt, old, starts_row = renderer.next_prompt(conversation, TOOLS)
-    assert starts_row == (old == 0)
-    action = renderer.read(token_ids, "stop")
-    conversation.turns.append(
-        Turn(
-            kind="tokens",
-            observation=conversation.observation,
-            message=action.message,
-            tool_calls=action.tool_calls,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=tuple(token_ids),
-            starts_row=starts_row,
-        )
-    )
-    return prompt, old
+add_turn = functools.partial(turns.add_turn, tools=TOOLS)
 
 
 # ---- prompts ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from agents.renderer.model_json import flaw
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from envs.math import Math
-from forge_env.core.episode import Turn
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
+from tests.helpers import turns
 
 TOOLS = Math().tools
 FIRST: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
@@ -79,22 +80,7 @@ def tokenizer(llama: Path) -> FastTokenizer:
     return FastTokenizer(llama)
 
 
-def add_turn(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> tuple[list[int], int]:
-    """Ask for the next prompt, record the turn as an agent would; returns the prompt and how much of it is old."""
-    prompt, old, starts_row = renderer.next_prompt(conversation, TOOLS)
-    action = renderer.read(token_ids, "stop")
-    conversation.turns.append(
-        Turn(
-            kind="tokens",
-            observation=conversation.observation,
-            message=action.message,
-            tool_calls=action.tool_calls,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=tuple(token_ids),
-            starts_row=starts_row,
-        )
-    )
-    return prompt, old
+add_turn = functools.partial(turns.add_turn, tools=TOOLS)
 
 
 def test_a_moe_is_rendered_as_its_dense_sister(tiny_model: Path, tmp_path: Path) -> None:

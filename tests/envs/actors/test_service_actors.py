@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
@@ -19,12 +16,6 @@ from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env.runtime.launcher import Launcher
 from trainers.run.replay_buffer import ReplayBuffer
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
 
 
 async def test_tasks_come_once_and_in_order_however_many_ask(launcher: Launcher) -> None:

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,11 @@ from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.waiting import is_alive, wait_until
 
 PROGRAM = Path(__file__).with_name("external_program.py")
 TASK = Task(prompt=({"role": "user", "content": "What is it?"},), target="echo", metadata={"level": 2})
 LIMITS = EpisodeLimits(max_turns=5)
-DEADLINE = 60.0
 
 
 def command(*arguments: str) -> str:
@@ -53,21 +52,6 @@ async def play(
 ) -> Episode:
     async with make("external", command=command(*arguments), **options) as factory:
         return await run_episode(factory, agent or echo(), task, seed=5, episode_id="e", limits=limits)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 # ---- what the work is worth ----
@@ -291,7 +275,7 @@ class Kills:
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         pid = int(conversation.messages[-1]["content"])
         os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(until, lambda: not is_alive(pid))
+        await asyncio.to_thread(wait_until, lambda: not is_alive(pid))
         return await echo().act(conversation, tools)
 
 
@@ -339,14 +323,14 @@ asyncio.run(play("hang", {str(pids)!r}))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temp)}
     owner = subprocess.Popen([sys.executable, "-c", code], env=environ)
     try:
-        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         left = [int(pid) for pid in pids.read_text().split()]
         assert all(map(is_alive, left))
     finally:
         owner.kill()
         owner.wait()
-    until(lambda: not any(map(is_alive, left)))
-    until(lambda: not list(temp.iterdir()))
+    wait_until(lambda: not any(map(is_alive, left)))
+    wait_until(lambda: not list(temp.iterdir()))
 
 
 def test_the_ends_of_a_program_have_names() -> None:

@@ -28,7 +28,7 @@ from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from sandboxes.host.program import check_programs
 from tests.envs.external.external_playing import calls, says
-from tests.envs.external.test_external import until
+from tests.helpers.waiting import wait_until
 
 try:
     asyncio.run(check_programs())
@@ -153,12 +153,12 @@ asyncio.run(play(Path(os.environ["HOME_OF_PROGRAM"]), "hangs", os.environ["MARKE
     environ = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temp), "MARKER": marker}
     owner = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ, "HOME_OF_PROGRAM": str(home)})
     try:
-        until(lambda: len(processes(marker)) >= 6)  # those, and the sleep of the child
+        wait_until(lambda: len(processes(marker)) >= 6)  # those, and the sleep of the child
     finally:
         owner.kill()
         owner.wait()
-    until(lambda: not processes(marker))
-    until(lambda: not list(temp.iterdir()))
+    wait_until(lambda: not processes(marker))
+    wait_until(lambda: not list(temp.iterdir()))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +24,7 @@ from envs.math.rewards import MathReward, ThinkingReward
 from envs.math.verifier import Verifier, equal_expressions
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
+from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -503,20 +504,6 @@ def verifier() -> Iterator[Verifier]:
     assert pid is not None and not Path(f"/proc/{pid}").exists()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "it has not come to pass in time"
-        time.sleep(0.02)
-
-
 def test_what_takes_too_long_is_wrong_and_the_next_one_is_right(verifier: Verifier) -> None:
     assert not verifier.compare("(x+y)^2", ENDLESS, 0.0)
     pid = verifier.pid
@@ -549,7 +536,7 @@ def test_a_killed_helper_is_a_fault_of_ours_and_another_one_starts(verifier: Ver
     assert first is not None
     with ThreadPoolExecutor(1) as pool:
         comparison = pool.submit(verifier.compare, "(x+y)^2", ENDLESS, 0.0)
-        until(lambda: bool(Path(f"/proc/{first}/task/{first}/children").read_text().strip()))
+        wait_until(lambda: bool(Path(f"/proc/{first}/task/{first}/children").read_text().strip()))
         os.killpg(first, signal.SIGKILL)
         with pytest.raises(ServiceError, match="ended in the middle"):
             comparison.result(timeout=60)
@@ -562,7 +549,7 @@ def test_a_helper_that_died_while_idle_harms_nothing(verifier: Verifier) -> None
     first = verifier.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    until(lambda: not alive(first))
+    wait_until(lambda: not is_alive(first))
     assert verifier.compare("x", "x", 0.0)
 
 
@@ -597,7 +584,7 @@ def test_the_helper_ends_with_a_killed_owner() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    until(lambda: not alive(int(done.stdout)))
+    wait_until(lambda: not is_alive(int(done.stdout)))
 
 
 def test_the_helper_ends_with_its_owner_and_belongs_to_no_fork() -> None:
@@ -613,7 +600,7 @@ def test_the_helper_ends_with_its_owner_and_belongs_to_no_fork() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
     status, equal, pid = done.stdout.split()
     assert (status, equal) == ("7", "True"), done.stderr
-    assert not alive(int(pid))
+    assert not is_alive(int(pid))
 
 
 def test_the_shared_helper_serves_everybody() -> None:

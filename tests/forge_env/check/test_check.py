@@ -25,9 +25,9 @@ import pytest
 from pydantic import BaseModel
 
 from forge_env.check import CheckReport, CheckRow, Latency, run_checks
+from forge_env.check.direct_calls import CallTimeout, with_timeout
 from forge_env.check.runner import NAMES, OPEN
-from forge_env.check.samples import sample_arguments
-from forge_env.check.subject import Overdue, bounded
+from forge_env.check.sample_arguments import sample_arguments
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.core.tools import make_tool, reward, tool
@@ -504,7 +504,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     TooFewTasks: ("tasks", "returned 1 tasks"),
     NoJson: ("tasks", "its metadata cannot be written as JSON"),
     ClosesOnce: ("close", "called twice: close (tests"),
-    BlocksTheLoop: ("event loop", "step() holds the event loop"),
+    BlocksTheLoop: ("event loop", "step() blocks the event loop"),
     HoldsOn: ("leaks", "does not end: let asyncio.CancelledError pass"),
     LeaksWhenCancelled: ("leaks", "file descriptors"),
 }
@@ -662,7 +662,9 @@ async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
     assert set(report.not_checked) == set(NAMES) - {"tasks", "names", "isolation", OPEN}
     rows = {row.name: row for row in report.rows}
     assert all(rows[name].ok is None for name in report.not_checked)
-    assert "of the budget of 0.5 s, 0 episodes without a finding: give more with --seconds" in rows["contract"].detail
+    assert (
+        "of the budget of 0.5 s, after 0 episodes without a failure: raise it with --seconds" in rows["contract"].detail
+    )
     assert rows["wrong answers"].detail == "'contract' was not finished"
     assert report.ok, "nothing was found"
     assert report.to_dict()["not_checked"] == list(report.not_checked)
@@ -693,8 +695,8 @@ async def test_chosen_checks_run_with_those_that_they_need() -> None:
     ("settings", "words"),
     [
         ({"only": ["gold"]}, "no check 'gold'. .*gold answers"),
-        ({"seconds": 0.0}, "above 0 s, not 0 s"),
-        ({"seconds": float("nan")}, "above 0 s, not nan s"),
+        ({"seconds": 0.0}, "seconds is 0; .* above 0 s"),
+        ({"seconds": float("nan")}, "seconds is nan; .* above 0 s"),
     ],
 )
 async def test_mistakes_in_the_settings(settings: dict[str, Any], words: str) -> None:
@@ -751,13 +753,13 @@ async def test_what_cannot_be_cancelled_is_waited_for_no_longer_than_its_time() 
             except asyncio.CancelledError:
                 pass
 
-    with pytest.raises(Overdue, match="close\\(\\) took longer than 0.01 s"):
-        await bounded("close()", stubborn(), 0.01)
+    with pytest.raises(CallTimeout, match="close\\(\\) took longer than 0.01 s"):
+        await with_timeout("close()", stubborn(), 0.01)
     released.set()
 
 
 async def test_a_number_of_tasks_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match="1 task or more, not at 0"):
+    with pytest.raises(UserError, match="tasks is 0; a check needs 1"):
         await run_checks(EnvFactory(Good), tasks=0)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.cli.child import examine_in_child
-from forge_env.cli.examine import examine
+from forge_env.cli.describe_in_child import describe_in_child
+from forge_env.cli.describe_target import describe_target
 from forge_env.core.errors import UserError
 from forge_env.registry.registry_file import Entry
 
@@ -72,7 +72,7 @@ def an_entry(target: str) -> Entry:
 
 
 def test_tools_are_described(file: Path) -> None:
-    found = examine(f"{file}:HTTPShop", "", "", {"max_output": 9})
+    found = describe_target(f"{file}:HTTPShop", "", "", {"max_output": 9})
     assert (found["name"], found["kind"], found["description"], found["line"]) == ("http_shop", "tools", "A shop.", 9)
     (buy,) = found["tools"]
     assert (buy["name"], buy["description"], buy["parameters"]["required"]) == ("buy", "Buy something.", ["what"])
@@ -82,7 +82,7 @@ def test_tools_are_described(file: Path) -> None:
 
 
 def test_an_environment_is_described_with_its_options(file: Path) -> None:
-    found = examine(f"{file}:Whole", "w", "", {})
+    found = describe_target(f"{file}:Whole", "w", "", {})
     assert (found["name"], found["kind"], found["description"], found["tools"]) == ("w", "env", "", [])
     assert {option["name"]: option for option in found["options"]} == {
         "words": {"name": "words", "type": "list[str]", "required": False, "default": "()"},
@@ -93,11 +93,13 @@ def test_an_environment_is_described_with_its_options(file: Path) -> None:
 
 
 def test_what_an_environment_shares_has_options_too() -> None:
-    found = examine("envs.code_exec:CodeExec", "", "", {})
+    found = describe_target("envs.code_exec:CodeExec", "", "", {})
     assert {"name", "use_tools"} <= {option["name"] for option in found["options"]}
     assert [tool["name"] for tool in found["tools"]] == ["python"]
     needed = [
-        option["name"] for option in examine("envs.external:External", "", "", {})["options"] if option["required"]
+        option["name"]
+        for option in describe_target("envs.external:External", "", "", {})["options"]
+        if option["required"]
     ]
     assert needed == ["command"], "though its tasks could be drawn without"
 
@@ -119,7 +121,7 @@ def test_what_an_environment_shares_has_options_too() -> None:
 )
 def test_everything_that_is_lacking_is_said(file: Path, name: str, kind: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        examine(f"{file}:{name}", "", kind, {})
+        describe_target(f"{file}:{name}", "", kind, {})
     assert [word for word in words if word not in str(caught.value)] == []
 
 
@@ -139,7 +141,7 @@ def test_whatever_an_import_does_is_one_sentence(tmp_path: Path, code: str, word
     file = tmp_path / "bad.py"
     file.write_text(code)
     with pytest.raises(UserError) as caught:
-        examine_in_child(an_entry(f"{file}:f"), seconds=1.0)
+        describe_in_child(an_entry(f"{file}:f"), seconds=1.0)
     said = str(caught.value)
     assert "\n" not in said
     assert [word for word in [*words, str(file)] if not re.search(word, said)] == []
@@ -154,7 +156,7 @@ def test_what_an_import_starts_and_prints_is_no_trouble(tmp_path: Path) -> None:
         "print('[hello]', 'x' * 10**6)\n"
         "def f(a: int) -> int:\n    'F.'\n    return a\n"
     )
-    found = examine_in_child(an_entry(f"{tmp_path}/noisy.py:f"))
+    found = describe_in_child(an_entry(f"{tmp_path}/noisy.py:f"))
     assert found["name"] == "f"
     assert found["notes"][0].startswith("importing it prints text, beginning '")
     status = Path(f"/proc/{(tmp_path / 'child').read_text()}/status")

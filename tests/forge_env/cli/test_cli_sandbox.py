@@ -75,7 +75,7 @@ def test_run_takes_standard_input_and_limits(
         (["run", "-", "--backend", "jail"], "--backend"),
         (["run", "-", "--backend", "subprocess"], "isolates nothing"),
         (["run", "-", "--file", "no_such_data"], "--file no_such_data cannot be read"),
-        (["run", "-", "--file", "README.md", "--file", "docs/../README.md"], "two files that are called README.md"),
+        (["run", "-", "--file", "README.md", "--file", "docs/../README.md"], "two files called README.md"),
         (["run", "-", "--file", "/dev/.."], "--file /dev/.. cannot be read"),
     ],
 )

@@ -20,10 +20,11 @@ from forge_env.cli.main import main
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome, Task
-from forge_env.evaluation.plan import Place, episode_seed, limits_of, places
+from forge_env.evaluation.plan import Attempt, all_attempts, episode_seed, limits_of
 from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
+from tests.helpers.packages import needs
 
 Run = Callable[..., dict[str, Any]]
 
@@ -279,13 +280,13 @@ def test_seeds_hang_on_the_seed_the_task_and_the_attempt_alone(run: Run) -> None
 
 def test_a_task_that_comes_up_twice_is_attempted_twice_as_often() -> None:
     twins = [Task(prompt=(), id="a"), Task(prompt=(), id="b"), Task(prompt=(), id="a")]
-    assert list(places(twins, 2)) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3)]
+    assert list(all_attempts(twins, 2)) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3)]
 
 
 def test_seeds_of_places_are_hashes() -> None:
-    seeds = {episode_seed(s, Place(task, a)) for s in range(5) for task in ("a", "a/1") for a in range(20)}
+    seeds = {episode_seed(s, Attempt(task, a)) for s in range(5) for task in ("a", "a/1") for a in range(20)}
     assert len(seeds) == 200 and all(0 <= seed < 2**31 for seed in seeds)
-    assert episode_seed(0, Place("a", 0)) == episode_seed(0, Place("a", 0))
+    assert episode_seed(0, Attempt("a", 0)) == episode_seed(0, Attempt("a", 0))
 
 
 # ---- interruption ----
@@ -332,7 +333,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(run: Run, number: int, code: int) 
     assert stopped.returncode == code, stopped.stderr
     done = len(records("out"))
     assert 0 < done < 48
-    assert f"note: {done} of 48 episodes are in out; the same command goes on from there" in stopped.stderr
+    assert f"note: {done} of 48 episodes are in out; the same command resumes from there" in stopped.stderr
     assert stopped.stderr.count("\n") == 1
     assert run(*command)["episodes"] == 48
 
@@ -469,7 +470,7 @@ def agent(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("agent.py", "a change of the agent (agent.py): choose another --out, or delete that folder to begin anew"),
+        ("agent.py", "a change of the agent (agent.py): choose another --out, or delete that folder to start again"),
         ("manners.py", "a change of the agent (manners.py): choose"),
         ("coin.py", "a change of the environment (coin.py): choose"),
     ],
@@ -521,11 +522,11 @@ def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
     assert (read["unrecorded"], figures(read)) == (True, figures(whole))
     assert "depends_on" not in json.loads(Path("out/eval.json").read_text())
     assert main(["eval", *one(agent, "out")]) == 0
-    assert "note: an older forge_env wrote out, and does not say which code" in capfd.readouterr().err
+    assert "note: an older forge_env wrote out, which does not record the measured code" in capfd.readouterr().err
     episodes = Path("out/episodes.jsonl")
     episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
     error = run(*one(agent, "out"), code=2)["error"]
-    assert "out lacks 7 of 12 episodes, and an older forge_env began it without a record" in error
+    assert "out lacks 7 of 12 episodes, and an older forge_env began it without recording" in error
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
@@ -536,7 +537,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
     os.close(descriptor)
     Path("out/notes.txt").touch()
     assert "out holds other files" in run(*coin("play", "out"), code=2)["error"]
-    assert "cannot be had: File exists" in run(*coin("play", "coin.py"), code=2)["error"]
+    assert "cannot be opened: File exists" in run(*coin("play", "coin.py"), code=2)["error"]
 
 
 @pytest.mark.parametrize(
@@ -568,7 +569,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"option": "levl=2"}, "no option 'levl'"),
         ({"option": "level"}, "not of the form name=value"),
         ({"tools": "add"}, "no option 'tools'"),
-        ({"n": "0"}, "both are 1 or more"),
+        ({"n": "0"}, "both must be 1 or more"),
         ({"concurrency": "0"}, "the concurrency is 0"),
         ({"temperature": "-1"}, "the temperature is -1"),
         ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
@@ -685,7 +686,7 @@ def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> 
     assert limits_of("checkpoint:run", math) == EpisodeLimits(max_turns=3, max_tokens=512)
     assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
     file.write_text("{}")
-    with pytest.raises(UserError, match="is not of a training run"):
+    with pytest.raises(UserError, match="is not from a training run"):
         limits_of("checkpoint:run", math)
 
 
@@ -769,16 +770,14 @@ def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
 @pytest.mark.parametrize(
     ("env", "more"),
     [
-        *[("math", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
-        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 2, 3, 4)],
-        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 2, 3)],
+        *[("math", ["--option", f"level={level}"]) for level in (1, 4)],
+        *[("code_exec", ["--option", f"level={level}"]) for level in (1, 4)],
+        *[("tool_api", ["--option", f"level={level}"]) for level in (1, 3)],
         ("tool_api", ["--tools", "coin.py:double"]),
-        ("reasoning_gym:leg_counting", []),
+        pytest.param("reasoning_gym:leg_counting", [], marks=needs("reasoning_gym")),
     ],
 )
 def test_every_environment_has_an_expert_and_can_tell_it_from_nobody(run: Run, env: str, more: list[str]) -> None:
-    if env.startswith("reasoning_gym"):
-        pytest.importorskip("reasoning_gym")
     for agent, expected in (("expert", 1.0), ("null", 0.0)):
         arguments = ["--env", env, *more, "--agent", f"scripted:{agent}", "--tasks", "4", "--out", agent]
         result = run(*arguments)
@@ -796,7 +795,7 @@ def test_an_environment_without_an_expert_says_what_there_is(run: Run) -> None:
 def test_fewer_tasks_than_were_asked_for_are_told_of(capfd: pytest.CaptureFixture[str], run: Run) -> None:
     arguments = ["--env", "coin.py:Few", "--agent", "scripted:coin.py:play", "--tasks", "9", "--out", "out"]
     assert main(["eval", *arguments, "--option", "there=2"]) == 0
-    assert "note: 9 tasks were asked for, and coin.py:Few gave 2 different ones" in capfd.readouterr().err
+    assert "note: 9 tasks were requested, and coin.py:Few has 2 different ones" in capfd.readouterr().err
     assert run(*arguments, "--option", "there=0", "--out", "none", code=2)["error"].startswith(
         "the environment coin.py:Few has no tasks in the split 'test'"
     )
@@ -820,7 +819,7 @@ def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: i
     )
     assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
     file = "plan.json" if size == 100 else "episodes.jsonl"
-    assert f"error: out/{file} cannot be written: File too large; the same command goes on" in full.stderr
+    assert f"error: out/{file} cannot be written: File too large; the same command resumes" in full.stderr
     done = len(records("out")) if size > 100 else 0
     assert (size == 100 or 0 < done < 48) and not Path("out/eval.json").exists()
     assert figures(run(*arguments)) == figures(run(*coin("play", "whole")))

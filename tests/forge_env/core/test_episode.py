@@ -229,6 +229,7 @@ def test_only_a_valid_episode_of_sampled_turns_is_trainable() -> None:
     assert not episode(turn, expert).is_trainable
     assert not episode(turn, outcome=Outcome.INFRA_FAULT, reward=None).is_trainable
     assert not episode().is_trainable
+    assert [episode(*turns).num_sampled for turns in ((), (turn,), (turn, expert))] == [0, 1, 1]
 
 
 # ---- disk and pickle ----

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from forge_env.check.moves import Player, calls, plays, says
+from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from forge_env.cli.main import main
 from forge_env.core.episode import Group
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Outcome, Task
-from forge_env.core.user_code import describe, guard, place_of
+from forge_env.core.user_code import describe, guard, location_of
 from forge_env.gymnasium.env import SyncEnv
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_group
@@ -112,12 +112,14 @@ class Coroutines(Breaks):
         self.breaks("close", self._seed)
 
 
-MOVE = plays(calls(("plain", {}), ("waits", {}), ("beside", {}), ("beside", {})), says("0"))
+STRATEGY = actions_in_order(tool_calls(("plain", {}), ("waits", {}), ("beside", {}), ("beside", {})), final_answer("0"))
 
 
 async def play(env_class: type[ToolEnv], **options: Any) -> Group:
     async with EnvFactory(env_class) as factory:
-        return await run_group(factory, Player(MOVE), TASK, count=3, seed=0, group_id="g", env_options=options)
+        return await run_group(
+            factory, StrategyAgent(STRATEGY), TASK, count=3, seed=0, group_id="g", env_options=options
+        )
 
 
 ERRORS = ["exit", "ctrl-c", "cancelled", "own"]
@@ -211,8 +213,8 @@ def test_an_exception_whose_text_cannot_be_had_is_described() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert describe("step", Mute()) == "step: Mute: (its text cannot be had: RuntimeError)"
-    assert place_of(Mute()) == ""
+    assert describe("step", Mute()) == "step: Mute: (its text cannot be read: RuntimeError)"
+    assert location_of(Mute()) == ""
 
 
 async def test_an_env_error_of_a_users_own_keeps_its_words_and_gets_its_place() -> None:

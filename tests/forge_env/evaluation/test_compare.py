@@ -87,7 +87,7 @@ def test_other_tasks_of_the_same_id_are_refused(tmp_path: Path) -> None:
     other = replace(episode("x", 0, 1.0), task=Task(prompt=(), target=4, id="x"), env="sql")
     write_jsonl(second, [other])
     with pytest.raises(
-        UserError, match="1 of the 2 tasks .* by the same id are different, as 'x' of .* of sql: compare"
+        UserError, match="1 of the 2 tasks with the same id .* are different, as 'x' of .* of sql: compare"
     ):
         compare(first, second)
 
@@ -97,7 +97,7 @@ def test_how_many_tasks_are_shared_is_told(tmp_path: Path, capfd: pytest.Capture
     second = write(tmp_path / "b.jsonl", {"x": [1.0], "v": [1.0]})
     assert compare(first, second)[0].all_tasks == (3, 2)
     assert main(["diff", str(first), str(second)]) == 0
-    assert "note: they: 1 tasks are shared, of 3 and 2" in capfd.readouterr().err
+    assert "note: the runs: 1 tasks are shared, of 3 and 2" in capfd.readouterr().err
 
 
 def test_a_success_is_the_environments(tmp_path: Path) -> None:

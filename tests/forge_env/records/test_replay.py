@@ -19,8 +19,8 @@ from forge_env.core.episode import Episode, Turn, read_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message, Outcome, Task, ToolUse
-from forge_env.records.replay import Replayer, compare
-from forge_env.records.replay_text import alike, difference
+from forge_env.records.replay import Replayer, compare_episodes
+from forge_env.records.replay_text import compare_values, diff_lines
 
 MAZE = '''\
 """An environment whose every answer hangs on a file, as one does whose code or data somebody has changed."""
@@ -184,7 +184,7 @@ def test_the_first_difference_is_shown_as_a_diff(run: Command, project: Path) ->
     assert first["diff"][1] == first["diff"][2].replace(" new", "").replace("+ ", "- ", 1)
     assert len(first["diff"]) <= 8, "one line has changed, and the last one has another time"
     assert [turn["observation"] for turn in found["turns"]] == ["same", "different", "not reached", "not reached"]
-    assert found["stopped"].startswith("the model was shown something else before turn 1")
+    assert found["stopped"].startswith("the observation before turn 1 differs")
     further = run("replay", "out", "1", "--keep-going")
     assert [turn["observation"] for turn in further["turns"]] == ["same", "different", "different", "different"]
     assert (further["code"], further["outcome"]["verdict"], further["stopped"]) == (1, "same", None)
@@ -217,7 +217,7 @@ def test_an_episode_that_ends_earlier_or_goes_on_is_a_difference(run: Command, p
     found = run("replay", "out", "1")
     (only,) = found["differences"]
     assert (only["turn"], only["what"]) == (4, "end")
-    assert only["replayed"] == "the record has no more turns, and the environment went on"
+    assert only["replayed"] == "the record has no more turns, and the environment continues"
 
 
 # ---- faults ----
@@ -251,7 +251,7 @@ def test_a_fault_of_the_machinery_says_nothing_of_the_environment(run: Command, 
 def test_what_reaches_beyond_this_machine_is_warned_of(run: Command) -> None:
     record(run, "--option", "width=9")
     found = run("replay", "out", "1")
-    assert "maze.py:Maze opens the door of somebody else: what it does there is done again" in found["err"]
+    assert "maze.py:Maze opens the door of somebody else: the replay does it again" in found["err"]
     assert "again" not in run("replay", "out", "1", "--option", "width=8")["err"]
 
 
@@ -309,7 +309,7 @@ def test_the_phases_of_a_training_run(run: Command, project: Path) -> None:
     episode = next(read_jsonl(Path("out/episodes.jsonl")))
     (folder / "train.jsonl").write_text(replace(episode, id="train/0/0").to_json() + "\n")
     first = episode.id
-    note = "says nothing of its settings"
+    note = "does not record its settings"
     found = run("replay", "run", f"before:{first}")
     assert (found["code"], found["phase"], note in found["err"]) == (0, "before", True)
     assert "is in after, before: write after:" in run("replay", "run", first)["error"]
@@ -391,7 +391,7 @@ def test_two_episodes_are_the_same_exactly_where_nothing_differs(first: list[Any
         )
         for each in (first, second[: len(first)])
     )
-    assert compare(a, b, dict(enumerate(b.turns))).same == (first == second[: len(first)])
+    assert compare_episodes(a, b, dict(enumerate(b.turns))).same == (first == second[: len(first)])
 
 
 async def test_conversations_that_take_turns_go_on_where_they_were() -> None:
@@ -409,7 +409,7 @@ async def test_conversations_that_take_turns_go_on_where_they_were() -> None:
     assert list(agent.taken) == [2, 0, 1, 3] and agent.stop is None
     changed = Replayer(episode)
     again, _ = await changed.act(Conversation(request_id="a", observation=kept[0].observation), ())
-    with pytest.raises(PolicyError, match="something else before turn 2"):  # where a conversation began
+    with pytest.raises(PolicyError, match="observation before turn 2 differs"):  # where a conversation began
         await changed.act(Conversation(request_id="b", observation=({"role": "user", "content": "B0"},)), ())
     talks["a"].observation = ({"role": "user", "content": "a2"},)
     with pytest.raises(PolicyError, match="the record has no more turns"):
@@ -438,13 +438,13 @@ async def test_conversations_that_take_turns_go_on_where_they_were() -> None:
     ],
 )
 def test_times_and_random_names_are_expected_to_differ(was: Any, now: Any, verdict: str) -> None:
-    assert alike(was, now) == verdict
+    assert compare_values(was, now) == verdict
 
 
 @given(st.text(), st.text())
 def test_a_difference_is_short_and_never_empty(was: str, now: str) -> None:
     if was == now:
         return
-    lines = difference(was, now)
+    lines = diff_lines(was, now)
     assert 0 < len(lines) <= 12 and all(len(line) <= 160 for line in lines)
     assert any(line[0] in "+-" for line in lines)

@@ -48,26 +48,26 @@ def write_run(
     episodes: Mapping[str, Sequence[Episode]] | None = None,
     facts: Mapping[str, Any] | None = None,
     summary: Mapping[str, Any] | None = None,
-    said: Iterable[Mapping[str, Any]] = (),
+    console: Iterable[Mapping[str, Any]] = (),
     config: str = "",
 ) -> Path:
-    """Write the files of a run; what is not given is not there."""
+    """Write the files of a run; files without an argument are left out."""
     (folder / "episodes").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in metrics))
-    for name, each in (episodes or {}).items():
-        write_jsonl(folder / "episodes" / f"{name}.jsonl", each)
+    for name, items in (episodes or {}).items():
+        write_jsonl(folder / "episodes" / f"{name}.jsonl", items)
     for name, data in (("run.json", facts), ("summary.json", summary)):
         if data is not None:
             (folder / name).write_text(json.dumps(data))
-    (folder / "console.jsonl").write_text("".join(json.dumps(line) + "\n" for line in said))
+    (folder / "console.jsonl").write_text("".join(json.dumps(line) + "\n" for line in console))
     (folder / "config.yaml").write_text(config)
     return folder
 
 
 def steps(count: int, **values: float) -> list[dict[str, Any]]:
     """Records of optimizer steps, whose reward rises."""
-    own = {"s/step": 2.0, "tokens/s": 100.0, **values}
+    more = {"s/step": 2.0, "tokens/s": 100.0, **values}
     return [
-        {"phase": "train", "step": n, "time": 2.0 * n, "reward": n / count, "success": n / count, "loss": 1 / n, **own}
+        {"phase": "train", "step": n, "time": 2.0 * n, "reward": n / count, "success": n / count, "loss": 1 / n, **more}
         for n in range(1, count + 1)
     ]

@@ -1,4 +1,4 @@
-"""The page of a run: every part of which the folder has something, and nothing that anybody could slip in."""
+"""The report of a run: every section that the folder has data for, and no markup from outside."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
         },
         facts=FACTS,
         summary={"total_seconds": 3725.0, "tokens_generated": 12345},
-        said=[{"time": 1.0, "kind": "warning", "text": "warning: the bound was passed"}],
+        console=[{"time": 1.0, "kind": "warning", "text": "warning: the bound was passed"}],
         config="training:\n  steps: 4\n",
     )
     text = read(folder).text
@@ -124,8 +124,8 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["the trainer process died", "it was stopped"])
 def test_a_run_that_ended_early_says_why(tmp_path: Path, what: str) -> None:
-    said = [{"time": 1.0, "kind": "said", "text": "begun"}, {"time": 2.0, "kind": "error", "text": what}]
-    text = read(write_run(tmp_path / "run", metrics=steps(2), facts=FACTS, said=said)).text
+    console = [{"time": 1.0, "kind": "said", "text": "begun"}, {"time": 2.0, "kind": "error", "text": what}]
+    text = read(write_run(tmp_path / "run", metrics=steps(2), facts=FACTS, console=console)).text
     assert f"This run is not complete: {what}" in text and "of 4" in text
 
 
@@ -168,17 +168,17 @@ def test_nothing_that_others_wrote_becomes_markup(tmp_path: Path, payload: str) 
         episodes={"before": [hostile(0.0, 0)], "after": [hostile(1.0, 0)], "train": episodes, "evaluation_x": episodes},
         facts={"algorithm": payload, "env": payload, "model": payload, "started": payload, "machine": versions},
         summary={"versions": versions},
-        said=[{"time": 1.0, "kind": kind, "text": payload} for kind in ("said", "warning", "error")],
+        console=[{"time": 1.0, "kind": kind, "text": payload} for kind in ("said", "warning", "error")],
         config=payload,
     )
     plain = write_run(tmp_path / "plain", metrics=steps(3), episodes={"after": [attempt("a", 1.0)]})
     allowed = {"ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code", "details", "summary", "dl", "dt", "dd"}
     allowed |= {"figure", "figcaption", "svg", "g", "line", "circle", "text", "title", "polyline", "path", "rect", "b"}
     allowed |= {"h1", "h2", "h3", "h4", "p", "div", "span", "pre", "section", "header", "main"}
-    found, expected = read(folder), read(plain)
-    assert found.tags <= expected.tags | allowed
-    assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "href", "style")}
-    assert found.text.count(payload) >= 8, "and it can all be read as it is"
+    page, expected = read(folder), read(plain)
+    assert page.tags <= expected.tags | allowed
+    assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "href", "style")}
+    assert page.text.count(payload) >= 8, "and it can all be read as it is"
 
 
 def test_a_browser_may_run_and_fetch_nothing(tmp_path: Path) -> None:
@@ -203,17 +203,14 @@ def test_the_page_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
     assert "998,000 characters more" in page
 
 
-def test_of_a_long_training_the_last_episodes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_env.report import run_data
-
+def test_of_a_long_training_the_last_episodes_are_read(tmp_path: Path) -> None:
     episodes = [attempt(f"t{i}", 1.0, output="1") for i in range(200)]
     folder = write_run(tmp_path / "run", metrics=steps(2), episodes={"train": episodes})
     assert read_run(folder).has_all_trained and len(read_run(folder).trained) == 200
     line = len(episodes[-1].to_json()) + 1
-    monkeypatch.setattr(run_data, "MAX_BYTES", 10 * line + line // 2)
-    found = read_run(folder)
-    assert [each.task.id for each in found.trained] == [f"t{i}" for i in range(190, 200)] and not found.has_all_trained
-    assert "Of the last 10 episodes of the training." in read(folder).text
+    run = read_run(folder, max_bytes=10 * line + line // 2)
+    assert [episode.task.id for episode in run.trained] == [f"t{i}" for i in range(190, 200)]
+    assert not run.has_all_trained and "Of the last 10 episodes of the training." in render_page(run)
 
 
 def test_the_command_writes_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

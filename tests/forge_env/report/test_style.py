@@ -1,4 +1,4 @@
-"""The style sheet: what is written can be read, in light and in dark."""
+"""The style sheet: text has enough contrast, in light and in dark."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast_is_that_of_wcag_aa(scheme: str) -> None:
-    own = colours(scheme)
+    colour = colours(scheme)
     for text in ("text", "soft", "good", "bad", "accent"):
         for ground in ("page", "card", "tint"):
-            assert contrast(own[text], own[ground]) >= 4.5, (text, ground)
-    assert contrast(own["text"], own["warn"]) >= 4.5
+            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+    assert contrast(colour["text"], colour["warn"]) >= 4.5
     for number in range(1, 9):
-        assert contrast(own[f"c{number}"], own["card"]) >= 3.0, f"c{number}"
+        assert contrast(colour[f"c{number}"], colour["card"]) >= 3.0, f"c{number}"
 
 
 def test_nothing_is_fetched() -> None:

@@ -259,6 +259,11 @@ async def test_an_environment_may_truncate() -> None:
     assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
 
 
+async def test_an_environment_that_truncates_what_it_also_ends_has_truncated_it() -> None:
+    result = await play(step_that(((), 0.5, True, True, {})))
+    assert (result.outcome, result.reward) == (Outcome.TRUNCATED, 0.5 - 1.0)
+
+
 async def test_a_last_answer_that_was_cut_off_is_truncated() -> None:
     result = await play(step_that(((), 0.0, True, False, {})), CutOff(512))
     assert (result.outcome, result.reward) == (Outcome.TRUNCATED, -1.0)
@@ -799,6 +804,8 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
         "g/0", "g/0/context1", "g/0", "g/0/context2", "g/0/context1", "g/0",
     ]  # fmt: skip
     assert len({seed for _, seed, _ in who.shown}) == 3
+    # The siblings have the seeds 7, 8, 9, ...: no conversation draws what a sibling draws.
+    assert all(seed == 7 or seed is None or seed > 7 + 10**6 for _, seed, _ in who.shown)
     assert {most for *_, most in who.shown} == {9}
     assert result.info == {"seen": 0}, "what is asked of the next turn is no part of the record"
 

@@ -11,13 +11,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-UP_S = 60.0
 
 
 class Cluster:
@@ -111,14 +108,6 @@ def why_not_separate() -> str:
             return f"there is no program {program}"
     tried = subprocess.run(["unshare", "--net", "ip", "link", "add", "try", "type", "bridge"], capture_output=True)
     return tried.stderr.decode().strip()
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = UP_S) -> None:
-    """Raises AssertionError when it does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 def _network() -> subprocess.Popen[str]:

@@ -98,7 +98,7 @@ async def lose(launcher: Launcher) -> None:
         tell(refused=str(error))
     four = launcher.spawn("four", Adder, host=1)
     await launcher.start("four")
-    tell(four=await within(20.0, four.add.call_one(1, 3), "four"), places=launcher["four"].places)
+    tell(four=await within(20.0, four.add.call_one(1, 3), "four"), places=launcher["four"].host_of_rank)
     await launcher.stop("four", seconds=0.0)
     tell(stopped="four")
     await told()

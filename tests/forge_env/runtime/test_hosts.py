@@ -20,8 +20,10 @@ from forge_env.runtime.hosts import Hosts, HostSettings, find_workers
 
 pytest.importorskip("monarch")
 
-from cluster import Cluster, wait_until, why_not_separate
+from cluster import Cluster, why_not_separate
 from hosts_controller import SILENCE_S
+
+from tests.helpers.waiting import is_alive, wait_until
 
 HERE = Path(__file__).parent
 NAME = os.uname().nodename
@@ -104,13 +106,6 @@ def read_to(controller: Controller, key: str) -> list[dict[str, Any]]:
     while key not in found[-1]:
         found.append(controller.told())
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_actors_on_both_hosts_answer_and_the_hosts_wait_for_the_next_run(

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ForgeError, PolicyError, ServiceError, UserError
 
@@ -29,6 +28,7 @@ from runtime_actors import Worker
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.process.compile_cache import VARIABLE
+from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -36,30 +36,10 @@ NOTICED_S = 5.0  # a death must be known by then; Monarch itself takes up to ten
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
 
 
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
-
-
 async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> Any:
     actor = launcher.spawn(name, Worker, **kwargs)
     await launcher.start(name)
     return actor
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
 
 
 # ---- calls ----

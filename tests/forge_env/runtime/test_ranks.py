@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ServiceError, UserError
 
@@ -22,12 +20,6 @@ from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
 
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs") as opened:
-        yield opened
 
 
 async def start_two(launcher: Launcher, actor_class: type) -> tuple[Any, list[int]]:

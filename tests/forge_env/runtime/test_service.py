@@ -6,12 +6,9 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from forge_env.core.errors import ForgeError, PolicyError, ReplicaDied, ServiceError, UserError
 
@@ -23,20 +20,9 @@ from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
-
-
-@pytest_asyncio.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[Launcher]:
-    async with Launcher(tmp_path / "logs", say=lambda said: None) as opened:
-        yield opened
-
-
-async def until(condition: Any, what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def pids(service: Service[Counting]) -> list[int]:
@@ -117,7 +103,7 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
     assert await service.route(Counting.pid) != first
-    assert service.deaths[0].said == "the counting process did not answer a ping within 1 s, and was ended"
+    assert service.deaths[0].reason == "the counting process did not answer a ping within 1 s, and was ended"
     with pytest.raises(ProcessLookupError):  # it is not left behind, stopped
         for _ in range(600):
             os.kill(first, 0)
@@ -129,7 +115,7 @@ async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) 
     (first,) = await pids(service)
     # It breaks during a call that may be made again: the caller sees nothing of it.
     assert await service.route(Counting.break_down, first) != first
-    assert service.deaths[0].said == "the counting process was ended: it has no more numbers"
+    assert service.deaths[0].reason == "the counting process was ended: it has no more numbers"
 
 
 async def test_a_call_that_ends_every_replica_is_given_up(launcher: Launcher) -> None:
@@ -203,7 +189,7 @@ async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     await service.route(Counting.fail_pings)
     await until(lambda: service.deaths, "the death")
-    assert service.deaths[0].said == (
+    assert service.deaths[0].reason == (
         "the counting process was ended, for its ping failed: the ping failed: ValueError: 7 is not prime"
     )
 

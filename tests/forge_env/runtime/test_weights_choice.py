@@ -7,8 +7,14 @@ import re
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.runtime import weights
-from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, TorchStoreWeights, choose_store
+from forge_env.runtime.weights import (
+    CudaIpcStore,
+    NcclStore,
+    SharedMemoryStore,
+    TorchStoreWeights,
+    choice,
+    choose_store,
+)
 from forge_env.runtime.weights.one_host.shared_memory import has_room, room
 
 MORE_THAN_THERE_IS = 2**50
@@ -35,10 +41,10 @@ def test_the_fastest_that_can_be_had(size: int, all_on_gpus: bool, hosts: int, k
     assert said.startswith(f"weights go through {sentence}")
 
 
-@pytest.mark.parametrize("wanted", sorted(weights._STORES))
+@pytest.mark.parametrize("wanted", sorted(choice._STORES))
 def test_the_one_that_is_wanted(wanted: str) -> None:
     store, said = choose_store(wanted, size=4, all_on_gpus=True)
-    assert type(store) is weights._STORES[wanted]
+    assert type(store) is choice._STORES[wanted]
     assert said.endswith(": as --weights.store says")
 
 

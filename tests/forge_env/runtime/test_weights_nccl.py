@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,15 +28,23 @@ from state_dicts import fingerprints, make_state_dict
 from weights_process import WeightsProcess, make_weights
 
 from forge_env.runtime.weights import NcclStore
-from forge_env.runtime.weights.nccl.communicator import _BLOCKING, PIECE, SENDER, Meeting, Pair, _without_watchdog
-from forge_env.runtime.weights.nccl.connection import Line
+from forge_env.runtime.weights.nccl.communicator import (
+    _BLOCKING,
+    CHUNK_BYTES,
+    SENDER,
+    PairCommunicator,
+    Rendezvous,
+    _without_watchdog,
+)
+from forge_env.runtime.weights.nccl.connection import Connection
 from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
-from forge_env.runtime.weights.nccl.puller import Link
+from forge_env.runtime.weights.nccl.puller import PublisherLink
 from forge_env.runtime.weights.nccl.store import SECONDS
-from forge_env.runtime.weights.tensor_layout import Layout
+from forge_env.runtime.weights.tensor_layout import TensorLayout
+from tests.helpers.waiting import until
 
 DEADLINE_S = 60.0
-LARGE = 3 * PIECE // 2**20  # MiB, which are at least four pieces with the small tensors
+LARGE = 3 * CHUNK_BYTES // 2**20  # MiB, which are at least four pieces with the small tensors
 
 
 class Run:
@@ -87,15 +95,6 @@ def publisher_of(store: NcclStore) -> Publisher:
     return store._publisher
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Raises AssertionError when it does not come true in time."""
-    for _ in range(int(DEADLINE_S / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
-
-
 # ---- what is published ----
 
 
@@ -117,7 +116,7 @@ async def test_the_tensors_are_as_the_other_stores_give_them(run: Run) -> None:
         assert all(tensor.data_ptr() % 64 == 0 for tensor in found.values() if tensor.numel())
 
 
-@pytest.mark.parametrize("size", [0, 1, 64, PIECE - 64, PIECE, PIECE + 64])
+@pytest.mark.parametrize("size", [0, 1, 64, CHUNK_BYTES - 64, CHUNK_BYTES, CHUNK_BYTES + 64])
 async def test_any_number_of_bytes_is_moved(run: Run, size: int) -> None:
     sent = torch.randint(0, 256, (size,), dtype=torch.uint8)
     trainer, engine = run.copy(), run.copy()
@@ -191,8 +190,8 @@ async def test_larger_weights_take_the_place_of_smaller_ones(run: Run) -> None:
 async def test_a_slow_puller_gets_its_version_while_others_come_and_go(run: Run) -> None:
     trainer, engine = run.copy(), run.copy()
     await trainer.publish(0, make_state_dict(0))
-    slow = Link(trainer._prepared, version=0, gpu=0, seconds=DEADLINE_S)
-    layout = slow.ask(0)
+    slow = PublisherLink(trainer._prepared, version=0, gpu=0, seconds=DEADLINE_S)
+    layout = slow.request(0)
     for version in range(1, 5):
         await trainer.publish(version, make_state_dict(version))
         assert await fetched(engine, version) == told(version)
@@ -298,8 +297,8 @@ async def test_a_killed_publisher_is_said_at_once_and_another_one_is_found(run: 
     engine, trainer = run.copy(), run.process()
     assert await trainer.ask(f"publish 3 3 {LARGE}") == "published"
     assert await fetched(engine, 3) == told(3, LARGE)
-    under_way = Link(engine._prepared, version=3, gpu=0, seconds=DEADLINE_S)
-    layout = under_way.ask(3)
+    under_way = PublisherLink(engine._prepared, version=3, gpu=0, seconds=DEADLINE_S)
+    layout = under_way.request(3)
     trainer.process.kill()
     with pytest.raises((OSError, RuntimeError)):
         await asyncio.to_thread(under_way.receive, layout)
@@ -342,22 +341,22 @@ async def test_a_publisher_that_does_not_answer_is_waited_for_until_the_deadline
 async def test_what_a_publisher_gave_up_is_not_taken_for_whole(run: Run) -> None:
     """All bytes came, and the last of them may have been overwritten before they left: it never says that it sent."""
     engine, sent = run.copy(), make_state_dict(0)
-    layout = Layout.of(sent)
+    layout = TensorLayout.of(sent)
     flat = torch.empty(layout.size, dtype=torch.uint8)
     layout.copy(sent, flat)
     met = engine._prepared
 
     def publish(server: socket.socket) -> None:
-        line = Line(server.accept()[0], DEADLINE_S)
-        line.prove(met.token, role="publisher", to="puller")
-        line.say(pair="pair/1", device="cpu", gpu="")
-        pair = Pair(met, "pair/1", line, rank=SENDER, device=flat.device, seconds=DEADLINE_S)
-        assert line.hear() == {"version": 0}
-        line.say(layout=layout.to_json())
-        assert line.hear() == {"ready": True}
-        pair.move(flat)
-        pair.close()
-        line.close()
+        connection = Connection(server.accept()[0], DEADLINE_S)
+        connection.authenticate(met.token, role="publisher", to="puller")
+        connection.send(pair="pair/1", device="cpu", gpu="")
+        communicator = PairCommunicator(met, "pair/1", connection, rank=SENDER, device=flat.device, seconds=DEADLINE_S)
+        assert connection.receive() == {"version": 0}
+        connection.send(layout=layout.to_json())
+        assert connection.receive() == {"ready": True}
+        communicator.transfer(flat)
+        communicator.close()
+        connection.close()
 
     with socket.create_server((met.address, 0)) as server:
         met.store(DEADLINE_S).set(KEY, f"{met.address} {server.getsockname()[1]}")
@@ -384,7 +383,7 @@ async def test_who_does_not_know_the_token_gets_nothing(run: Run) -> None:
     trainer, engine = run.copy(), run.copy()
     await trainer.publish(0, make_state_dict(0))
     met = trainer._prepared
-    stranger = NcclStore(Meeting(met.address, met.port, "0" * 32))
+    stranger = NcclStore(Rendezvous(met.address, met.port, "0" * 32))
     with pytest.raises(ServiceError, match="from the trainer: it .*$"):
         await fetched(stranger, 0)
     await stranger.close()
@@ -402,16 +401,16 @@ async def test_who_does_not_know_the_token_gets_nothing(run: Run) -> None:
 
 
 def test_no_one_is_taken_for_the_publisher_who_repeats_what_it_hears() -> None:
-    here, there = (Line(each, 5.0) for each in _connected())
+    here, there = (Connection(each, 5.0) for each in _connected())
 
     def repeat() -> None:
-        there.say(**there.hear())
-        there.say(**there.hear())
+        there.send(**there.receive())
+        there.send(**there.receive())
 
     thread = threading.Thread(target=repeat)
     thread.start()
     with pytest.raises(PermissionError, match="^it does not know this run's token$"):
-        here.prove("token", role="puller", to="publisher")
+        here.authenticate("token", role="puller", to="publisher")
     thread.join()
     here.close()
     there.close()
@@ -419,7 +418,7 @@ def test_no_one_is_taken_for_the_publisher_who_repeats_what_it_hears() -> None:
 
 def test_a_message_that_comes_drop_by_drop_has_one_deadline() -> None:
     here, there = _connected()
-    line = Line(here, 0.5)
+    connection = Connection(here, 0.5)
     stop = threading.Event()
 
     def drip() -> None:
@@ -430,10 +429,10 @@ def test_a_message_that_comes_drop_by_drop_has_one_deadline() -> None:
     thread = threading.Thread(target=drip)
     thread.start()
     with pytest.raises(TimeoutError, match=r"^it did not answer within 0.5 s$"):
-        line.hear(forever=True)
+        connection.receive(forever=True)
     stop.set()
     thread.join()
-    line.close()
+    connection.close()
     there.close()
 
 

@@ -27,8 +27,8 @@ from state_dicts import fingerprints, make_state_dict
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.weights import NcclStore, WeightStore
-from forge_env.runtime.weights.nccl.communicator import PIECE
-from forge_env.runtime.weights.nccl.puller import Link
+from forge_env.runtime.weights.nccl.communicator import CHUNK_BYTES
+from forge_env.runtime.weights.nccl.puller import PublisherLink
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 120.0
@@ -104,11 +104,11 @@ async def _fetch(store: WeightStore, version: int, *, hold: bool) -> None:
 def _break_off(store: WeightStore, version: int, how: signal.Signals) -> None:
     """End this process, or stop it, when the first piece of several has come."""
     assert isinstance(store, NcclStore)
-    link = Link(store._prepared, version=version, gpu=0, seconds=DEADLINE_S)
-    layout = link.ask(version)
-    assert layout.size > 2 * PIECE
-    link.line.say(ready=True)
-    link._pair.move(link._pair.memory(PIECE))
+    link = PublisherLink(store._prepared, version=version, gpu=0, seconds=DEADLINE_S)
+    layout = link.request(version)
+    assert layout.size > 2 * CHUNK_BYTES
+    link.connection.send(ready=True)
+    link._communicator.transfer(link._communicator.allocate(CHUNK_BYTES))
     _say("broken off")
     os.kill(os.getpid(), how)
 

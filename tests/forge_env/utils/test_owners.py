@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.registry import registry
-from forge_env.registry.registry import entries, load_entry, project_file, user_file
+from forge_env.registry import locations
+from forge_env.registry.locations import project_file, user_file
+from forge_env.registry.registry import entries, load_entry
 from forge_env.registry.registry_file import FILE, RegistryFile
-from forge_env.utils.owners import problem_of
+from forge_env.utils.owners import path_problem
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -23,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory below a folder that somebody else has put a registry into."""
-    monkeypatch.setattr(registry, "_told", set())
+    monkeypatch.setattr(locations, "_warned", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
     monkeypatch.delenv("SUDO_UID", raising=False)
@@ -176,14 +177,14 @@ def test_a_folder_whose_files_cannot_be_replaced_by_others_is_passed(tmp_path: P
     shared.mkdir()
     plant(shared)
     shared.chmod(0o1777)
-    assert problem_of(shared / FILE, below=shared) == ""
+    assert path_problem(shared / FILE, below=shared) == ""
     shared.chmod(0o777)
-    assert problem_of(shared / FILE, below=shared) == f"{shared} can be written by every user"
+    assert path_problem(shared / FILE, below=shared) == f"{shared} can be written by every user"
 
 
 def test_a_link_in_a_circle_is_no_file_of_anybody(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to("a")
-    assert problem_of(tmp_path / "a", below=tmp_path) == ""
+    assert path_problem(tmp_path / "a", below=tmp_path) == ""
     with pytest.raises(UserError, match="cannot be read"):
         RegistryFile(tmp_path / "a", "project", below=tmp_path).read()

@@ -29,14 +29,14 @@ def make_episode(
     """An episode of two turns with tokens: a call of a tool, and the answer."""
     code = f"print({question!r})"
     call = ToolCall(id="call_0", name=tool, arguments={"code": code})
-    spoken = [{"type": "function", "id": "call_0", "function": {"name": tool, "arguments": {"code": code}}}]
-    asks: Message = {"role": "assistant", "content": "", "tool_calls": spoken}
+    called = [{"type": "function", "id": "call_0", "function": {"name": tool, "arguments": {"code": code}}}]
+    message: Message = {"role": "assistant", "content": "", "tool_calls": called}
     if reasoning:
-        asks["reasoning_content"] = reasoning
+        message["reasoning_content"] = reasoning
     first = Turn(
         kind="sampled",
         observation=({"role": "system", "content": "Use the tool."}, {"role": "user", "content": question}),
-        message=asks,
+        message=message,
         tool_calls=(call,),
         prompt_ids=(1, 2, 3),
         token_ids=(4, 5),
@@ -48,10 +48,10 @@ def make_episode(
         env_seconds=0.25,
         tool_uses=(ToolUse(name=tool, seconds=0.2, error="raised" if "Error" in output else ""),),
     )
-    told: Message = {"role": "tool", "content": output, "tool_call_id": "call_0", "name": tool}
+    tool_output: Message = {"role": "tool", "content": output, "tool_call_id": "call_0", "name": tool}
     second = Turn(
         kind="sampled",
-        observation=(told,),
+        observation=(tool_output,),
         message={"role": "assistant", "content": answer},
         prompt_ids=(6,),
         token_ids=(7, 8, 9),
@@ -115,8 +115,8 @@ def write_start(run: Path) -> None:
     (run / "logs").mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"algorithm": "gspo", "env": "tool_api", "steps": 300}))
     (run / "config.yaml").write_text("training:\n  steps: 300\n")
-    said = {"time": 3.5, "kind": "warning", "text": "warning: 40 groups in a row without a signal"}
-    (run / "console.jsonl").write_text(json.dumps(said) + "\nhalf of a li")
+    line = {"time": 3.5, "kind": "warning", "text": "warning: 40 groups in a row without a signal"}
+    (run / "console.jsonl").write_text(json.dumps(line) + "\nhalf of a li")
     (run / "logs" / "trainer.log").write_text("first line\nloss is falling\n")
 
 
@@ -140,6 +140,6 @@ def training_run(run: Path, groups: int = 3) -> Path:
     write(run / "episodes" / "after.jsonl", make_episode("evaluation/0/0", reward=1.0))
     write_metrics(run, *range(1, 11))
     write_trace(run)
-    lines = [{"step": 1, "episode": each.id, "advantages": [1.5, -0.5]} for each in episodes[:4]]
+    lines = [{"step": 1, "episode": episode.id, "advantages": [1.5, -0.5]} for episode in episodes[:4]]
     (run / "trained.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run

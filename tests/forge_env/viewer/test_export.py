@@ -1,4 +1,4 @@
-"""The exported file, and what is said where nothing can be shown."""
+"""The exported file, the page, the curves, and the messages where nothing can be shown."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.forge_env.viewer.runs import make_episode, training_run, write, write
 
 
 def data_of(file: Path) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 def test_the_file_holds_all_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_of_a_large_run_it_holds_faults_and_the_groups_that_differ(tmp_path: Pat
     rows = data_of(tmp_path / "run.html")["views"]["0"]["rows"]
     names = [row["id"] for row in rows]
     assert len(names) == 8 and "train/9/0" in names
-    assert {f"train/2/{i}" for i in range(4)} <= set(names), "half of this group succeeded: it is the most telling one"
+    assert {f"train/2/{i}" for i in range(4)} <= set(names), "half of this group succeeded: its rewards differ most"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_a_mistake_is_one_sentence(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = training_run(tmp_path / "run")
-    assert main(["view", *(each.format(run=run) for each in arguments)]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.startswith("error: ") and said.count("\n") == 1
+    assert main(["view", *(argument.format(run=run) for argument in arguments)]) == 2
+    message = capsys.readouterr().err
+    assert words in message and message.startswith("error: ") and message.count("\n") == 1
 
 
 def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
@@ -92,14 +92,14 @@ def test_a_long_curve_is_thinned_out_and_says_so(tmp_path: Path) -> None:
     write_metrics(tmp_path, *range(1, 2501))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "train", "step": 2501, "time": 1, "reward": NaN, "new": 3}\nnot JSON\n{"half": ')
-    series = MetricsFile(tmp_path / "metrics.jsonl")
-    assert series.update() and not series.update()
-    found = series.read_curves("train", ["reward", "new"])
-    assert found["per_point"] == 3 and len(found["step"]) <= MAX_POINTS and series.bad_lines == 1
-    assert found["values"]["reward"][0] == pytest.approx(0.2) and found["values"]["new"][-1] == 3
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.update() and not metrics.update()
+    curves = metrics.read_curves("train", ["reward", "new"])
+    assert curves["per_point"] == 3 and len(curves["step"]) <= MAX_POINTS
+    assert curves["values"]["reward"][0] == pytest.approx(0.2) and curves["values"]["new"][-1] == 3
     (tmp_path / "metrics.jsonl").write_text("")
     write_metrics(tmp_path, 1)
-    assert series.update() and series.read_curves("train", ["reward"])["step"] == [1]
+    assert metrics.update() and metrics.read_curves("train", ["reward"])["step"] == [1]
 
 
 def test_tokens_that_share_a_character_are_shown_together(tiny_model: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
     with Library(tmp_path / "run") as library:
         library.runs[0].update_index()
         answer = library.answer("0/faults", {})
-        assert [each["fault"] for each in answer["faults"]] == ["PolicyError"]
+        assert [fault["fault"] for fault in answer["faults"]] == ["PolicyError"]
         record = library.answer("0/episode", {"key": answer["faults"][0]["episode"]})
         assert record["episode"]["id"] == "a/2"
         again = record["commands"]["the same evaluation again"]

@@ -1,4 +1,4 @@
-"""The index: whatever happens to the files, it says what a fresh one says."""
+"""The index: whatever happens to the files, it equals a new index of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.evaluation.evaluate import is_success
-from forge_env.viewer import query
+from forge_env.viewer import query, summaries
 from forge_env.viewer.index import EpisodeIndex
 from forge_env.viewer.index_row import COLUMNS, episode_row
 from forge_env.viewer.scan import BLOCK_BYTES, scan_block, scan_file
@@ -24,18 +24,18 @@ from tests.forge_env.viewer.runs import make_episode, training_run, write
 
 
 def contents(index: EpisodeIndex) -> list[tuple[Any, ...]]:
-    """All that an index says, without the numbers that it gives to files."""
+    """Everything in an index but the numbers of the files."""
     with index.reading() as db:
         columns = ", ".join(row[1] for row in db.execute("PRAGMA table_info(episodes)") if row[1] not in ("n", "file"))
-        found = [tuple(row) for row in db.execute(f"SELECT phase, {columns} FROM episodes JOIN files USING (file)")]
-        found += [tuple(row) for row in db.execute("SELECT * FROM trained")]
-        found += [tuple(row) for row in db.execute("SELECT phase, offset, reason FROM bad JOIN files USING (file)")]
-    return sorted(found, key=repr)
+        rows = [tuple(row) for row in db.execute(f"SELECT phase, {columns} FROM episodes JOIN files USING (file)")]
+        rows += [tuple(row) for row in db.execute("SELECT * FROM trained")]
+        rows += [tuple(row) for row in db.execute("SELECT phase, offset, reason FROM bad JOIN files USING (file)")]
+    return sorted(rows, key=repr)
 
 
 def open_index(run: Path, place: Path) -> EpisodeIndex:
-    (found,) = find_runs(run)
-    return EpisodeIndex(found, place)
+    (stored,) = find_runs(run)
+    return EpisodeIndex(stored, place)
 
 
 LINES = st.one_of(
@@ -210,7 +210,7 @@ def test_a_time_out_is_counted_apart_from_the_faults(tmp_path: Path) -> None:
     index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
     index.update()
     with index.reading() as db:
-        choices = query.filter_choices(db)
+        choices = summaries.filter_choices(db)
         assert (choices["timeouts"], choices["faults"]) == (1, 0)
         page = query.list_episodes(db, query.condition_of({"outcome": "timeout"}), "written", 0, 9)
         assert page["rows"][0]["fault"] == "timeout"

@@ -1,4 +1,4 @@
-"""The viewer's server, over real HTTP: who may ask, what for, and what it never gives."""
+"""The viewer's server over real HTTP: who is answered, with what, and what is never sent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,10 +30,23 @@ def run(tmp_path: Path) -> Path:
     return training_run(tmp_path / "run")
 
 
-@pytest.fixture
-def server(run: Path) -> Iterator[ViewServer]:
+@contextmanager
+def serving(run: Path) -> Iterator[ViewServer]:
     with Library(run) as library, ViewServer(library) as server:
         library.runs[0].update_index()
+        yield server
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[ViewServer]:
+    with serving(run) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def any_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
+    """One for all tests that only ask, and change nothing of the run."""
+    with serving(training_run(tmp_path_factory.mktemp("served") / "run")) as server:
         yield server
 
 
@@ -68,22 +82,22 @@ def test_the_printed_address_opens_the_page_and_leaves_a_cookie(server: ViewServ
 
 @pytest.mark.parametrize("path", ["/", "/?token=guess", "/api/runs", "/api/0/episodes", "/index.html", "/?token="])
 @pytest.mark.parametrize("cookie", ["", "{name}=guess", "other={token}", "{name}=", '{name}="', "{name}=\u00e9"])
-def test_nothing_is_told_to_who_does_not_have_the_key(server: ViewServer, path: str, cookie: str) -> None:
-    cookie = cookie.format(name=server.cookie, token=server.token)
-    status, _, body = get(server, path, Cookie=cookie)
-    assert status == 403 and "<" not in body and server.token not in body
+def test_nothing_is_told_to_who_does_not_have_the_key(any_server: ViewServer, path: str, cookie: str) -> None:
+    cookie = cookie.format(name=any_server.cookie, token=any_server.token)
+    status, _, body = get(any_server, path, Cookie=cookie)
+    assert status == 403 and "<" not in body and any_server.token not in body
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost.evil.example", "", "10.0.0.1:{port}"]
 )
-def test_a_name_that_is_not_this_servers_is_refused(server: ViewServer, host: str) -> None:
-    assert get(server, "/api/runs", Host=host.format(port=server.port))[0] == 403
+def test_a_name_that_is_not_this_servers_is_refused(any_server: ViewServer, host: str) -> None:
+    assert get(any_server, "/api/runs", Host=host.format(port=any_server.port))[0] == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_its_own_names_are_known(server: ViewServer, host: str) -> None:
-    assert get(server, "/api/runs", Host=host.format(port=server.port))[0] == 200
+def test_its_own_names_are_known(any_server: ViewServer, host: str) -> None:
+    assert get(any_server, "/api/runs", Host=host.format(port=any_server.port))[0] == 200
 
 
 def test_another_site_may_not_ask(server: ViewServer) -> None:
@@ -110,14 +124,14 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_no_path_leads_out(server: ViewServer, path: str) -> None:
-    status, _, body = get(server, path)
+def test_no_path_leads_out(any_server: ViewServer, path: str) -> None:
+    status, _, body = get(any_server, path)
     assert status == 404 and "root:" not in body
 
 
 @pytest.mark.parametrize("query", ["order=up", "offset=-1", "limit=many", "reward_from=x", "has=luck"])
-def test_a_parameter_without_sense_is_one_sentence(server: ViewServer, query: str) -> None:
-    status, _, body = get(server, f"/api/0/episodes?{query}")
+def test_a_parameter_without_sense_is_one_sentence(any_server: ViewServer, query: str) -> None:
+    status, _, body = get(any_server, f"/api/0/episodes?{query}")
     assert status == 400 and json.loads(body)["error"]
 
 
@@ -129,8 +143,8 @@ def test_sql_in_a_filter_is_only_text(server: ViewServer) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_nothing_can_be_changed(server: ViewServer, method: str) -> None:
-    assert get(server, "/api/runs", method=method)[0] == 501
+def test_nothing_can_be_changed(any_server: ViewServer, method: str) -> None:
+    assert get(any_server, "/api/runs", method=method)[0] == 501
 
 
 def test_every_answer_says_that_nothing_in_it_may_run(server: ViewServer) -> None:
@@ -156,36 +170,36 @@ def test_an_episode_with_what_training_made_of_it(server: ViewServer) -> None:
     record = ask(server, f"0/episode?key={key}")
     assert record["advantages"] == {"source": "training", "step": 1, "turns": [1.5, -0.5]}
     assert record["episode"]["turns"][0]["token_ids"] == [4, 5]
-    assert [each["id"] for each in record["siblings"]] == [f"train/0/{i}" for i in range(4)]
+    assert [sibling["id"] for sibling in record["siblings"]] == [f"train/0/{i}" for i in range(4)]
     other = ask(server, f"0/episode?key={ask(server, '0/episodes?id=train/1/0')['rows'][0]['key']}")
     assert other["advantages"]["source"] == "group"
     assert other["advantages"]["turns"] == pytest.approx([3**0.5] * 2)  # one success in four: (1 - 1/4) / sqrt(3/16)
 
 
 def test_text_is_found_in_tasks_calls_and_output_and_nowhere_else(server: ViewServer) -> None:
-    def found(text: str) -> list[str]:
+    def search(text: str) -> list[str]:
         while True:
             page = ask(server, f"0/episodes?q={quote(text)}&phase=train")
             if page["search"]["ended"]:
                 return [row["id"] for row in page["rows"]]
 
-    assert found("what is 1 + 1") == [f"train/1/{i}" for i in range(4)]
-    assert found("DIVISION by zero") == ["train/0/3", "train/1/3", "train/2/3"]
-    assert found("logprobs") == [] and found("no such thing") == []
+    assert search("what is 1 + 1") == [f"train/1/{i}" for i in range(4)]
+    assert search("DIVISION by zero") == ["train/0/3", "train/1/3", "train/2/3"]
+    assert search("logprobs") == [] and search("no such thing") == []
 
 
 def test_curves_faults_timeline_and_overview(server: ViewServer) -> None:
     curves = ask(server, "0/curves?names=reward,loss,nothing")
     assert curves["step"] == list(range(1, 11)) and set(curves["values"]) == {"reward", "loss"}
     faults = ask(server, "0/faults")["faults"]
-    assert [(each["fault"], each["error"], each["count"]) for each in faults] == [
+    assert [(fault["fault"], fault["error"], fault["count"]) for fault in faults] == [
         ("SandboxError", "SandboxError: no memory", 1)
     ]
     timeline = ask(server, "0/timeline")
     assert timeline["lanes"] == ["train rollouts", "train rollouts 2", "trainer"] and len(timeline["spans"]) == 15
     assert len(ask(server, "0/timeline?from=2.1&to=2.2")["spans"]) == 3
     overview = ask(server, "0/overview")
-    assert {each["phase"]: each["success"] for each in overview["evaluations"]} == {"before": 0.0, "after": 1.0}
+    assert {result["phase"]: result["success"] for result in overview["evaluations"]} == {"before": 0.0, "after": 1.0}
 
 
 def test_a_run_that_goes_on_is_followed(server: ViewServer, run: Path) -> None:
@@ -227,9 +241,9 @@ def test_a_run_that_has_only_begun_shows_its_settings_its_console_and_its_logs(t
         assert (run["env"], run["algorithm"], run["complete"]) == ("tool_api", "gspo", False)
         documents = ask(server, "0/overview")["documents"]
         assert documents["config.yaml"] == "training:\n  steps: 300\n" and documents["run.json"]["steps"] == 300
-        said = ask(server, "0/console?log=trainer.log")
-        assert [(line["time"], line["kind"]) for line in said["lines"]] == [(3.5, "warning")]
-        assert [each["name"] for each in said["logs"]] == ["trainer.log"] and "falling" in said["log"]
+        console = ask(server, "0/console?log=trainer.log")
+        assert [(line["time"], line["kind"]) for line in console["lines"]] == [(3.5, "warning")]
+        assert [log["name"] for log in console["logs"]] == ["trainer.log"] and "falling" in console["log"]
         before = ask(server, "0/state")["console_bytes"]
         with (tmp_path / "young" / "logs" / "trainer.log").open("a") as log:
             log.write("more\n")
@@ -276,12 +290,12 @@ def test_the_command_serves_until_it_is_told_to_end(run: Path, number: int, code
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stdout is not None
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", process.stdout.readline())
-    assert found
-    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=20)
-    connection.request("GET", f"/?token={found[2]}")
+    match = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", process.stdout.readline())
+    assert match
+    connection = http.client.HTTPConnection("127.0.0.1", int(match[1]), timeout=20)
+    connection.request("GET", f"/?token={match[2]}")
     assert connection.getresponse().status == 200
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == code and "Traceback" not in said
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code and "Traceback" not in errors
     assert list(temporary.iterdir()) == []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
+from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
     pytest.skip("the namespace sandbox needs Linux", allow_module_level=True)
@@ -55,13 +56,6 @@ async def value(sandbox: Sandbox, code: str, *args: Any, **fields: Any) -> Any:
     return json.loads(result.value)
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
-
-
 def descendants(pid: int) -> list[int]:
     """Return every living process below `pid`, in the host's numbers."""
     children: dict[int, list[int]] = {}
@@ -79,13 +73,6 @@ def descendants(pid: int) -> list[int]:
         found += below
         todo += below
     return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # --- what ordinary code does ---
@@ -558,7 +545,7 @@ async def test_killed_zygote_is_replaced(victim: int) -> None:
         assert all(result.error and result.exit_code is None for result in results)
         await asyncio.wait(busy)
         if victim < 2:
-            await until(lambda: not any(alive(pid) for pid in snippets))
+            await until(lambda: not any(is_alive(pid) for pid in snippets))
         again = await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(4)))
         assert [result.stdout for result in again] == ["1\n"] * 4
     assert set(descendants(os.getpid())) == idle
@@ -640,7 +627,7 @@ async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
         await until(lambda: len(descendants(owner.pid)) == processes(sandbox, runs=2))
         family = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
-        await until(lambda: not any(alive(pid) for pid in family))
+        await until(lambda: not any(is_alive(pid) for pid in family))
 
 
 @pytest.mark.asyncio
@@ -662,7 +649,7 @@ async def test_works_for_an_ordinary_user() -> None:
         await until(lambda: len(descendants(owner.pid)) == wanted)
         family = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
-        await until(lambda: not any(alive(pid) for pid in family))
+        await until(lambda: not any(is_alive(pid) for pid in family))
 
 
 # --- opening ---

@@ -19,6 +19,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
 from sandboxes import open_sandbox
+from tests.helpers.waiting import until
 
 if sys.platform != "linux":
     pytest.skip("the namespace sandbox needs Linux", allow_module_level=True)
@@ -61,13 +62,6 @@ async def printed(session: Session, code: str, **fields: Any) -> str:
     result = await run(session, code, **fields)
     assert (result.status, result.exit_code, result.stderr) == (ExecStatus.OK, 0, ""), result
     return result.stdout
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def parents() -> dict[int, int]:

@@ -130,6 +130,29 @@ def test_non_finite_generator_logprobs_leave_the_mask_and_the_counts():
     assert batch.targets.tolist() == [2, 3, 4]  # their logprobs are still wanted
 
 
+@settings(deadline=None)
+@given(samples_strategy)
+def test_a_sample_knows_its_part_of_the_denominators(samples):
+    batches = pack(samples, max_tokens=40, pack_length=0, pad_id=0)
+    assert [sum(sample.units[i] for sample in samples) for i in (0, 1)] == [
+        sum(b.units[i] for b in batches) for i in (0, 1)
+    ]
+
+
+def test_the_denominators_of_a_sample_worked_by_hand():
+    first_is_sampled = make_row([1, 2], [True, False])
+    broken = make_row([1, 2, 3], [True, True, True], [-0.5, math.nan, -0.5])
+    assert Sample(rows=(first_is_sampled,)).units == (0, 0)
+    assert Sample(rows=(first_is_sampled, broken)).units == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"), [(0.0, False), (-0.5, True), ((0.0, 0.0), False), ((0.0, 0.5), True)]
+)
+def test_a_sample_has_an_advantage_where_one_of_its_targets_has(advantage, expected):
+    assert Sample(rows=(), advantage=advantage).has_advantage is expected
+
+
 def test_reference_logprobs_are_laid_out_or_refused():
     row = make_row([1, 2, 3, 4], [False, True, False, True])
     sample = Sample(rows=(row,), reference_logprobs=(-0.1, -0.2))
@@ -140,6 +163,8 @@ def test_reference_logprobs_are_laid_out_or_refused():
     assert mixed.reference_logprobs is None
     with pytest.raises(InvariantError, match="1 values of reference_logprobs for 2 sampled"):
         pack([Sample(rows=(row,), reference_logprobs=(-0.1,))], max_tokens=9, pack_length=0, pad_id=0)
+    with pytest.raises(InvariantError, match="3 values of advantage for 2 sampled"):
+        pack([Sample(rows=(row,), advantage=(0.1, 0.2, 0.3))], max_tokens=9, pack_length=0, pad_id=0)
 
 
 def test_a_row_whose_fields_differ_in_length_is_a_bug():

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from forge_env.core.errors import ReplicaDied, ServiceError
 from forge_env.core.types import Outcome, Task
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import MAX_FAULTS_IN_A_ROW, Loop
-from trainers.controller.ready import ReadyGroup
+from trainers.controller.loop_state import LoopSettings, LoopState
+from trainers.controller.loop_work import LoopWork
+from trainers.controller.ready_groups import ReadyGroup
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
 
@@ -59,11 +61,15 @@ async def ticks(count: int) -> None:
         await asyncio.sleep(0)
 
 
+STATE = [setting.name for setting in fields(LoopState)]
+SETTINGS = [setting.name for setting in fields(LoopSettings)]
+
+
 @dataclass
-class Record:
+class Record(LoopWork):
     """Runs a loop and writes down what happened when."""
 
-    run_group: Callable[[Task, int], Awaitable[Group]]
+    rollout: Callable[[Task, int], Awaitable[Group]]
     train_ticks: int = 2
     pull_ticks: int = 1
     published: int = 0
@@ -77,46 +83,91 @@ class Record:
     most_open: int = 0
     steps: list[int] = field(default_factory=list)
 
-    async def rollout(self, task: Task, index: int) -> Group:
-        assert task is TASKS[index % len(TASKS)]
-        self.admitted[index] = self.version
+    instead: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """What a test does in the place of a method, by its name."""
+
+    @property
+    def engine_steps(self) -> int:
+        return self.version
+
+    def task(self, number: int) -> Task:
+        return TASKS[number % len(TASKS)]
+
+    async def run_group(self, task: Task, number: int) -> Group:
+        assert task is TASKS[number % len(TASKS)]
+        self.admitted[number] = self.version
         done = self.version * len(self.trained[0]) if self.trained else 0
         self.most_open = max(self.most_open, len(self.admitted) - done)
-        return await self.run_group(task, index)
+        return await self.rollout(task, number)
+
+    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> Sequence[Group]:
+        groups: Sequence[Group] = await self.instead["run_wave"](numbered)
+        return groups
+
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        return await self._do("train_step", self.train, groups)
 
     async def train(self, groups: Sequence[Group]) -> dict[str, float]:
         self.trained.append([int(group.id) for group in groups])
         await ticks(self.train_ticks)
         return {"loss": 0.5}
 
+    async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        return await self._do("begin_window", super().begin_window, batches)
+
+    async def publish_weights(self, step: int) -> dict[str, float]:
+        return await self._do("publish_weights", self.publish, step)
+
     async def publish(self, step: int) -> dict[str, float]:
         assert self.published == self.version, "a version was published while the engines took another one over"
         self.published = step
         return {"published": float(step)}
 
+    async def pull_weights(self, step: int) -> dict[str, float]:
+        metrics = await self._do("pull_weights", self.pull, step)
+        self.version = step
+        return metrics
+
     async def pull(self, step: int) -> dict[str, float]:
         await ticks(self.pull_ticks)
         assert self.published == step, "another version was published meanwhile"
-        self.version = step
         return {"pulled": float(step)}
 
-    def on_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+    def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        if "record_step" in self.instead:
+            self.instead["record_step"](step, groups, metrics)
+            return
         assert {int(g.id) for g in groups} == set(self.trained[step - 1])
         assert metrics["loss"] == 0.5 and metrics["published"] == step
         self.steps.append(step)
 
-    def loop(self, **settings: Any) -> Loop:
-        objective = make_objective(**settings.pop("objective", {}))
-        return Loop(
-            objective=objective,
-            task=lambda number: TASKS[number % len(TASKS)],
-            run_group=self.rollout,
-            train_step=settings.pop("train_step", self.train),
-            publish_weights=settings.pop("publish_weights", self.publish),
-            pull_weights=settings.pop("pull_weights", self.pull),
-            on_step=self.on_step,
-            **{"steps": 4, "batch_size": 2, "patience": 20.0, **settings},
-        )
+    def is_evaluated(self, step: int) -> bool:
+        return bool(self.instead.get("is_evaluated", super().is_evaluated)(step))
+
+    async def evaluate(self, step: int) -> None:
+        await self._do("evaluate", super().evaluate, step)
+
+    async def after_step(self, step: int, state: LoopState | None) -> None:
+        await self._do("after_step", super().after_step, step, state)
+
+    async def progress(self) -> object:
+        return await self._do("progress", super().progress)
+
+    def warn(self, text: str) -> None:
+        self.instead.get("warn", super().warn)(text)
+
+    async def _do(self, name: str, default: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        return await self.instead.get(name, default)(*arguments)
+
+    def loop(self, **given: Any) -> Loop:
+        """A loop over this record; `given` are settings, a state, and what is done in the place of a method."""
+        objective = make_objective(**given.pop("objective", {}))
+        state = LoopState(**{name: given.pop(name) for name in STATE if name in given})
+        settings = {"steps": 4, "batch_size": 2, "patience": 20.0}
+        settings |= {name: given.pop(name) for name in SETTINGS if name in given}
+        self.instead |= given
+        whole = {"in_waves": "run_wave" in given, "in_windows": "begin_window" in given}
+        return Loop(self, objective, LoopSettings(**{**whole, **settings}), state)
 
 
 def make_objective(**parts: Any) -> Objective:
@@ -201,7 +252,11 @@ async def test_engines_take_weights_over_while_the_next_step_trains(staleness: i
 
     record = Record(run_group, pull_ticks=8)
     loop = record.loop(steps=steps, staleness=staleness, sync_interval=interval, train_step=train)
-    loop.on_step = lambda step, groups, metrics: seen.append((metrics.get("published"), metrics.get("pulled")))
+
+    def record_step(step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        seen.append((metrics.get("published"), metrics.get("pulled")))
+
+    record.instead["record_step"] = record_step
     async with nothing_left():
         await loop.run()
     updates = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
@@ -246,7 +301,7 @@ def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
         record = Record(run_group, train_ticks, pull_ticks)
 
         async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            return list(await asyncio.gather(*(record.rollout(task, index) for task, index in numbered)))
+            return list(await asyncio.gather(*(record.run_group(task, index) for task, index in numbered)))
 
         async def evaluate(step: int) -> None:
             for _ in range(evaluation_ticks):
@@ -259,11 +314,11 @@ def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
             steps=steps,
             staleness=staleness,
             sync_interval=sync_interval,
-            run_wave=run_wave if deterministic else None,
+            **({"run_wave": run_wave} if deterministic else {}),
             evaluate=evaluate,
             is_evaluated=lambda step: step % interval == 0 and step < steps,
         )
-        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
         async with nothing_left():
             await loop.run()
         return record
@@ -612,14 +667,14 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
         waves, places = Waves(), []
         record = Record(lambda task, index: pytest.fail("a group was begun alone"), published=done, version=done)
 
-        async def after_step(step: int) -> None:
+        async def after_step(step: int, state: LoopState | None) -> None:
             await ticks(late)  # the next wave begins meanwhile
             places.append((loop.ledger.state_dict(), loop.ready_groups))
 
         loop = record.loop(
             steps=5, batch_size=4, objective={"needs_signal": True}, run_wave=waves, after_step=after_step, **place
         )
-        loop.on_step = lambda step, groups, metrics: None
+        record.instead["record_step"] = lambda step, groups, metrics: None
         await loop.run()
         return waves, record, places
 
@@ -771,12 +826,12 @@ async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: 
         done = place.get("steps_done", 0)
         record, places = Record(flaky, train_ticks=20, published=done, version=done), []
 
-        async def after_step(step: int) -> None:
+        async def after_step(step: int, state: LoopState | None) -> None:
             assert record.steps[-1] == step == loop.steps_done  # it is written down by then
             places.append((loop.ledger.state_dict(), loop.ready_groups))
 
         loop = record.loop(steps=6, staleness=staleness, after_step=after_step, **place)
-        loop.on_step = lambda step, groups, metrics: record.steps.append(step)
+        record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
         await loop.run()
         return record, loop, places
 

@@ -10,9 +10,9 @@ import pytest
 from forge_env.core.errors import UserError
 from trainers.config import SHORT_OPTIONS
 from trainers.objective.objective import Objective
-from trainers.objective.plugins import names_reference, resolve
-from trainers.run.services import has_reference, placement
+from trainers.setup.meaning import about_services
 from trainers.setup.parser import parse
+from trainers.setup.plan import make_plan
 
 OWN = "def four(logprobs, ref_logprobs, advantages, padding_mask):\n    return logprobs.sum()\n"
 BETA = ("--grpo.beta", "0.1")
@@ -22,11 +22,11 @@ REFERENCE = ("--services.ref_model.procs", "1")
 def resolved(*arguments: str, page: str = "grpo") -> tuple[Objective, bool]:
     """The objective of these options, and whether a reference model is started."""
     module = importlib.import_module(f"trainers.{page}")
-    config = parse(module.Config, list(arguments), SHORT_OPTIONS)
-    made = resolve(module.objective(config), config)
-    assert names_reference(config) == bool(made.kl_reference)
-    assert ("ref_model on CPU" in placement(config)) == has_reference(config)
-    return made, has_reference(config)
+    plan = make_plan(parse(module.Config, list(arguments), SHORT_OPTIONS))
+    plan.check()
+    assert plan.objective is not None
+    assert ("ref_model on CPU" in about_services(plan)) == plan.placement.has_reference
+    return plan.objective, plan.placement.has_reference
 
 
 def test_who_serves_as_the_reference() -> None:

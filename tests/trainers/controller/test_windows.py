@@ -17,6 +17,7 @@ from forge_env.core.types import Outcome, Task
 from tests.trainers.controller.test_loop import Record, group, nothing_left, ticks
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
+from trainers.controller.loop_state import LoopState
 
 
 def numbers(groups: Sequence[Group]) -> list[int]:
@@ -43,9 +44,8 @@ class Windows(Record):
     """Steps that were done when the run went on."""
 
     def loop(self, **settings: Any) -> Loop:
-        made = super().loop(begin_window=self.begin_window, **settings)
-        made.on_step = lambda step, groups, metrics: self.steps.append(step)
-        return made
+        self.instead["record_step"] = lambda step, groups, metrics: self.steps.append(step)
+        return super().loop(in_windows=True, **settings)
 
 
 def sizes(steps: int, interval: int, first: int = 0) -> list[int]:
@@ -93,7 +93,7 @@ def test_a_window_takes_all_its_groups_first_and_breaks_no_promise(
         record = Windows(run_group, train_ticks, pull_ticks)
 
         async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            return list(await asyncio.gather(*(record.rollout(task, index) for task, index in numbered)))
+            return list(await asyncio.gather(*(record.run_group(task, index) for task, index in numbered)))
 
         async with nothing_left():
             loop = record.loop(
@@ -101,7 +101,7 @@ def test_a_window_takes_all_its_groups_first_and_breaks_no_promise(
                 batch_size=batch_size,
                 staleness=staleness,
                 sync_interval=interval,
-                run_wave=run_wave if deterministic else None,
+                **({"run_wave": run_wave} if deterministic else {}),
             )
             await loop.run()
         return record
@@ -147,10 +147,10 @@ async def test_a_run_that_goes_on_after_a_window_loses_and_repeats_no_prompt(sta
         done = place.get("steps_done", 0)
         record, places = Windows(flaky, train_ticks=20, published=done, version=done, first=done), {}
 
-        async def after_step(step: int) -> None:
-            assert loop.is_in_window == (step % interval != 0 and step < steps)
-            if not loop.is_in_window:
-                places[step] = loop.ledger.state_dict(), loop.ready_groups
+        async def after_step(step: int, state: LoopState | None) -> None:
+            assert (state is None) == loop.is_in_window == (step % interval != 0 and step < steps)
+            if state is not None:
+                places[step] = state.ledger.state_dict(), state.ready
 
         pace = {"staleness": staleness, "sync_interval": interval}
         loop = record.loop(steps=steps, after_step=after_step, **pace, **place)
@@ -183,7 +183,7 @@ async def test_groups_that_are_taken_are_in_no_checkpoint() -> None:
     async def run_group(task: Task, index: int) -> Group:
         return group(index)
 
-    async def after_step(step: int) -> None:
+    async def after_step(step: int, state: LoopState | None) -> None:
         assert loop.ready_groups == []
 
     record = Windows(run_group)

@@ -127,6 +127,7 @@ def test_a_resumed_run_is_the_same_run_and_has_each_step_once(runs: Runs) -> Non
     assert steps(after) == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 
+@pytest.mark.slow
 def test_what_was_synced_stays(runs: Runs) -> None:
     runs.finish("log(1)\nsink.close()\n")
     (before,) = runs.files()
@@ -135,7 +136,7 @@ def test_what_was_synced_stays(runs: Runs) -> None:
     assert before in runs.files() and len(runs.files()) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_that_is_ended_leaves_no_process_and_keeps_what_it_logged(runs: Runs, number: int) -> None:
     process = runs.start("log(1, 2)\nhold()\n")
     assert process.stdout is not None

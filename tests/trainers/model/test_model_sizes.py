@@ -11,19 +11,16 @@ import torch
 from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
+from tests.helpers.entry import never
 from trainers.config import ModelConfig
 from trainers.grpo import Config
 from trainers.model.shape import find_shape, made_shape, read_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
-from trainers.setup.checks import check_config
 from trainers.setup.entry import main
+from trainers.setup.meaning import meaning
 from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
-
-
-async def never(config: Config) -> None:
-    raise AssertionError("nothing may start")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +61,8 @@ def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int
 
 def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
     tiny, large = (make_plan(read_config(Config, options)) for options in ([], ["--model.size", "100m"]))
-    assert "a Qwen3 of size 100m, made at the start" in dict(large.meaning)["model"]
-    assert "a tiny Qwen3, made at the start" in dict(tiny.meaning)["model"]
+    assert "a Qwen3 of size 100m, made at the start" in dict(meaning(large))["model"]
+    assert "a tiny Qwen3, made at the start" in dict(meaning(tiny))["model"]
     assert large.problems == []
     (state,) = (memory.held["state"] for process, memory in large.processes if memory and process.service == "trainer")
     assert state == 16 * made_shape("100m").parameters
@@ -73,9 +70,9 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
 
 def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
     longest = MODEL_SIZES["100m"].max_position_embeddings
-    check_config(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)]))
+    make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)])).check()
     with pytest.raises(UserError, match=f"reads {longest} tokens at most"):
-        check_config(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)]))
+        make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)])).check()
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,14 @@ def test_the_default_correction_holds_only_what_nothing_honest_explains() -> Non
     assert value_and_gradient(GRPOLoss(), batch)[1][1, 0] == 0
 
 
+@each_loss
+def test_only_a_loss_of_advantages_alone_leaves_idle_samples_out(name: str) -> None:
+    _, make, own = LOSSES[name]
+    assert make(**own).skips_idle
+    assert not make(**own, beta=0.1).skips_idle
+    assert not make(**own, entropy_coef=-0.1).skips_idle
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "word"),
     [

@@ -77,3 +77,23 @@ def test_a_name_that_nobody_has() -> None:
     with pytest.raises(UserError, match="asks for 'ref_logprobs', which the samples do not have"):
         (batch,) = pack([Sample(rows=(ROW,))], max_tokens=8, pack_length=0, pad_id=0)
         LossCall(torchforges)(batch, torch.zeros(1, 2), None, units=2, normalizer=torch.tensor(2.0))
+
+
+def test_a_local_mean_counts_by_its_share_of_the_step() -> None:
+    (batch,) = pack([Sample(rows=(ROW,))], max_tokens=8, pack_length=0, pad_id=0)
+    logprobs, normalizer = torch.tensor([[-1.0, -3.0]], requires_grad=True), torch.tensor(8.0)
+
+    def mean(logprobs: Tensor) -> Tensor:
+        return logprobs.mean()
+
+    def whole(logprobs: Tensor, normalizer: Tensor) -> Tensor:
+        return logprobs.sum() / normalizer
+
+    assert LossCall(mean)(batch, logprobs, None, units=2, normalizer=normalizer).item() == -2.0 * 2 / 8
+    assert LossCall(whole)(batch, logprobs, None, units=2, normalizer=normalizer).item() == -4.0 / 8
+
+
+def test_the_units_of_a_loss_are_what_it_says() -> None:
+    per_token, per_episode = GRPOLoss(aggregation="token"), GRPOLoss(aggregation="sequence")
+    assert LossCall(per_token).units(5, 2) == 5 and LossCall(per_episode).units(5, 2) == 2
+    assert LossCall(lambda logprobs: logprobs.sum()).units(5, 2) == 5

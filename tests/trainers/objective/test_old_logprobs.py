@@ -17,17 +17,19 @@ import pytest
 pytest.importorskip("torchtitan")
 
 from forge_env.core.episode import Episode, Group
-from forge_env.core.errors import UserError
 from tests.trainers.episodes import episode, group, turn
 from tests.trainers.titan.folders import VOCABULARY, make_folder
 from trainers.batching.batch import Sample
-from trainers.config import SHORT_OPTIONS, RunConfig
+from trainers.config import SHORT_OPTIONS
 from trainers.controller.sample_maker import SampleMaker
 from trainers.losses import GSPOLoss
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
-from trainers.objective.old_logprobs import OldLogprobs, about_ratio, whose_old_logprobs, window
+from trainers.objective.old_logprobs import OldLogprobs
+from trainers.setup.meaning import about_ratio
 from trainers.setup.parser import parse
+from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 GROUPS = 8
@@ -131,33 +133,33 @@ async def test_later_steps_clip_by_what_was_learned_and_by_nothing_else(
 # ---- whose they are ----
 
 
-def config(page: str, *arguments: str) -> RunConfig:
-    return parse(importlib.import_module(f"trainers.{page}").Config, list(arguments), SHORT_OPTIONS)
+def plan(page: str, *arguments: str) -> RunPlan:
+    return make_plan(parse(importlib.import_module(f"trainers.{page}").Config, list(arguments), SHORT_OPTIONS))
 
 
 @pytest.mark.parametrize("page", ["grpo", "dapo", "gspo", "sapo", "cispo", "reinforce"])
 def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str) -> None:
     on_gpu, expected = ("--generator.with_gpus", "true"), "trainer" if page == "gspo" else "generator"
-    assert whose_old_logprobs(config(page)) == "generator"
-    assert whose_old_logprobs(config(page, *on_gpu)) == expected
-    assert whose_old_logprobs(config(page, "--training.dtype", "bfloat16")) == expected
-    assert whose_old_logprobs(config(page, "--training.old_logprobs", "trainer")) == "trainer"
-    assert whose_old_logprobs(config(page, *on_gpu, "--training.old_logprobs", "generator")) == "generator"
+    assert plan(page).old_logprobs == "generator"
+    assert plan(page, *on_gpu).old_logprobs == expected
+    assert plan(page, "--training.dtype", "bfloat16").old_logprobs == expected
+    assert plan(page, "--training.old_logprobs", "trainer").old_logprobs == "trainer"
+    assert plan(page, *on_gpu, "--training.old_logprobs", "generator").old_logprobs == "generator"
     four = ("--training.sync_interval", "4")
-    assert window(config(page, *four)) == 1 and config(page, *four).staleness == 3
-    assert window(config(page, *four, *on_gpu)) == (4 if page == "gspo" else 1)
+    assert plan(page, *four).window == 1 and plan(page, *four).config.staleness == 3
+    assert plan(page, *four, *on_gpu).window == (4 if page == "gspo" else 1)
 
 
 def test_a_loss_of_the_users_own_has_them_where_it_names_them() -> None:
     on_gpu = ("--generator.with_gpus", "true")
-    assert whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss")) == "generator"
-    assert whose_old_logprobs(config("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss")) == "trainer"
-    with pytest.raises(UserError, match="no_such"):
-        whose_old_logprobs(config("gspo", *on_gpu, "--loss", "no_such:loss"))
+    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss").old_logprobs == "generator"
+    assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss").old_logprobs == "trainer"
+    (*_, problem) = plan("gspo", *on_gpu, "--loss", "no_such:loss").problems
+    assert "no_such" in problem
 
 
 def test_what_a_run_says_of_its_ratio() -> None:
     trainer = ("--training.old_logprobs", "trainer")
-    assert about_ratio(config("gspo")) == "against the engine's logprobs"
-    assert "frozen before each step" in about_ratio(config("gspo", *trainer))
-    assert "a window of 4 steps" in about_ratio(config("gspo", *trainer, "--training.sync_interval", "4"))
+    assert about_ratio(plan("gspo")) == "against the engine's logprobs"
+    assert "frozen before each step" in about_ratio(plan("gspo", *trainer))
+    assert "a window of 4 steps" in about_ratio(plan("gspo", *trainer, "--training.sync_interval", "4"))

@@ -15,21 +15,25 @@ from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.types import Outcome, Task
 from trainers import grpo
 from trainers.checkpoints import MAY_CHANGE, completed
-from trainers.config import SHORT_OPTIONS
+from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.metrics.report import Report
-from trainers.run.run import Run
-from trainers.run.services import _agents
-from trainers.setup.checks import check_config
-from trainers.setup.figures import find_figures
+from trainers.run.evaluations import Evaluations
+from trainers.run.open_run import _tasks
+from trainers.run.rollouts import Rollouts
+from trainers.run.services import Services, _agents
+from trainers.run.startup import Startup
+from trainers.run.training_run import TrainingRun
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.held_out import held_out_sets
 from trainers.setup.parser import parse
+from trainers.setup.plan import make_plan
 from trainers.sft import Config as SFTPage
-from trainers.sft.train import train as train_sft
 
 OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
 
 
-class Measured(Run):
-    """A run whose policy is a function: of the tasks it solves those before `solves`."""
+class Measured(Rollouts):
+    """Rollouts of a policy that is a function: of the tasks it solves those before `solves`."""
 
     solves = 1
     sampled_by = 0
@@ -57,27 +61,66 @@ class Measured(Run):
         return Group(task=task, episodes=members, id=f"{phase}/{index}")
 
 
+def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measured]:
+    """A run without any process, whose engines have the weights of version 0."""
+    plan, startup = make_plan(config), Startup()
+    weights = WeightSync(
+        trainer=None,  # type: ignore[arg-type]
+        policy=None,  # type: ignore[arg-type]
+        engine_ready=None,  # type: ignore[arg-type]
+        seconds=1.0,
+        staleness=0,
+        startup=startup,
+        timeline=report.timeline,
+    )
+    weights.in_engines = 0
+    services: Any = Services(weights=weights, **dict.fromkeys(["trainer", "policy", "envs", "engine_ready", "guard"]))  # type: ignore[arg-type]
+    rollouts = Measured(plan, report, services)
+    tasks, held_out = _tasks(plan)
+    run = TrainingRun(
+        plan=plan,
+        report=report,
+        startup=startup,
+        services=services,
+        rollouts=rollouts,
+        evaluations=Evaluations(plan, report, rollouts, weights, held_out),
+        train_tasks=tasks,
+        checkpoint=None,
+        pids=dict,
+        results={},
+    )
+    return run, rollouts
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Measured]:
+def measured(tmp_path: Path) -> Iterator[tuple[TrainingRun, Measured]]:
     config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--evaluation.n", "2"], SHORT_OPTIONS)
     with Report(tmp_path, asdict(config)) as report:
-        found = Measured("grpo", config, report)
-        found.engines_version = 0
-        yield found
+        yield open_measured(config, report)
 
 
-def test_the_first_and_the_last_weights_are_no_interval(run: Measured) -> None:
-    assert [step for step in range(10) if run.is_evaluated(step)] == [2, 4]
+@pytest.fixture
+def run(measured: tuple[TrainingRun, Measured]) -> TrainingRun:
+    return measured[0]
+
+
+@pytest.fixture
+def policy(measured: tuple[TrainingRun, Measured]) -> Measured:
+    return measured[1]
+
+
+def test_the_first_and_the_last_weights_are_no_interval(run: TrainingRun) -> None:
+    assert [step for step in range(10) if run.evaluations.is_due(step)] == [2, 4]
     run.config.evaluation.interval = 0
-    assert not any(map(run.is_evaluated, range(10)))
+    assert not any(map(run.evaluations.is_due, range(10)))
 
 
-async def test_figures_are_metrics_and_episodes_are_kept(run: Measured, tmp_path: Path) -> None:
-    await run.evaluate("before", step=0)
-    run.solves, run.sampled_by, run.engines_version = 2, 7, 7
-    await run.evaluate_step(2)
-    await run.evaluate_step(2)  # a step that is written down is not measured again
-    await run.evaluate("tool_off", use_tools=False)
+async def test_figures_are_metrics_and_episodes_are_kept(run: TrainingRun, policy: Measured, tmp_path: Path) -> None:
+    await run.evaluations.evaluate("before", step=0)
+    policy.solves, policy.sampled_by, run.weights.in_engines = 2, 7, 7
+    await run.evaluations.evaluate_step(2)
+    await run.evaluations.evaluate_step(2)  # a step that is written down is not measured again
+    await run.evaluations.evaluate("tool_off", use_tools=False)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["phase"], line["step"], line["version"]) for line in lines] == [
         ("evaluation", 0, 0),
@@ -94,16 +137,18 @@ async def test_figures_are_metrics_and_episodes_are_kept(run: Measured, tmp_path
     ]
 
 
-async def test_other_weights_than_those_of_the_step_are_a_bug(run: Measured) -> None:
-    run.sampled_by = 1
+async def test_other_weights_than_those_of_the_step_are_a_bug(run: TrainingRun, policy: Measured) -> None:
+    policy.sampled_by = 1
     with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
-        await run.evaluate_step(2)
+        await run.evaluations.evaluate_step(2)
 
 
-async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(run: Measured, tmp_path: Path) -> None:
+async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
+    run: TrainingRun, policy: Measured, tmp_path: Path
+) -> None:
     for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
-        run.solves = solved
-        await run.evaluate(f"evaluation_{step:06d}", step=step)
+        policy.solves = solved
+        await run.evaluations.evaluate(f"evaluation_{step:06d}", step=step)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "syst')  # another thread may be writing
     run.summarise({})
@@ -111,13 +156,13 @@ async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(run: Measu
     assert (summary["best_step"], summary["best_success"]) == (2, 1.0)
 
 
-def test_a_run_without_evaluations_has_no_best_step(run: Measured, tmp_path: Path) -> None:
+def test_a_run_without_evaluations_has_no_best_step(run: TrainingRun, tmp_path: Path) -> None:
     run.report.metrics("evaluation", 0, {"faults": 3.0, "episodes": 0.0})  # nothing could be measured
     run.summarise({})
     assert json.loads((tmp_path / "summary.json").read_text())["best_step"] is None
 
 
-def test_nothing_that_was_measured_is_no_figure(run: Measured) -> None:
+def test_nothing_that_was_measured_is_no_figure() -> None:
     from forge_env.evaluation.evaluate import Evaluation
 
     fault = Episode(task=Task(prompt=()), outcome=Outcome.ENV_FAULT, reward=None, id="e/0")
@@ -132,19 +177,20 @@ SETS = (
 
 async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
-    check_config(config)
+    make_plan(config).check()
     with Report(tmp_path, asdict(config)) as report:
-        run = Measured("grpo", config, report)
-        run.engines_version = 0
-        headline = await run.evaluate("before", step=0)
-        run.solves = 2
-        await run.evaluate("after", step=6)
+        run, policy = open_measured(config, report)
+        headline = await run.evaluations.evaluate("before", step=0)
+        policy.solves = 2
+        await run.evaluations.evaluate("after", step=6)
         run.summarise({})
-    assert len(headline.episodes) == 6 and list(run.figures) == ["", "hard", "greedy", "hard.greedy"]
-    assert [task.id for task in run.figures["hard"].tasks] == [task.id for task in run.figures["hard.greedy"].tasks]
-    asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in run.asked))
+    assert len(headline.episodes) == 6 and list(run.evaluations.held_out) == ["", "hard", "greedy", "hard.greedy"]
+    assert [task.id for task in run.evaluations.held_out["hard"].tasks] == [
+        task.id for task in run.evaluations.held_out["hard.greedy"].tasks
+    ]
+    asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in policy.asked))
     measured = {"is_measured": True}
-    hard = str(dict(run.figures["hard"].env_options) | measured)
+    hard = str(dict(run.evaluations.held_out["hard"].env_options) | measured)
     assert asked == [
         ("evaluation", "evaluated", 2, str(measured)),
         ("evaluation/hard", "evaluated", 2, hard),
@@ -183,19 +229,19 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
 )
 def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as error:
-        check_config(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS))
+        make_plan(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS)).check()
     assert words.lower() in str(error.value).lower()
 
 
 def test_a_set_of_what_is_trained_on_is_refused() -> None:
     config = parse(grpo.Config, [*OPTIONS, "--evaluation.sets.seen.split", "train"], SHORT_OPTIONS)
     with pytest.raises(UserError, match="'train', which the run trains on"):
-        find_figures(config, ())
+        held_out_sets(config, ())
 
 
 def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
-    agents = _agents(config, "model", None)  # type: ignore[arg-type]
+    agents = _agents(make_plan(config), "model", None)  # type: ignore[arg-type]
     sampling = {
         name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
         for name, (_, arguments) in agents.items()
@@ -211,7 +257,7 @@ def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None
 def test_the_figures_of_two_runs_compare_whatever_their_training_temperatures_are() -> None:
     for temperature in ("0.6", "1.2"):
         config = parse(grpo.Config, [*OPTIONS, "--grpo.temperature", temperature], SHORT_OPTIONS)
-        assert find_figures(config, ())[""].settings() == {"n": 1.0, "temperature": 1.0, "top_p": 1.0}
+        assert held_out_sets(config, ())[""].settings() == {"n": 1.0, "temperature": 1.0, "top_p": 1.0}
 
 
 def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_that_they_had() -> None:
@@ -225,9 +271,9 @@ def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_tha
 
 def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
     pace = ("--training.sync_interval", "2", "--training.staleness", "1")
-    check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS))
+    make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS)).check()
     with pytest.raises(UserError, match=r"--evaluation.interval is 3 and .* so evaluate at a multiple of 2"):
-        check_config(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS))
+        make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS)).check()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +285,7 @@ def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
 )
 async def test_supervised_training_says_what_it_lacks(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        await train_sft(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS))
+        make_plan(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS)).check()
 
 
 def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:

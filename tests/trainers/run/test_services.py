@@ -12,7 +12,10 @@ pytest.importorskip("torchtitan")
 from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
 from trainers.run import services
 from trainers.run.trainer_actor import allocator
-from trainers.setup.placement import find_places
+from trainers.setup.meaning import about_services
+from trainers.setup.placement import make_placement
+from trainers.setup.plan import make_plan
+from trainers.setup.titan_settings import trainer_settings
 from trainers.titan.trainer import TitanSettings
 
 
@@ -24,7 +27,7 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
             trainer=ServiceConfig(procs=3, with_gpus=True),
         )
     )
-    wanted, places = config.services, find_places(config)
+    wanted, places = config.services, make_placement(config, has_reference=False).replicas
     generators = services._options(wanted.generator, places["generator"], 300.0).environ
     assert generators is not None
     seen = [generators(replica)["CUDA_VISIBLE_DEVICES"] for replica in (0, 1)]
@@ -49,7 +52,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         services=ServicesConfig(trainer=ServiceConfig(procs=4, threads=3)),
         parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=2),
     )
-    settings = TitanSettings(**services._trainer(config))
+    settings = TitanSettings(**trainer_settings(config))
     wanted = {
         "learning_rate": 2e-5,
         "warmup_steps": 3,
@@ -63,7 +66,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "threads": 3,
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
-    plain = TitanSettings(**services._trainer(RunConfig()))
+    plain = TitanSettings(**trainer_settings(RunConfig()))
     own = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
         assert field.name in own or getattr(plain, field.name) == field.default, field.name
@@ -71,7 +74,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 
 def test_the_placement_names_every_process() -> None:
     config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    assert services.placement(config).endswith(
+    assert about_services(make_plan(config)).endswith(
         "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
     )
 

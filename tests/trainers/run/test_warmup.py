@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.types import Task
 from trainers.config import RunConfig, WarmupConfig
-from trainers.controller.policy_gradient import _train_tasks
-from trainers.run.warmup import demonstrated, undemonstrated_first
+from trainers.run.warmup import demonstrated, tasks_after_warmup, undemonstrated_first
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
 
@@ -36,5 +35,5 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
-    assert _train_tasks(RunConfig(warmup=warmup), TASKS) == undemonstrated_first(TASKS, warmup)
-    assert _train_tasks(RunConfig(warmup=replace(warmup, steps=0)), TASKS) == TASKS
+    assert tasks_after_warmup(RunConfig(warmup=warmup), TASKS) == undemonstrated_first(TASKS, warmup)
+    assert tasks_after_warmup(RunConfig(warmup=replace(warmup, steps=0)), TASKS) == TASKS

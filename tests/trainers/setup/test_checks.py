@@ -11,9 +11,9 @@ from forge_env.core.errors import UserError
 from trainers import dapo, reinforce, sapo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
-from trainers.setup.checks import check_config
 from trainers.setup.parser import leaves
 from trainers.setup.placement import gpus_available
+from trainers.setup.plan import make_plan
 from trainers.setup.ranges import ABOVE, ALGORITHM_ABOVE, ALGORITHM_AT_LEAST, ALGORITHM_AT_MOST, AT_LEAST
 from trainers.setup.read_config import read_config
 
@@ -38,7 +38,7 @@ def model_folder(folder: Path, **sizes: int) -> str:
 
 def refusal(*arguments: str, config_class: type[RunConfig] = Config) -> str:
     with pytest.raises(UserError) as caught:
-        check_config(read_config(config_class, list(arguments)))
+        make_plan(read_config(config_class, list(arguments))).check()
     return str(caught.value)
 
 
@@ -163,7 +163,7 @@ def test_what_works_is_let_through() -> None:
         ["--ref_model.procs", "1", "--grpo.beta", "0.1"],
         ["--training.seq_len", "1024"],
     ):
-        check_config(read_config(Config, arguments))
+        make_plan(read_config(Config, arguments)).check()
 
 
 def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
@@ -177,7 +177,9 @@ def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
     assert engine.startswith(
         "--services.generator.procs is 5, which does not divide the model's num_attention_heads, 12"
     )
-    check_config(read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"]))
+    make_plan(
+        read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"])
+    ).check()
 
 
 def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trainers.grpo import Config
 from trainers.model.shape import find_shape
 from trainers.setup.engine import engine_settings
+from trainers.setup.placement import make_placement
 from trainers.setup.read_config import read_config
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
@@ -15,7 +16,9 @@ GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host
 def settings(*arguments: str, layers: int = 2):  # type: ignore[no-untyped-def]
     shape = find_shape("").shape
     assert shape is not None
-    return engine_settings(read_config(Config, arguments), replace(shape, num_hidden_layers=layers))
+    config = read_config(Config, arguments)
+    shares_gpus = make_placement(config, has_reference=False).shares_gpus
+    return engine_settings(config, replace(shape, num_hidden_layers=layers), shares_gpus=shares_gpus)
 
 
 def test_on_cpu_the_cache_has_one_size() -> None:

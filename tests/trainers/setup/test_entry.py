@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import InvariantError, ServiceError, UserError
-from trainers.config import RunConfig
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
 
 ROOT = Path(__file__).parents[3]
-
-
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
 
 
 def start(*options: str, algorithm: str = "grpo") -> int:
@@ -126,8 +122,8 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
     text = " ".join(capsys.readouterr().out.split())
     words = (
         "--trainer.NAME services.trainer.NAME",
-        "--training.batch_size 8 Prompts, and so groups, of one micro-step, over all ranks.",
-        "What is computed again in the backward pass instead of being kept: memory for time. One of: none, selective",
+        "--training.batch_size 8 Global prompts (= groups) per micro-step, over all ranks.",
+        "instead of keeping them: saves memory, costs time. One of: none, selective",
         "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
         "services.ref_model: The frozen reference model of the KL penalty;",
     )
@@ -145,14 +141,14 @@ def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFix
 # ---- how a run ends ----
 
 
-def test_a_run_is_given_its_config() -> None:
-    seen: list[Config] = []
+def test_a_run_is_given_its_plan() -> None:
+    seen: list[RunPlan] = []
 
-    async def run(config: Config) -> None:
-        seen.append(config)
+    async def run(plan: RunPlan) -> None:
+        seen.append(plan)
 
     assert main(Config, run, ["--env", "math", "--steps", "7"]) == 0
-    assert (seen[0].env.name, seen[0].training.steps) == ("math", 7)
+    assert (seen[0].config.env.name, seen[0].steps) == ("math", 7)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_a_run_is_given_its_config() -> None:
 def test_what_we_raise_on_purpose_is_one_sentence(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise error
 
     assert main(Config, run, []) == code
@@ -175,7 +171,7 @@ def test_what_we_raise_on_purpose_is_one_sentence(
 
 
 def test_a_bug_of_ours_keeps_its_trace() -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -183,7 +179,7 @@ def test_a_bug_of_ours_keeps_its_trace() -> None:
 
 
 def test_a_broken_invariant_keeps_its_trace() -> None:
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         raise InvariantError("one logprob per sampled token")
 
     with pytest.raises(InvariantError):
@@ -194,7 +190,7 @@ def test_a_broken_invariant_keeps_its_trace() -> None:
 def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> None:
     ended: list[str] = []
 
-    async def run(config: Config) -> None:
+    async def run(plan: RunPlan) -> None:
         try:
             os.kill(os.getpid(), number)
             await asyncio.wait_for(asyncio.Event().wait(), 10.0)

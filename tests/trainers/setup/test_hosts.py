@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.runtime.hosts import Hosts
 from trainers.grpo import Config
-from trainers.setup.checks import _check_places
-from trainers.setup.hosts import check_hosts, count_hosts, make_hosts
-from trainers.setup.placement import Place, find_places, processes
+from trainers.setup.checks import check_places
+from trainers.setup.hosts import check_hosts, count_hosts, host_settings
+from trainers.setup.placement import Placement, ReplicaPlace, make_placement
 from trainers.setup.read_config import read_config
 
 
@@ -25,17 +26,21 @@ def config_of(*arguments: str) -> Config:
 def test_one_machine_is_the_default() -> None:
     config = config_of()
     check_hosts(config)
-    assert (count_hosts(config), make_hosts(config)) == (1, None)
-    assert {process.host for process in processes(config)} == {None}
+    assert (count_hosts(config), host_settings(config)) == (1, None)
+    assert {process.host for process in place(config).processes} == {None}
 
 
 def test_hosts_are_counted() -> None:
     named = config_of("--launcher.kind=workers", "--launcher.workers=one,two three:5")
     check_hosts(named)
-    hosts = make_hosts(named)
-    assert hosts is not None and len(hosts) == count_hosts(named) == 3
+    settings = host_settings(named)
+    assert settings is not None and len(Hosts(settings)) == count_hosts(named) == 3
     assert count_hosts(config_of("--launcher.kind=processes", "--launcher.hosts=2")) == 2
     assert count_hosts(config_of("--launcher.kind=slurm", "--launcher.hosts=4")) == 4  # planned outside of a cluster
+
+
+def place(config: Config) -> Placement:
+    return make_placement(config, has_reference=False)
 
 
 @pytest.mark.parametrize(
@@ -60,29 +65,29 @@ GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
 
 def test_engines_are_spread_and_environments_sit_with_them() -> None:
-    places = find_places(config_of(*TWO, "--generator.num_replicas=3", "--services.envs.num_replicas=4"))
-    assert [place.host for place in places["trainer"]] == [0]
-    assert [place.host for place in places["generator"]] == [1, 0, 1]
-    assert [place.host for place in places["envs"]] == [1, 0, 1, 1]
+    places = place(config_of(*TWO, "--generator.num_replicas=3", "--services.envs.num_replicas=4")).replicas
+    assert [replica.host for replica in places["trainer"]] == [0]
+    assert [replica.host for replica in places["generator"]] == [1, 0, 1]
+    assert [replica.host for replica in places["envs"]] == [1, 0, 1, 1]
 
 
 def test_the_trainers_ranks_are_packed_and_engines_take_what_is_left() -> None:
     engines = ("--generator.procs=2", "--generator.num_replicas=3")
-    places = find_places(config_of(*TWO, *GPUS, "--trainer.procs=2", *engines))
-    assert places["trainer"] == [Place(host=0, gpus=(2, 3))]
+    places = place(config_of(*TWO, *GPUS, "--trainer.procs=2", *engines)).replicas
+    assert places["trainer"] == [ReplicaPlace(host=0, gpus=(2, 3))]
     assert places["generator"] == [
-        Place(host=1, gpus=(0, 1)),
-        Place(host=0, gpus=(0, 1)),
-        Place(host=1, gpus=(2, 3)),
+        ReplicaPlace(host=1, gpus=(0, 1)),
+        ReplicaPlace(host=0, gpus=(0, 1)),
+        ReplicaPlace(host=1, gpus=(2, 3)),
     ]
 
 
 def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
     config = config_of(*TWO, *GPUS, "--trainer.procs=6", "--generator.num_replicas=2")
-    _check_places(config)
-    assert find_places(config)["trainer"] == [Place(host=0, num_hosts=2, gpus=(0, 1, 2))]
-    assert find_places(config)["generator"] == [Place(host=0, gpus=(3,)), Place(host=1, gpus=(3,))]
-    ranks = [process.where for process in processes(config) if process.service == "trainer"]
+    check_places(config, place(config))
+    assert place(config).replicas["trainer"] == [ReplicaPlace(host=0, num_hosts=2, gpus=(0, 1, 2))]
+    assert place(config).replicas["generator"] == [ReplicaPlace(host=0, gpus=(3,)), ReplicaPlace(host=1, gpus=(3,))]
+    ranks = [process.where for process in place(config).processes if process.service == "trainer"]
     assert ranks == [f"host {host}, GPU {gpu}" for host in (0, 1) for gpu in (0, 1, 2)]
 
 
@@ -99,4 +104,5 @@ def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
 )
 def test_what_does_not_fit_is_refused(arguments: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        _check_places(config_of(*TWO, *GPUS, *arguments))
+        config = config_of(*TWO, *GPUS, *arguments)
+        check_places(config, place(config))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from trainers import sft
+from tests.helpers.entry import never
+from trainers import gspo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
+from trainers.objective.plugins import load_loss
 from trainers.setup.dry_run import shared_gpus
 from trainers.setup.entry import main
-from trainers.setup.placement import gpus_available, gpus_needed, processes, shares_gpus
-from trainers.setup.plan import Plan, make_plan
+from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
+from trainers.setup.placement import gpus_available, processes
+from trainers.setup.plan import make_plan, with_model
 from trainers.setup.read_config import read_config
+from trainers.setup.run_plan import RunPlan
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 
 
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
-
-
-def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> Plan:
+def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> RunPlan:
     return make_plan(read_config(config_class, list(arguments)))
 
 
@@ -66,11 +67,11 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
 
 def test_shared_gpus_are_handed_out_once_to_each() -> None:
     arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
-    config = read_config(Config, [*arguments, "--launcher.share_gpus=yes"])
-    placed = [(each.service, each.replica, each.rank, each.gpu) for each in processes(config) if each.gpu is not None]
+    shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
+    placed = [(p.service, p.replica, p.rank, p.gpu) for p in shared.processes if p.gpu is not None]
     assert placed == [("generator", 0, 0, 0), ("generator", 1, 0, 1), ("trainer", 0, 0, 0), ("trainer", 0, 1, 1)]
-    assert gpus_needed(config) == 2
-    assert gpus_needed(read_config(Config, [*arguments, "--launcher.share_gpus=no"])) == 4
+    assert shared.gpus_needed == 2
+    assert plan_of(*arguments, "--launcher.share_gpus=no").placement.gpus_needed == 4
 
 
 def test_the_memory_of_weights_that_go_by_nccl() -> None:
@@ -84,13 +85,13 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     assert "received" not in held["trainer", 0]
     assert held["trainer", 0]["versions"] == 2 * size
     assert not held["store", 0]
-    assert ("", "weights go through NCCL: as --weights.store says") in plan.meaning
+    assert ("", "weights go through NCCL: as --weights.store says") in meaning(plan)
 
 
 @pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
 def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
-    assert shares_gpus(read_config(Config, arguments)) is shared
+    assert plan_of(*arguments).placement.shares_gpus is shared
 
 
 def test_what_several_have_on_one_gpu_is_added_up() -> None:
@@ -116,31 +117,33 @@ def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None
 
 
 def test_counts_of_a_step_and_of_the_run() -> None:
-    meaning = dict(plan_of("--config", GUIDE, "--steps", "10").meaning)
-    assert "16 groups = batch_size 4 x gradient_accumulation_steps 4" in meaning["optimizer step"]
-    assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in meaning["optimizer step"]
-    assert meaning["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
-    assert "1,720,574,976 parameters" in meaning["model"] or "sizes are not known" in meaning["model"]
-    assert meaning["environment"].startswith("math, 4,096 of the split train of openai/gsm8k, 256 held out")
-    assert meaning["KL reference"] == "a frozen model of its own on GPU"
-    assert "GRPOLoss" in meaning["algorithm"]
+    lines = dict(meaning(plan_of("--config", GUIDE, "--steps", "10")))
+    assert "16 groups = batch_size 4 x gradient_accumulation_steps 4" in lines["optimizer step"]
+    assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in lines["optimizer step"]
+    assert lines["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
+    assert "1,720,574,976 parameters" in lines["model"] or "sizes are not known" in lines["model"]
+    assert lines["environment"].startswith("math, 4,096 of the split train of openai/gsm8k, 256 held out")
+    assert lines["KL reference"] == "a frozen model of its own on GPU"
+    assert "GRPOLoss" in lines["algorithm"]
 
 
 def test_the_kl_reference() -> None:
-    assert dict(plan_of().meaning)["KL reference"] == "none: nothing asks for it"
-    assert "the generator's own logprobs" in dict(plan_of("--grpo.beta=0.1").meaning)["KL reference"]
+    assert dict(meaning(plan_of()))["KL reference"] == "none: nothing asks for it"
+    assert "the generator's own logprobs" in dict(meaning(plan_of("--grpo.beta=0.1")))["KL reference"]
     on_cpu = plan_of("--grpo.beta=0.1", "--ref_model.procs=1", "--ref_model.with_gpus=false")
-    assert dict(on_cpu.meaning)["KL reference"] == "a frozen model of its own on CPU"
+    assert dict(meaning(on_cpu))["KL reference"] == "a frozen model of its own on CPU"
 
 
 def test_supervised_training_has_a_plan_too() -> None:
     plan = plan_of(config_class=sft.Config)
     assert plan.problems == []
-    assert "32 demonstrations" in dict(plan.meaning)["optimizer step"]
+    assert "32 demonstrations" in dict(meaning(plan))["optimizer step"]
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
-    settings = {name: (value, default) for name, value, default in plan_of("--steps", "7").settings}
+    settings = {
+        name: (value, default) for name, value, default in settings_with_defaults(plan_of("--steps", "7").config)
+    }
     assert settings["training.steps"] == (7, 120)
     assert settings["grpo.n_samples"] == (8, 8)
     assert len(settings) > 80
@@ -160,6 +163,59 @@ def test_an_unknown_model_has_no_estimate_and_the_plan_says_so() -> None:
     assert {process.service: found for process, found in plan.processes}["trainer"] is None
     assert any("No-Such-Model" in text for text in plan.missing) and any("sizes" in text for text in plan.missing)
     assert plan.problems == []  # a start would download it
+
+
+# ---- plugins ----
+
+COUNTED_LOSS = """
+from pathlib import Path
+
+class Counted:
+    def __init__(self):
+        with Path(__file__).with_name("made").open("a") as file:
+            file.write("loss\\n")
+
+    def __call__(self, logprobs, ref_logprobs, old_logprobs, advantages, padding_mask):
+        return logprobs.sum()
+
+class Advantages:
+    def __init__(self):
+        with Path(__file__).with_name("made").open("a") as file:
+            file.write("advantages\\n")
+
+    def __call__(self, rewards):
+        return [0.0 for _ in rewards]
+"""
+
+
+def test_the_users_own_loss_and_advantages_are_made_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plan, which a dry run prints and a run executes; all that is told of them asks the plan."""
+    (tmp_path / "mine.py").write_text(COUNTED_LOSS)
+    made, file = tmp_path / "made", tmp_path / "mine.py"
+    options = ["--loss", f"{file}:Counted", "--advantages", f"{file}:Advantages", "--ref_model.procs=1"]
+    options += ["--generator.with_gpus", "--launcher.gpus_per_host=8", "--training.old_logprobs=auto"]
+    monkeypatch.chdir(tmp_path)
+    main(gspo.Config, never, ["--dry-run", *options])
+    assert "against the trainer's own logprobs" in " ".join(capsys.readouterr().out.split())
+    assert sorted(made.read_text().split()) == ["advantages", "loss"]
+    made.unlink()
+
+    async def set_up(plan: RunPlan) -> None:
+        assert plan.objective is not None
+        about_services(plan), about_ratio(plan), with_model(plan, tmp_path)
+        assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
+
+    assert main(gspo.Config, set_up, options[:5]) == 0
+    assert sorted(made.read_text().split()) == ["advantages", "loss"]
+
+
+def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(COUNTED_LOSS)
+    sent = pickle.dumps(load_loss(f"{tmp_path / 'mine.py'}:Counted"))
+    assert pickle.loads(sent) is pickle.loads(sent)
+    assert (tmp_path / "made").read_text().split() == ["loss", "loss"], "here, and once where it was received"
 
 
 # ---- mistakes ----

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trainers.config import RunConfig
+from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
-from trainers.setup.placement import gpus_available, gpus_needed, gpus_wanted
+from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
-
-
-async def never(config: RunConfig) -> None:
-    raise AssertionError("nothing may start")
 
 
 def test_the_recipes_are_there() -> None:
@@ -37,7 +33,7 @@ def test_the_recipes_are_there() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_plan(read_config(Config, ["--config", str(path)]))
-    enough = gpus_needed(read_config(Config, ["--config", str(path)])) <= gpus_available()
+    enough = plan.placement.gpus_needed <= gpus_available()
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
     assert bool(plan.problems) is not enough
     assert all(memory is not None for _, memory in plan.processes)
@@ -49,8 +45,8 @@ def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.Capt
 def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
     header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
     assert f"python -m trainers.grpo --config recipes/{path.name}" in header
-    config = read_config(Config, ["--config", str(path)])
-    wanted, needed = gpus_wanted(config), gpus_needed(config)
+    placement = make_plan(read_config(Config, ["--config", str(path)])).placement
+    wanted, needed = placement.gpus_wanted, placement.gpus_needed
     if wanted:
         assert f"{needed} GPU{'s' * (needed != 1)}" in header and ("Not run here" in header or "Measured" in header)
         assert [name for name, count in wanted.items() if f"{name} {count}" not in header] == []

@@ -157,7 +157,7 @@ TOOL: ToolSpec = {
 )
 def test_the_shapes(row: dict[str, Any], found: str) -> None:
     shape = find_shape(row, source="test")
-    assert found in shape.found
+    assert found in shape.columns
     read = shape.read(row)
     assert (read.messages, read.tools) == (OPENAI, ())
 
@@ -267,7 +267,7 @@ async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str)
         table = datasets.Dataset.from_list(rows)
         table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
     data, said = await prepared(path, tiny_model, held_out_share=0)
-    assert data.found == "chats in the columns question and answer"
+    assert data.about == "chats in the columns question and answer"
     assert said.startswith("10 conversations") and "left out" not in said
     batch = next(data.batches())
     assert {learned(tiny_model, sample.rows) for sample in batch} == {f"{2 * n}<|im_end|>" for n in range(10)}
@@ -366,7 +366,7 @@ async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_m
     played = await episodes(tiny_model)
     write_jsonl(tmp_path / "episodes.jsonl", played)
     data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
-    assert data.found == "Episodes" and "another model" not in said
+    assert data.about == "Episodes" and "another model" not in said
     assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in played)
 
 

@@ -1,7 +1,7 @@
-"""Pair: two processes and a communicator of their own, over which one sends the other a piece of memory.
+"""PairCommunicator: a communicator of two processes, over which one sends memory to the other.
 
-Between GPUs it is NCCL; between CPUs it is gloo, with the same calls. It is no default process group, which belongs to
-the trainer, and has two ranks only: nobody else waits when one of them dies.
+Between GPUs it is NCCL; between CPUs it is gloo, with the same calls. It is not the default process group, which
+belongs to the trainer. It has two ranks only, so that no third process waits when one of them dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.network import own_address
-from forge_env.runtime.weights.nccl.connection import Line
+from forge_env.runtime.weights.nccl.connection import Connection
+from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:
     import torch
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SENDER, RECEIVER = 0, 1
-PIECE = 64 * 2**20  # bytes that are moved at once: little is left on a GPU when the other end dies, deadlines hold
+CHUNK_BYTES = 64 * 2**20  # of one send: little is left on a GPU when the other end dies, and deadlines hold
 _POLL_S = 0.0005
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _constructing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the processes of a run find each other: a TCPStore in the controller, and a token that only they know."""
+class Rendezvous:
+    """Where trainer and engines find each other: a TCPStore in the controller, and a token that only they know."""
 
     address: str
     port: int
     token: str
 
     def store(self, seconds: float) -> torch.distributed.TCPStore:
-        """A connection to it of one's own: on a shared one, who waits lets everybody wait.
+        """Connect to the TCPStore. Each caller has a connection of its own: on a shared one, one wait blocks all calls.
 
         Raises:
             ServiceError: when the controller cannot be reached.
@@ -63,121 +64,123 @@ class Meeting:
             ) from None
 
 
-class Pair:
+class PairCommunicator:
     """One of two ranks. It belongs to one thread.
 
-    Both make it at the same time; what making it costs, and what can go wrong with it, lies before the first `move`.
+    Both ranks construct it at the same time. Construction connects them, so that its costs and its errors come before
+    the first `transfer`.
 
     Args:
-        meeting: of both.
-        name: of the pair, of which there is no other.
-        line: to the other rank; it says when that one is gone, which neither library notices in every case.
+        rendezvous: of both ranks.
+        name: of the pair; no other pair has it.
+        connection: to the other rank; it tells when that rank is gone, which neither library notices in every case.
         rank: SENDER or RECEIVER.
-        device: of what is moved.
-        seconds: deadline of every piece.
+        device: of the memory that is transferred.
+        seconds: deadline of every chunk.
 
     Raises:
-        ServiceError, RuntimeError, OSError: when the other one does not come, or the two cannot speak.
+        ServiceError, RuntimeError, OSError: when the other rank does not come, or the two cannot be connected.
     """
 
     def __init__(
-        self, meeting: Meeting, name: str, line: Line, *, rank: int, device: torch.device, seconds: float
+        self,
+        rendezvous: Rendezvous,
+        name: str,
+        connection: Connection,
+        *,
+        rank: int,
+        device: torch.device,
+        seconds: float,
     ) -> None:
         import torch
         from torch.distributed import PrefixStore
 
-        self._line = line
+        self._connection = connection
         self._rank = rank
         self._seconds = seconds
         self._device = device
         self._on_gpu = device.type == "cuda"
-        # Whatever a process group does waits for the stream that is current where it is called. On the trainer's own
+        # A process group's operation waits for the stream that is current where it is called. On the trainer's own
         # stream a send would wait for all training that is queued there, a step or more; and steps would wait for the
         # send. On a stream of its own it waits for the copy of the weights alone, by an event, and nothing waits for
-        # it. NCCL's kernel is beside the training kernels on the GPU then, which holds up neither: it takes a few of
-        # the GPU's multiprocessors for one piece at a time, and starts when the other side is known to be there.
-        # What both wait for never goes round in a circle, for the receiver needs nothing that a trainer's step makes,
-        # and no step needs the receiver.
+        # it. NCCL's kernel then runs beside the training kernels on the GPU, and delays neither: it takes a few of the
+        # GPU's multiprocessors for one chunk at a time, and starts when the other rank is known to be there. The two
+        # cannot deadlock: the receiver needs nothing that a step of the trainer makes, and no step needs the receiver.
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
-        store = PrefixStore(name, meeting.store(seconds))
-        address = own_address(meeting.address, meeting.port)
-        # Making it may take far longer than the deadline, or for ever, where the other process dies just then: then it
-        # is left to its thread. Better now than with a snapshot in hand.
-        self._group: Any = self._finish(_InThread(lambda: self._make(store, address)))
+        store = PrefixStore(name, rendezvous.store(seconds))
+        address = own_address(rendezvous.address, rendezvous.port)
+        # Where the other process dies just now, this may take far longer than the deadline, or for ever: then it is
+        # left to its thread. Better now than while a snapshot is held.
+        self._group: Any = self._wait(_InThread(lambda: self._connect(store, address)))
 
-    def memory(self, size: int) -> Tensor:
-        """Make memory to receive into, (size,) uint8.
+    def allocate(self, size: int) -> Tensor:
+        """Allocate memory to receive into, (size,) uint8.
 
         Raises:
             ServiceError: when there is no room.
         """
         import torch
 
-        try:
-            # Of the stream that writes to it: what another stream has freed may be in use by kernels that are queued.
-            with torch.cuda.stream(self._stream):
-                return torch.empty(size, dtype=torch.uint8, device=self._device)
-        except torch.OutOfMemoryError:
-            raise ServiceError(
-                f"GPU {self._device.index} has no room to receive the weights, {size / 2**30:.1f} GiB, beside what is "
-                "there: leave more of it free, or take --weights.store torchstore"
-            ) from None
+        # On the stream that writes to it: memory that another stream has freed may be in use by queued kernels.
+        with torch.cuda.stream(self._stream):
+            remedy = "beside what is there: leave more of it free, or take --weights.store torchstore"
+            return allocate(size, self._device, purpose="to receive the weights", remedy=remedy)
 
-    def move(self, flat: Tensor, *, after: torch.cuda.Event | None = None) -> None:
-        """Send `flat`, (bytes,) uint8, or receive it; afterwards it is there for every stream.
+    def transfer(self, flat: Tensor, *, after: torch.cuda.Event | None = None) -> None:
+        """Send `flat`, (bytes,) uint8, or receive it; afterwards every stream may read it.
 
         Args:
-            after: when it may be read, on a GPU.
+            after: when the sender's `flat` may be read, on a GPU.
 
         Raises:
-            OSError, RuntimeError: when the other rank is gone, or does not move a piece in time. The pair is of no use
-                then: `close` it.
+            OSError, RuntimeError: when the other rank is gone, or does not transfer a chunk in time. The communicator
+                cannot be used again then: `close` it.
         """
         import torch
 
         with torch.cuda.stream(self._stream):
             if self._stream is not None and after is not None:
                 self._stream.wait_event(after)
-            for piece in flat.split(PIECE):
+            for chunk in flat.split(CHUNK_BYTES):
                 if self._rank == SENDER:
-                    work = self._group.send([piece], RECEIVER, 0)
+                    work = self._group.send([chunk], RECEIVER, 0)
                 else:
-                    work = self._group.recv([piece], SENDER, 0)
+                    work = self._group.recv([chunk], SENDER, 0)
                 if self._on_gpu:
-                    self._finish(work)
-                else:  # gloo's can only be waited for, and does not notice a death in the middle of a piece
-                    self._finish(_InThread(partial(work.wait, timedelta(seconds=self._seconds))))
+                    self._wait(work)
+                else:  # gloo's work can only be waited for, and does not notice a death in the middle of a chunk
+                    self._wait(_InThread(partial(work.wait, timedelta(seconds=self._seconds))))
 
     def close(self) -> None:
-        """Free the communicator; the other rank may be dead, or in the middle of a move."""
-        with suppress(RuntimeError):  # NCCL did not get free in time; what it has goes with the process
+        """Free the communicator; the other rank may be dead, or in the middle of a transfer."""
+        with suppress(RuntimeError):  # NCCL did not abort in time; what it holds ends with the process
             self._group.abort()
         self._group = None
 
-    def _make(self, store: Any, address: str) -> Any:
+    def _connect(self, store: Any, address: str) -> Any:
         import torch
 
-        make = _nccl if self._on_gpu else _gloo
-        group = make(store, self._rank, self._seconds, address)
+        make_group = _nccl if self._on_gpu else _gloo
+        group = make_group(store, self._rank, self._seconds, address)
         with torch.cuda.stream(self._stream):  # NCCL makes its communicator at the first use
-            byte = self.memory(1)
+            byte = self.allocate(1)
             work = group.send([byte], RECEIVER, 0) if self._rank == SENDER else group.recv([byte], SENDER, 0)
             work.wait(timedelta(seconds=self._seconds))
         return group
 
-    def _finish(self, work: Any) -> Any:
-        """Wait until something is done that both do. Where the other rank has died, it would never be done."""
+    def _wait(self, work: Any) -> Any:
+        """Wait for an operation of both ranks. Where the other rank has died, the operation would never be complete."""
         deadline = time.monotonic() + self._seconds
         while not work.is_completed():
-            if self._line.ended(within=_POLL_S):
+            if self._connection.is_closed(within=_POLL_S):
                 raise ConnectionError("it closed the connection")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"it moved nothing within {self._seconds:g} s")
+                raise TimeoutError(f"it transferred nothing within {self._seconds:g} s")
         return work.wait(timedelta(seconds=self._seconds))
 
 
 class _InThread(Generic[T]):
-    """A blocking call whose caller can see something else meanwhile."""
+    """A blocking call in a thread, with the methods of an operation of torch's: its caller can watch the connection."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -196,7 +199,7 @@ class _InThread(Generic[T]):
                 raise error
             return cast(T, self._result)
         finally:
-            del error  # it would hold itself by its traceback, and all that is in there
+            del error  # its traceback would refer to it, and to everything in this frame
 
     def _run(self) -> None:
         try:
@@ -207,7 +210,7 @@ class _InThread(Generic[T]):
 
 
 def first_line(error: BaseException) -> str:
-    """What a person should see of an error of torch's: not where in torch it was, nor what to look at there."""
+    """The part of an error of torch's that tells a person something: without the line of torch's own source."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[\S*\] |\. This is typically .*", "", line)
 
@@ -218,7 +221,7 @@ def _gloo(store: Any, rank: int, seconds: float, address: str) -> Any:
     gloo: Any = ProcessGroupGloo  # the types that torch declares lack the names of its options
     options = gloo._Options()
     options._timeout = timedelta(seconds=seconds)
-    # Of a machine with several networks, gloo would take the one of its host name.
+    # On a machine with several networks, gloo would take the one of its host name.
     options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, 2, options)
 
@@ -236,10 +239,10 @@ def _nccl(store: Any, rank: int, seconds: float, address: str) -> Any:
 
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """A process group that is made in here raises what goes wrong where it is waited for.
+    """Let the errors of a process group that is made in here be raised where its operations are waited for.
 
-    Otherwise a thread of torch's looks for it, and ends the whole process: a replica's death would be the trainer's.
-    The environment is the only way to say so. torch reads it while the group is made, and so it stands for that long.
+    Otherwise a watchdog thread of torch's ends the whole process at an error: the death of a replica would end the
+    trainer. The only setting for it is an environment variable, which torch reads while the group is made.
     """
     with _constructing:
         before = os.environ.get(_BLOCKING)

@@ -1,7 +1,7 @@
-"""Line: a connection between two processes of a run, who tell each other short things as JSON, each with a deadline.
+"""Connection: an authenticated TCP connection between two processes of a run, for short JSON messages with deadlines.
 
-Before anything else both ends prove that they know the run's token, without telling it: a stranger who finds the port
-learns nothing, and no run takes the weights of another.
+Before any other message, both ends prove that they know the run's token, without sending it. So a stranger who finds
+the port learns nothing, and no run takes the weights of another.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ import time
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
-_OF_A_STRANGER = 4096  # bytes of one message, until the other end has proved who it is
-_AT_MOST = 2**28
-# A host that vanished says nothing more: after so many seconds of silence it is asked, and so often, so far apart.
+_MAX_BYTES_BEFORE_PROOF = 4096  # of one message, until the other end has proved that it knows the token
+_MAX_BYTES = 2**28
+# A host that vanished sends nothing more: after 10 seconds of silence it is probed three times, 5 seconds apart.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
-class Line:
-    """One end of a connection. It belongs to one thread; others may only `hang_up`.
+class Connection:
+    """One end of a connection. It belongs to one thread; other threads may only call `shut_down`.
 
     Args:
-        connection: owned by the line from now on.
-        seconds: deadline of everything that is said and heard.
+        connected: a connected socket, owned by this object from now on.
+        seconds: deadline of every message that is sent or received.
     """
 
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
-        self._connection = connection
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self._socket = connected
         self._seconds = seconds
-        self._at_most = _OF_A_STRANGER
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._max_bytes = _MAX_BYTES_BEFORE_PROOF
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._end = select.poll()
-        self._end.register(connection, select.POLLRDHUP)
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._hangup = select.poll()
+        self._hangup.register(connected, select.POLLRDHUP)
 
     @classmethod
-    def to(cls, address: str, port: int, seconds: float) -> Line:
+    def to(cls, address: str, port: int, seconds: float) -> Connection:
         """Connect.
 
         Raises:
-            OSError: when nobody answers there.
+            OSError: when nothing answers there.
         """
         return cls(socket.create_connection((address, port), seconds), seconds)
 
-    def prove(self, token: str, *, role: str, to: str) -> None:
-        """Prove to the other end that this one knows the token, and ask the same of it; both call it, in their roles.
+    def authenticate(self, token: str, *, role: str, to: str) -> None:
+        """Prove that this end knows the token, and check that the other end does. Both ends call it, in their roles.
 
         Raises:
-            PermissionError: when the other end does not know it.
-            OSError: as `hear`.
+            PermissionError: when the other end does not know the token.
+            OSError: as `receive`.
         """
-        asked = secrets.token_hex(16)
-        self.say(prove=asked)
-        self.say(proof=_proof(token, role, str(self.hear()["prove"])))
-        if not hmac.compare_digest(_proof(token, to, asked), str(self.hear()["proof"])):
+        challenge = secrets.token_hex(16)
+        self.send(challenge=challenge)
+        self.send(proof=_proof(token, role, str(self.receive()["challenge"])))
+        if not hmac.compare_digest(_proof(token, to, challenge), str(self.receive()["proof"])):
             raise PermissionError("it does not know this run's token")
-        self._at_most = _AT_MOST
+        self._max_bytes = _MAX_BYTES
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message.
 
         Raises:
             OSError: when it does not leave in time, or the other end is gone.
         """
         text = json.dumps(message).encode()
-        self._connection.settimeout(self._seconds)
-        self._connection.sendall(_LENGTH.pack(len(text)) + text)
+        self._socket.settimeout(self._seconds)
+        self._socket.sendall(_LENGTH.pack(len(text)) + text)
 
-    def hear(self, *, forever: bool = False) -> dict[str, Any]:
-        """Wait for the next message; `forever` for its first byte, as long as the other end is there.
+    def receive(self, *, forever: bool = False) -> dict[str, Any]:
+        """Wait for the next message; `forever` waits for its first byte as long as the other end is there.
 
         Raises:
             OSError: TimeoutError when it does not come in time, ConnectionError when the other end is gone.
@@ -84,46 +84,46 @@ class Line:
         first = self._read(1, deadline)
         deadline = time.monotonic() + self._seconds
         (length,) = _LENGTH.unpack(first + self._read(_LENGTH.size - 1, deadline))
-        if length > self._at_most:
-            raise ConnectionError("it does not speak as a process of this run does")
+        if length > self._max_bytes:
+            raise ConnectionError("its messages are not those of a process of this run")
         try:
             message = json.loads(self._read(length, deadline))
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            raise ConnectionError("it does not speak as a process of this run does")
+            raise ConnectionError("its messages are not those of a process of this run")
         return message
 
-    def ended(self, *, within: float) -> bool:
-        """Whether the other end closes its side, or is dead, within so many seconds. What it says stays to be heard."""
-        return bool(self._end.poll(within * 1000))
+    def is_closed(self, *, within: float) -> bool:
+        """Whether the other end closes its side, or is dead, within so many seconds; no message is consumed."""
+        return bool(self._hangup.poll(within * 1000))
 
-    def hang_up(self) -> None:
-        """End the connection: who waits at either end is told at once. From any thread."""
+    def shut_down(self) -> None:
+        """End the connection, from any thread: a call that waits at either end raises at once."""
         try:
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended already
             pass
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
 
     def _read(self, count: int, deadline: float | None) -> bytes:
-        found = bytearray()
-        while len(found) < count:
+        content = bytearray()
+        while len(content) < count:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"it did not answer within {self._seconds:g} s")
-            self._connection.settimeout(left)
+            self._socket.settimeout(left)
             try:
-                part = self._connection.recv(min(count - len(found), 2**20))
+                part = self._socket.recv(min(count - len(content), 2**20))
             except TimeoutError:
-                continue  # said above
+                continue  # raised above, with a text
             if not part:
                 raise ConnectionError("it closed the connection")
-            found += part
-        return bytes(found)
+            content += part
+        return bytes(content)
 
 
-def _proof(token: str, role: str, asked: str) -> str:
-    return hmac.digest(token.encode(), f"{role} {asked}".encode(), "sha256").hex()
+def _proof(token: str, role: str, challenge: str) -> str:
+    return hmac.digest(token.encode(), f"{role} {challenge}".encode(), "sha256").hex()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from forge_env.core.errors import InvariantError, ServiceError
+from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.network import own_address
-from forge_env.runtime.weights.nccl.communicator import SENDER, Meeting, Pair, first_line
-from forge_env.runtime.weights.nccl.connection import Line
-from forge_env.runtime.weights.store import KEEP
-from forge_env.runtime.weights.tensor_layout import Layout
+from forge_env.runtime.weights.nccl.communicator import SENDER, PairCommunicator, Rendezvous, first_line
+from forge_env.runtime.weights.nccl.connection import Connection
+from forge_env.runtime.weights.store import KEEP, no_version, published_already
+from forge_env.runtime.weights.tensor_layout import TensorLayout, allocate
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 KEY = "publisher"
-"""Under which its address stands in the meeting point."""
+"""Under which the publisher's address is in the TCPStore of the rendezvous."""
 _RETRY_S = 0.1
 
 
@@ -34,7 +34,7 @@ class Snapshot:
     """The weights of one version. Its memory is used again once nobody holds this object any more."""
 
     version: int
-    layout: Layout
+    layout: TensorLayout
     flat: Tensor
     """(at least the layout's size,) uint8"""
     copied: torch.cuda.Event | None = None
@@ -42,15 +42,15 @@ class Snapshot:
 
 
 class Publisher:
-    """Serves each puller from a thread of its own, so that none waits for another.
+    """Serves each puller from a thread of its own, so that no puller waits for another.
 
-    A snapshot is held by its version's name, by whoever took it and has not committed it, and by every thread that
-    sends it. Memory is made for the first `KEEP` versions, and for one more where a slow puller still reads.
+    A snapshot is referred to by its version, by the caller who took it and has not committed it, and by every thread
+    that sends it. Memory is allocated for the first `KEEP` versions, and for one more where a slow puller still reads.
     """
 
-    def __init__(self, meeting: Meeting, *, device: torch.device, seconds: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, *, device: torch.device, seconds: float) -> None:
         self.device = device
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._seconds = seconds
         self._lock = threading.Lock()
         self._versions: dict[int, Snapshot] = {}  # the oldest first
@@ -58,16 +58,16 @@ class Publisher:
         self._flats: list[Tensor] = []
         self._listener: socket.socket | None = None
         self._is_closed = False
-        self._serving: dict[Line, threading.Thread] = {}
+        self._serving: dict[Connection, threading.Thread] = {}
         self._accepting: threading.Thread | None = None
 
     # ---- snapshots ----
 
     def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Snapshot:
-        """Copy the weights as they are for the stream that is current here; on a GPU the copy is only queued."""
+        """Copy the weights on the current stream; on a GPU the copy is only queued."""
         import torch
 
-        layout = Layout.of(state_dict)
+        layout = TensorLayout.of(state_dict)
         with self._lock:
             self._check_new(version)
             self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
@@ -80,7 +80,7 @@ class Publisher:
         return snapshot
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Name it, and be there for pullers from the first time on."""
+        """Let a snapshot be fetched; the first commit starts to listen for pullers."""
         with self._lock:
             self._check_new(snapshot.version)
             if self._is_closed:
@@ -97,33 +97,27 @@ class Publisher:
 
     def _check_new(self, version: int) -> None:
         if version in self._versions:
-            raise InvariantError(f"version {version} of the weights was published already; a version never changes")
+            raise published_already(version)
 
     def _forget(self, keep: int) -> None:
         for version in list(self._versions)[: max(0, len(self._versions) - keep)]:
             del self._versions[version]
 
     def _free(self, size: int) -> Tensor:
-        """Memory that no snapshot has; what is too small, or left over from a slow puller, is given back."""
-        import torch
-
+        """Memory that no snapshot has; memory that is too small, or left over from a slow puller, is freed."""
         taken = {id(snapshot.flat) for snapshot in self._alive}
         free = [flat for flat in self._flats if id(flat) not in taken]
-        found = next((flat for flat in free if flat.numel() >= size), None)
+        reused = next((flat for flat in free if flat.numel() >= size), None)
         self._flats = [flat for flat in self._flats if id(flat) in taken]
         room = KEEP - len(self._flats) - 1
-        self._flats += [flat for flat in free if flat is not found and flat.numel() >= size][: max(0, room)]
-        if found is None:
-            del free  # all of it is too small, and its room is needed
-            try:
-                found = torch.empty(size, dtype=torch.uint8, device=self.device)
-            except torch.OutOfMemoryError:
-                raise ServiceError(
-                    f"GPU {self.device.index} has no room for a copy of the weights, {size / 2**30:.1f} GiB, beside "
-                    "the trainer: take another store with --weights.store torchstore"
-                ) from None
-        self._flats.append(found)
-        return found
+        self._flats += [flat for flat in free if flat is not reused and flat.numel() >= size][: max(0, room)]
+        if reused is not None:
+            self._flats.append(reused)
+            return reused
+        del free  # all of it is too small, and its room is needed
+        remedy = "beside the trainer: take another store with --weights.store torchstore"
+        self._flats.append(allocate(size, self.device, purpose="for a copy of the weights", remedy=remedy))
+        return self._flats[-1]
 
     # ---- pullers ----
 
@@ -134,8 +128,8 @@ class Publisher:
             threads = [*self._serving.values(), *filter(None, [self._accepting])]
             if self._listener is not None:
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
-            for line in self._serving:
-                line.hang_up()
+            for connection in self._serving:
+                connection.shut_down()
         deadline = time.monotonic() + self._seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -147,9 +141,9 @@ class Publisher:
     def _listen(self) -> None:
         listener = None
         try:
-            address = own_address(self._meeting.address, self._meeting.port)
+            address = own_address(self._rendezvous.address, self._rendezvous.port)
             listener = socket.create_server((address, 0))
-            self._meeting.store(self._seconds).set(KEY, f"{address} {listener.getsockname()[1]}")
+            self._rendezvous.store(self._seconds).set(KEY, f"{address} {listener.getsockname()[1]}")
         except (OSError, RuntimeError, ServiceError) as error:
             if listener is not None:
                 listener.close()
@@ -162,62 +156,59 @@ class Publisher:
         with listener:
             while True:
                 try:
-                    line = Line(listener.accept()[0], self._seconds)
+                    connection = Connection(listener.accept()[0], self._seconds)
                 except OSError:
                     if self._is_closed:
                         return
-                    time.sleep(_RETRY_S)  # the puller was gone again, or there are too many files open just now
+                    time.sleep(_RETRY_S)  # the puller is gone again, or this process has too many files open just now
                     continue
-                thread = threading.Thread(target=self._serve, args=(line,), name="weights-pair", daemon=True)
+                thread = threading.Thread(target=self._serve, args=(connection,), name="weights-pair", daemon=True)
                 with self._lock:
                     if self._is_closed:
-                        line.close()
+                        connection.close()
                         return
-                    self._serving[line] = thread
+                    self._serving[connection] = thread
                     thread.start()
 
-    def _serve(self, line: Line) -> None:
-        """Answer one puller until it is gone; what it may do wrong is its own loss."""
-        pair = None
+    def _serve(self, connection: Connection) -> None:
+        """Answer one puller until it is gone. An error of the puller ends this connection, and nothing else."""
+        communicator = None
         try:
-            line.prove(self._meeting.token, role="publisher", to="puller")
+            connection.authenticate(self._rendezvous.token, role="publisher", to="puller")
             name = f"pair/{secrets.token_hex(8)}"
-            line.say(pair=name, device=self.device.type, gpu=gpu_id(self.device))
-            pair = Pair(self._meeting, name, line, rank=SENDER, device=self.device, seconds=self._seconds)
+            connection.send(pair=name, device=self.device.type, gpu=gpu_id(self.device))
+            communicator = PairCommunicator(
+                self._rendezvous, name, connection, rank=SENDER, device=self.device, seconds=self._seconds
+            )
             while True:
-                self._send(line, pair, int(line.hear(forever=True)["version"]))
+                self._send(connection, communicator, int(connection.receive(forever=True)["version"]))
         except (OSError, RuntimeError, ServiceError, LookupError, TypeError, ValueError) as error:
             if not self._is_closed:
                 logger.info("a puller of the weights is gone: %s", first_line(error))
         finally:
-            if pair is not None:
-                pair.close()
+            if communicator is not None:
+                communicator.close()
             with self._lock:
-                del self._serving[line]
-            line.close()
+                del self._serving[connection]
+            connection.close()
 
-    def _send(self, line: Line, pair: Pair, version: int) -> None:
+    def _send(self, connection: Connection, communicator: PairCommunicator, version: int) -> None:
         with self._lock:
             snapshot, present = self._versions.get(version), list(self._versions)
         if snapshot is None:
-            line.say(refused=no_version(version, present))
+            connection.send(refused=no_version(version, present))
             return
         try:
-            line.say(layout=snapshot.layout.to_json())
-            line.hear()  # it has the memory
-            pair.move(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
-            line.say(sent=version)
+            connection.send(layout=snapshot.layout.to_json())
+            connection.receive()  # the puller has memory for it
+            communicator.transfer(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
+            connection.send(sent=version)
         finally:
-            del snapshot  # now, and not when somebody is done with the error that has this frame in its traceback
-
-
-def no_version(version: int, present: list[int]) -> str:
-    """What is said to who asks for a version that is not there, or no longer."""
-    return f"the weight store has no version {version}; it has {', '.join(map(str, sorted(present))) or 'none'}"
+            del snapshot  # now: an error that is kept refers to this frame by its traceback
 
 
 def gpu_id(device: torch.device) -> str:
-    """Which GPU it is, whatever number it has here; "" for a CPU."""
+    """The UUID of a GPU, which is the same in every process; "" for a CPU."""
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.nccl.communicator import RECEIVER, Meeting, Pair, first_line
-from forge_env.runtime.weights.nccl.connection import Line
+from forge_env.runtime.weights.nccl.communicator import RECEIVER, PairCommunicator, Rendezvous, first_line
+from forge_env.runtime.weights.nccl.connection import Connection
 from forge_env.runtime.weights.nccl.publisher import KEY, gpu_id, no_version
-from forge_env.runtime.weights.tensor_layout import Layout
+from forge_env.runtime.weights.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     import torch
@@ -22,86 +22,91 @@ T = TypeVar("T")
 
 
 class _Refused(Exception):
-    """The publisher has no such version; what it said."""
+    """The publisher has no such version; its message."""
 
 
-class Link:
+class PublisherLink:
     """A connection to the publisher, a communicator of both, and memory for a snapshot; for one fetch at a time."""
 
-    def __init__(self, meeting: Meeting, *, version: int, gpu: int, seconds: float) -> None:
-        store = meeting.store(seconds)
+    def __init__(self, rendezvous: Rendezvous, *, version: int, gpu: int, seconds: float) -> None:
+        store = rendezvous.store(seconds)
         if not store.check([KEY]):  # nothing has ever been published
             raise _Refused(no_version(version, []))
         address, port = store.get(KEY).decode().split()
         try:
-            self.line = Line.to(address, int(port), seconds)
+            self.connection = Connection.to(address, int(port), seconds)
         except OSError as error:
             raise ServiceError(
                 f"the trainer, who has the weights, does not answer at {address}:{port}: {first_line(error)}"
             ) from None
         try:
-            self.line.prove(meeting.token, role="puller", to="publisher")
-            told = self.line.hear()
-            self._device = _find_device(told["device"], told["gpu"], gpu)
-            self._pair = Pair(meeting, told["pair"], self.line, rank=RECEIVER, device=self._device, seconds=seconds)
+            self.connection.authenticate(rendezvous.token, role="puller", to="publisher")
+            offer = self.connection.receive()
+            self._device = _find_device(offer["device"], offer["gpu"], gpu)
+            self._communicator = PairCommunicator(
+                rendezvous, offer["pair"], self.connection, rank=RECEIVER, device=self._device, seconds=seconds
+            )
         except BaseException:
-            self.line.close()
+            self.connection.close()
             raise
         self._flat: Tensor | None = None
 
-    def ask(self, version: int) -> Layout:
-        """Ask for a version, which the publisher holds until it is received.
+    def request(self, version: int) -> TensorLayout:
+        """Request a version; the publisher holds it until it is received.
 
         Raises:
             _Refused: when there is no such version, or no longer.
             OSError: when the publisher is gone, or does not answer in time.
         """
-        self.line.say(version=version)
-        told = self.line.hear()
-        if "refused" in told:
-            raise _Refused(told["refused"])
-        return Layout.from_json(told["layout"])
+        self.connection.send(version=version)
+        answer = self.connection.receive()
+        if "refused" in answer:
+            raise _Refused(answer["refused"])
+        return TensorLayout.from_json(answer["layout"])
 
-    def receive(self, layout: Layout) -> dict[str, Tensor]:
-        """Receive what was asked for; the tensors are there until the next time.
+    def receive(self, layout: TensorLayout) -> dict[str, Tensor]:
+        """Receive the version that was requested; the tensors stay until the next call.
 
         Raises:
-            OSError, RuntimeError: when it does not come, or there is no room for it.
+            OSError, RuntimeError: when it does not arrive.
+            ServiceError: when there is no room for it.
         """
         import torch
 
         if self._device.type == "cuda":
-            # Who had the last weights has let go of them, and may have queued kernels that read them, on any stream.
+            # Whoever used the last weights has released them, but kernels that read them may be queued, on any stream.
             torch.cuda.synchronize(self._device)
         if self._flat is None or self._flat.numel() < layout.size:
-            self._flat = None  # before there is another one
-            self._flat = self._pair.memory(max(layout.size, 1))
-        self.line.say(ready=True)
-        self._pair.move(self._flat[: layout.size])
-        # What came is whole. That it is of one version too, the publisher says: one that has given up, and has its
-        # memory overwritten while the last of it is on its way, says nothing.
-        self.line.hear()
+            self._flat = None  # freed before the larger one is allocated
+            self._flat = self._communicator.allocate(max(layout.size, 1))
+        self.connection.send(ready=True)
+        self._communicator.transfer(self._flat[: layout.size])
+        # All bytes have arrived. The publisher confirms that they are of one version: a publisher that has given up,
+        # and overwrites its memory while the last bytes are on their way, confirms nothing.
+        self.connection.receive()
         return layout.views(self._flat)
 
     def close(self) -> None:
-        self._pair.close()
-        self.line.close()
+        self._communicator.close()
+        self.connection.close()
         self._flat = None
 
 
 class Puller:
-    """A link is kept between fetches. Fetches at the same time have one each."""
+    """Fetches versions. A link is kept between fetches; concurrent fetches have one link each."""
 
-    def __init__(self, meeting: Meeting, seconds: float) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous, seconds: float) -> None:
+        self._rendezvous = rendezvous
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._idle: list[Link] = []
-        self._busy: set[Link] = set()
+        self._idle: list[PublisherLink] = []
+        self._busy: set[PublisherLink] = set()
         self._is_closed = False
 
-    def fetch(self, version: int, gpu: int) -> tuple[Link, dict[str, Tensor]]:
-        """Fetch a version; returns what has to be given back when it is not needed any more, and the tensors.
+    def fetch(self, version: int, gpu: int) -> tuple[PublisherLink, dict[str, Tensor]]:
+        """Fetch a version; returns its link and its tensors.
+
+        The link is given to `release` after the last use of the tensors.
 
         Args:
             gpu: the number of this process's GPU, if the weights are on one.
@@ -109,19 +114,19 @@ class Puller:
         Raises:
             ServiceError: when there is no such version, or no longer; when the publisher is gone or does not answer.
         """
-        with _in_a_sentence(version):
-            link, layout = self._kept(), None
+        with _as_service_error(version):
+            link, layout = self._take_idle(), None
             if link is not None:
                 try:
-                    layout = self._try(link, link.ask, version)
+                    layout = self._try(link, link.request, version)
                 except ConnectionError:
-                    pass  # the other end went since the last fetch; another publisher may have taken its place
+                    pass  # the publisher ended since the last fetch; another one may have taken its place
             if link is None or layout is None:
-                link = self._new(version, gpu)
-                layout = self._try(link, link.ask, version)
+                link = self._connect(version, gpu)
+                layout = self._try(link, link.request, version)
             return link, self._try(link, link.receive, layout)
 
-    def give_back(self, link: Link) -> None:
+    def release(self, link: PublisherLink) -> None:
         """Keep a link for the next fetch."""
         with self._lock:
             self._busy.discard(link)
@@ -136,19 +141,19 @@ class Puller:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for link in self._busy:
-                link.line.hang_up()
+                link.connection.shut_down()
         for link in idle:
             link.close()
 
-    def _kept(self) -> Link | None:
+    def _take_idle(self) -> PublisherLink | None:
         with self._lock:
             link = self._idle.pop() if self._idle else None
             if link is not None:
                 self._busy.add(link)
             return link
 
-    def _new(self, version: int, gpu: int) -> Link:
-        link = Link(self._meeting, version=version, gpu=gpu, seconds=self._seconds)
+    def _connect(self, version: int, gpu: int) -> PublisherLink:
+        link = PublisherLink(self._rendezvous, version=version, gpu=gpu, seconds=self._seconds)
         with self._lock:
             if not self._is_closed:
                 self._busy.add(link)
@@ -156,12 +161,12 @@ class Puller:
         link.close()
         raise ServiceError("the weight store is closed")
 
-    def _try(self, link: Link, call: Callable[[Any], T], argument: Any) -> T:
-        """Call; a link that fails is of no use any more."""
+    def _try(self, link: PublisherLink, call: Callable[[Any], T], argument: Any) -> T:
+        """Call a method of a link; a link that fails is closed."""
         try:
             return call(argument)
         except _Refused:
-            self.give_back(link)
+            self.release(link)
             raise
         except BaseException:
             with self._lock:
@@ -171,7 +176,7 @@ class Puller:
 
 
 @contextmanager
-def _in_a_sentence(version: int) -> Iterator[None]:
+def _as_service_error(version: int) -> Iterator[None]:
     try:
         yield
     except _Refused as error:
@@ -183,7 +188,7 @@ def _in_a_sentence(version: int) -> Iterator[None]:
 
 
 def _find_device(kind: str, trainers: str, gpu: int) -> torch.device:
-    """Where the weights are to be here: on this process's GPU, if they are on one there.
+    """The device that receives the weights: this process's GPU, if the trainer has them on a GPU.
 
     Raises:
         ServiceError: when this process has no GPU, or the trainer's.

@@ -1,12 +1,12 @@
 """Snapshots on the trainer's GPU, sent to the engines' GPUs by NCCL: for GPUs that cannot read each other's memory.
 
-The trainer's first rank keeps the newest versions and answers whoever asks (publisher.py). A puller connects once, and
-the two make a communicator of their own (pair.py), over which all its fetches go into memory that it keeps (puller.py).
-When one of them dies, their connection (line.py) tells the other, which gives that communicator up. A puller in the
-place of a dead one makes a new one, and nobody else notices.
+The trainer's first rank keeps the newest versions and answers requests (publisher.py). A puller connects once, and the
+two make a communicator of their own (communicator.py), over which all its fetches go into memory that it keeps
+(puller.py). When one of them dies, the other learns it by their connection (connection.py), and closes the
+communicator. The replacement of a dead puller makes a new one, and no other process notices.
 
 How they find each other: the store, as it travels, knows the address of a TCPStore in the controller, where the
-publisher leaves its own, and a token that both prove to know. The weights themselves are not encrypted.
+publisher leaves its own address, and a token that both prove to know. The weights themselves are not encrypted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
-from forge_env.runtime.weights.nccl.communicator import Meeting
+from forge_env.runtime.weights.nccl.communicator import Rendezvous
 from forge_env.runtime.weights.nccl.publisher import Publisher, Snapshot
-from forge_env.runtime.weights.nccl.puller import Link, Puller
+from forge_env.runtime.weights.nccl.puller import PublisherLink, Puller
 from forge_env.runtime.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class NcclStore(WeightStore):
     Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
 
     Args:
-        meeting: of a store that has travelled; None is one that is to be prepared.
-        seconds: that either side waits for a message of the other, or for a piece of the weights.
+        rendezvous: of a store that has travelled; None for one that is still to be prepared.
+        seconds: that either side waits for a message of the other, or for a chunk of the weights.
     """
 
-    def __init__(self, meeting: Meeting | None = None, seconds: float = SECONDS) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
+        self._rendezvous = rendezvous
         self._seconds = seconds
         self._served: Any = None  # the TCPStore, in the controller
         self._making = threading.Lock()
@@ -53,25 +53,25 @@ class NcclStore(WeightStore):
         return type(self), (self._prepared, self._seconds)
 
     @property
-    def _prepared(self) -> Meeting:
-        if self._meeting is None:
+    def _prepared(self) -> Rendezvous:
+        if self._rendezvous is None:
             raise InvariantError("a weight store is used, or travels, before the controller has prepared it")
-        return self._meeting
+        return self._rendezvous
 
     def prepare(self, address: str) -> None:
-        if self._meeting is not None:
+        if self._rendezvous is not None:
             return
         self._served, port = serve_tcp_store(address)
-        self._meeting = Meeting(address, port, secrets.token_hex(16))
+        self._rendezvous = Rendezvous(address, port, secrets.token_hex(16))
 
     async def open(self, processes: Any = None) -> None:
         self.prepare(LOOPBACK)
 
     async def close(self) -> None:
         with self._making:
-            ending = [each.close for each in (self._puller, self._publisher) if each is not None]
-        for close in ending:
-            await asyncio.to_thread(close)
+            parts = [part for part in (self._puller, self._publisher) if part is not None]
+        for part in parts:
+            await asyncio.to_thread(part.close)
         self._served = None
 
     def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Snapshot:
@@ -82,7 +82,9 @@ class NcclStore(WeightStore):
 
     async def commit(self, taken: Snapshot) -> None:
         if self._publisher is None:
-            raise InvariantError(f"version {taken.version} of the weights is to be published by who did not take it")
+            raise InvariantError(
+                f"version {taken.version} of the weights is committed by a process that did not take it"
+            )
         await asyncio.to_thread(self._publisher.commit, taken)
 
     @asynccontextmanager
@@ -95,18 +97,18 @@ class NcclStore(WeightStore):
         try:
             link, state_dict = await asyncio.shield(fetching)
         except asyncio.CancelledError:
-            fetching.add_done_callback(lambda done: _give_back_unused(puller, done))
+            fetching.add_done_callback(lambda done: _release_unused(puller, done))
             raise
         try:
             yield state_dict
         finally:
-            puller.give_back(link)
+            puller.release(link)
 
 
-def _give_back_unused(puller: Puller, done: asyncio.Future[tuple[Link, dict[str, Tensor]]]) -> None:
-    """A thread cannot be cancelled: what it has fetched for nobody is kept for the next time."""
+def _release_unused(puller: Puller, done: asyncio.Future[tuple[PublisherLink, dict[str, Tensor]]]) -> None:
+    """A thread cannot be cancelled: the link of a fetch that nobody waits for is kept for the next one."""
     if not done.cancelled() and done.exception() is None:
-        puller.give_back(done.result()[0])
+        puller.release(done.result()[0])
 
 
 def _device(state_dict: Mapping[str, Tensor]) -> Any:
@@ -116,7 +118,7 @@ def _device(state_dict: Mapping[str, Tensor]) -> Any:
 
 
 def _current_gpu() -> int:
-    """The number of the GPU of this thread, which another thread does not know."""
+    """The number of this thread's current GPU; in another thread it is a different one."""
     import torch
 
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0

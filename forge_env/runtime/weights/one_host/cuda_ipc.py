@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMORY
+from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +30,12 @@ class CudaIpcStore(SegmentStore):
     """
 
     async def close(self) -> None:
-        # Of memory that is this process's own torch removes the file at its end, and aborts where that is gone by then.
+        # torch removes the counter file of this process's own memory at its end, and aborts where the file is gone.
         for name in self._writable:
             (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
         await super().close()
 
     def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
-        import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
         device = next(iter(state_dict.values())).device
@@ -43,14 +43,9 @@ class CudaIpcStore(SegmentStore):
             raise ServiceError(
                 f"the weights are on {device}, and the store hands over GPU memory: --weights.store shared_memory"
             )
-        try:
-            with _plain_memory():
-                flat = torch.empty(size, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError:
-            raise ServiceError(
-                f"GPU {device.index} has no room for a copy of the weights, {size / 2**30:.1f} GiB, beside the "
-                "trainer: take another store with --weights.store shared_memory"
-            ) from None
+        remedy = "beside the trainer: take another store with --weights.store shared_memory"
+        with _plain_memory():
+            flat = allocate(size, device, purpose="for a copy of the weights", remedy=remedy)
         rebuild, arguments = reduce_tensor(flat)
         # torch counts the users of the memory in a file, which stays behind when the trainer is killed.
         counter = SHARED_MEMORY / arguments[_COUNTER].decode().lstrip("/")
@@ -59,17 +54,17 @@ class CudaIpcStore(SegmentStore):
         return flat
 
     def _find(self, segment: Path) -> Tensor | None:
-        return None  # it was in the memory of a trainer that is dead
+        return None  # it was in the memory of a trainer that has ended
 
     def _map(self, segment: Path) -> Tensor:
         import torch
 
         rebuild: Callable[..., Tensor]
         rebuild, arguments = pickle.loads(segment.read_bytes())
-        own: list[Any] = list(arguments)
-        own[_DEVICE] = torch.cuda.current_device()  # which number the trainer's GPU has there means nothing here
+        local: list[Any] = list(arguments)
+        local[_DEVICE] = torch.cuda.current_device()  # the number of the trainer's GPU is another one in this process
         try:
-            return rebuild(*own)
+            return rebuild(*local)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ServiceError(f"the weights in the trainer's GPU memory cannot be opened: {reason}") from None
@@ -82,7 +77,7 @@ class CudaIpcStore(SegmentStore):
 
 @contextmanager
 def _plain_memory() -> Iterator[None]:
-    """Allocate outside of torch's expandable segments, which not every other process may open."""
+    """Allocate outside of torch's expandable segments, which some processes may not open."""
     import torch
 
     before = torch._C._accelerator_getAllocatorSettings()

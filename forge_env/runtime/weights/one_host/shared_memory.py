@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.one_host.segment_store import Held, SegmentStore, Taken
+from forge_env.runtime.weights.one_host.segment_store import HeldSnapshot, SegmentStore, TakenSegment
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PIECE = 16 * 2**20  # bytes; a checksum holds no lock of the interpreter meanwhile
+_CHUNK_BYTES = 16 * 2**20  # the interpreter's lock is free while the checksum of one chunk is computed
 _POLL_S = 0.01
 
 
@@ -33,14 +33,14 @@ class SharedMemoryStore(SegmentStore):
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
-        self._readable: dict[str, Tensor] = {}  # by segment: mapping one anew takes as long as copying it
+        self._readable: dict[str, Tensor] = {}  # by segment: mapping one again takes as long as copying it
 
-    async def commit(self, taken: Taken) -> None:
+    async def commit(self, taken: TakenSegment) -> None:
         await super().commit(taken)
         threading.Thread(target=self._write_checksum, args=(taken.version,), name="checksum", daemon=True).start()
 
     async def verify(self, version: int, *, seconds: float = 60.0) -> None:
-        """Check that a snapshot is, byte for byte, what was committed.
+        """Check that a snapshot is, byte for byte, the one that was committed.
 
         Raises:
             ServiceError: it is not; or there is no such version, or no checksum of it within `seconds`.
@@ -52,7 +52,7 @@ class SharedMemoryStore(SegmentStore):
 
         try:
             with segment.open("r+b") as file:
-                # Now, or the first write to a page that there is no room for would end the process.
+                # Reserved now: the first write to a page that there is no room for would end the process.
                 os.posix_fallocate(file.fileno(), 0, size)
                 mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
@@ -84,7 +84,7 @@ class SharedMemoryStore(SegmentStore):
             with segment.open("rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is meant not to be
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")  # on purpose
                 flat = torch.frombuffer(mapping, dtype=torch.uint8)
             self._readable[segment.name] = flat
         return flat
@@ -96,7 +96,7 @@ class SharedMemoryStore(SegmentStore):
                 unfinished.write_text(f"{_crc32(held):08x}")
                 unfinished.rename(checksum)
         except (ServiceError, OSError):
-            pass  # forgotten, or closed, before its turn came; or no room even for this, which `verify` will say
+            pass  # the version was forgotten, or the store closed; without room for the file, `verify` reports it
 
     def _verify(self, version: int, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -114,8 +114,8 @@ def room() -> int:
     """Free bytes of /dev/shm; 0 where there is none that this user can write to."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         return 0
-    found = os.statvfs(SHARED_MEMORY)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(SHARED_MEMORY)
+    return status.f_bavail * status.f_frsize
 
 
 def has_room(size: int) -> bool:
@@ -123,11 +123,11 @@ def has_room(size: int) -> bool:
     return room() >= size
 
 
-def _crc32(held: Held) -> int:
+def _crc32(held: HeldSnapshot) -> int:
     flat = held.flat.numpy().data[: held.layout.size]
     value = 0
-    for start in range(0, len(flat), _PIECE):
-        value = zlib.crc32(flat[start : start + _PIECE], value)
+    for start in range(0, len(flat), _CHUNK_BYTES):
+        value = zlib.crc32(flat[start : start + _CHUNK_BYTES], value)
     return value
 
 

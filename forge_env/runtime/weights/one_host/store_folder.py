@@ -1,8 +1,8 @@
-"""StoreFolder: the folder of a store in /dev/shm, which goes when its maker goes, however that ends.
+"""StoreFolder: the folder of a store in /dev/shm. It is removed when its maker ends, for whatever reason.
 
-Its maker holds a lock on it. A small process, this file run as a script, waits for the end of its maker, whose end of
-a pipe the kernel then closes, and removes the folder: a run's actors cannot, for Monarch has them killed in the same
-moment. Should that process be killed too, the next run removes the folders that nobody holds.
+Its maker holds a lock on it. A small process, this file run as a script, waits at a pipe that the kernel closes when
+the maker ends, and removes the folder. The actors of a run cannot, for Monarch has them killed at the same moment.
+Where that process is killed too, the next run removes the folders that are not locked.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def new_path() -> Path:
 
 
 class StoreFolder:
-    """Made, and held until `close`."""
+    """Makes the folder, and holds its lock until `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
         self._descriptor = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        unnamed.rename(path)  # it has its name only once it is locked
-        # In a session of its own: Ctrl-C at the terminal is not for it.
+        unnamed.rename(path)  # it gets its name once it is locked
+        # In a session of its own, so that Ctrl-C at the terminal does not reach it.
         command = [sys.executable, "-I", "-S", __file__, str(path)]
         silent = subprocess.DEVNULL
         self._remover = subprocess.Popen(
@@ -52,7 +52,7 @@ class StoreFolder:
     def close(self) -> None:
         """Remove the folder."""
         _remove_for_good(self._path)
-        self._remover.kill()  # it has nothing to do any more
+        self._remover.kill()  # it has nothing left to do
         self._remover.communicate()
         os.close(self._descriptor)
 
@@ -60,8 +60,8 @@ class StoreFolder:
 def remove_folder(path: Path) -> None:
     """Remove the folder of a store, and the files beside it that a `*.outside` file in it names.
 
-    Only what is this user's is removed, and no link is followed: in a folder that all users share, a name says nothing
-    of who has made what it names.
+    Only files of this user are removed, and no link is followed: in a folder that all users share, a name does not
+    tell who made the file.
     """
     try:
         descriptor = _open_own(path)
@@ -146,7 +146,7 @@ def _remove_after_maker(folder: Path) -> None:
 
 
 def _remove_for_good(folder: Path) -> None:
-    """Remove a folder that somebody, an actor or the thread of a checksum, may write to for another moment."""
+    """Remove a folder that an actor, or the thread of a checksum, may still write to for a moment."""
     remove_folder(folder)
     deadline = time.monotonic() + _PATIENCE_S
     while folder.exists() and time.monotonic() < deadline:

@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from forge_env.core.types import ToolCall
 from forge_env.tool_env.toolbox import Toolbox
 from forge_env.utils.deadlines import Deadline
 from tests.envs.serving import serve
+from tests.helpers.waiting import is_alive, until
 
 SERVER = '''
 import os, signal, subprocess, sys
@@ -93,19 +93,6 @@ async def ask(server: McpServer, name: str, **arguments: Any) -> str:
     box = Toolbox({tool.name: tool for tool in server.tools})
     messages, _ = await box.answer([ToolCall(id="1", name=name, arguments=arguments)])
     return str(messages[0]["content"])
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_tools_of_a_process(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

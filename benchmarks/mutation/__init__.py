@@ -1,0 +1,1 @@
+"""Mutation testing: a table of mistakes, and what tries them. `python -m benchmarks.mutants` runs it."""

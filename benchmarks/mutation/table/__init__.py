@@ -1,0 +1,28 @@
+"""The table of mutants, by what they break."""
+
+from __future__ import annotations
+
+from benchmarks.mutation.source import Mutant
+from benchmarks.mutation.table import (
+    batching,
+    controller,
+    digests,
+    episodes,
+    grading,
+    losses,
+    objective,
+    sandbox,
+    weights,
+)
+
+TABLE: tuple[Mutant, ...] = (
+    *losses.MUTANTS,
+    *objective.MUTANTS,
+    *batching.MUTANTS,
+    *controller.MUTANTS,
+    *episodes.MUTANTS,
+    *digests.MUTANTS,
+    *grading.MUTANTS,
+    *sandbox.MUTANTS,
+    *weights.MUTANTS,
+)

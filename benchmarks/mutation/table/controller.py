@@ -1,0 +1,276 @@
+"""The schedule, the ledger, the loop, weight ages, passes over the tasks, and checkpoints."""
+
+from __future__ import annotations
+
+from benchmarks.mutation.source import Mutant
+
+SCHEDULE = ("test_schedule.py",)
+LEDGER = ("test_ledger.py",)
+LOOP = ("test_loop.py",)
+WINDOWS = ("test_windows.py", "test_loop.py")
+AGES = ("test_ages.py",)
+PASSES = ("test_passes.py",)
+CHECKPOINTS = ("test_checkpoints.py",)
+READY = ("test_ready.py",)
+
+MUTANTS = (
+    Mutant(
+        name="one group too many may begin",
+        function="Schedule.admits",
+        old="due + 1 > room",
+        new="due > room",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="a group may begin as if its weights were a version newer",
+        function="Schedule.admits",
+        old="first = version + self.staleness - self.step",
+        new="first = version + 1 + self.staleness - self.step",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="groups of weights that are too old may begin",
+        function="Schedule.admits",
+        old="if first < 0",
+        new="if first < -1",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="a group has one step more than the staleness allows",
+        function="Schedule.admit",
+        old="self._open(key, version + self.staleness)",
+        new="self._open(key, min(version + self.staleness + 1, self.step + self.staleness))",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="a step takes groups by their finish, and not by their deadline",
+        function="Schedule.take",
+        old="sorted(self._ready, key=self._ready.__getitem__)",
+        new="list(self._ready)",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="a step does not wait for what is due",
+        function="Schedule.take",
+        old="len(self._ready) < self.batch_size or not self._leaves_room()",
+        new="len(self._ready) < self.batch_size",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="a restored group has a new deadline",
+        function="Schedule.restore",
+        old="self._open(key, deadline)",
+        new="self._open(key, self.step + self.staleness)",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="more groups than a step takes count as taken",
+        function="Schedule._leaves_room",
+        old="min(is_ready, self.batch_size)",
+        new="is_ready",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="taken groups stay counted as ready",
+        function="Schedule._remove",
+        old="self._ready_due[place] -= 1",
+        new="pass",
+        tests=SCHEDULE,
+    ),
+    Mutant(
+        name="prompts that were running begin again in the wrong order",
+        function="Ledger.prompts",
+        old="self._again.pop(0)",
+        new="self._again.pop()",
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="prompts that are to begin again are forgotten at a second stop",
+        function="Ledger.state_dict",
+        old="sorted([*self._open, *self._again])",
+        new="sorted(self._open)",
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="a ready prompt begins again",
+        function="Ledger.load_state_dict",
+        old='for number in state["open"] if number not in ready',
+        new='for number in state["open"]',
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="a prompt is trained that was never ready",
+        function="Ledger._move",
+        old="if state != expected",
+        new="if state is None",
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="prompts that are to begin again are in no count",
+        function="Ledger.counts",
+        old='states["running"] + len(self._again)',
+        new='states["running"]',
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="trained prompts are not counted",
+        function="Ledger.train",
+        old="self.trained += 1",
+        new="self.trained += 0",
+        tests=LEDGER,
+    ),
+    Mutant(
+        name="the engines count as a version newer than they are",
+        function="Loop._take_over",
+        old="self._version = step",
+        new="self._version = step + 1",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="a window that begins in the middle is as long as a whole one",
+        function="Loop._window_size",
+        old="self.sync_interval - self.steps_done % self.sync_interval",
+        new="self.sync_interval",
+        tests=WINDOWS,
+    ),
+    Mutant(
+        name="the last window takes groups for steps that never come",
+        function="Loop._window_size",
+        old="min(self.sync_interval - self.steps_done % self.sync_interval, self.steps - self.steps_done)",
+        new="self.sync_interval - self.steps_done % self.sync_interval",
+        tests=WINDOWS,
+    ),
+    Mutant(
+        name="the weights of the last step are not published",
+        function="Loop.training",
+        old="if step % self.sync_interval == 0 or step == self.steps",
+        new="if step % self.sync_interval == 0",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="a synchronous step does not wait for the engines",
+        function="Loop._sync",
+        old="if self.staleness == 0 or step == self.steps",
+        new="if step == self.steps",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="the order of a step's groups hangs on the clock",
+        function="Loop._take",
+        old="sorted(taken)",
+        new="list(taken)",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="a group with too few valid episodes is trained on",
+        function="Loop._settle",
+        old="if not self.keeps(group)",
+        new="if False",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="a run never ends for lack of a signal",
+        function="Loop._count_flat",
+        old="if error and row >= error",
+        new="if error and row > 2 * error",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="an episode is as old as its newest token",
+        function="WeightAges.of",
+        old="min(self.versions[v] for v in e.versions)",
+        new="max(self.versions[v] for v in e.versions)",
+        tests=AGES,
+    ),
+    Mutant(
+        name="a skipped step counts as one that changed the weights",
+        function="WeightAges.trained",
+        old="self.updates += not skipped",
+        new="self.updates += 1",
+        tests=AGES,
+    ),
+    Mutant(
+        name="a version that is published again has a new age",
+        function="WeightAges.published",
+        old="self.versions.setdefault(version, self.updates)",
+        new="self.versions[version] = self.updates",
+        tests=AGES,
+    ),
+    Mutant(
+        name="every pass has the same order",
+        function="Passes._order",
+        old="{self.seed}/tasks/{pass_number}",
+        new="{self.seed}/tasks",
+        tests=PASSES,
+    ),
+    Mutant(
+        name="the first pass is shuffled too",
+        function="Passes.task",
+        old="pass_number >= self.shuffled_from",
+        new="pass_number >= 0",
+        tests=PASSES,
+    ),
+    Mutant(
+        name="a resumed run shuffles in the middle of a pass",
+        function="first_whole_pass",
+        old="-(-number // tasks)",
+        new="number // tasks",
+        tests=PASSES,
+    ),
+    Mutant(
+        name="a run goes on from its oldest checkpoint",
+        function="find",
+        old="step or max(found)",
+        new="step or min(found)",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="a truncated checkpoint is taken for whole",
+        function="read_manifest",
+        old="if found != size",
+        new="if not found",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="the newest checkpoint may be removed",
+        function="prune",
+        old="[: -max(1, keep_last)]",
+        new="[: len(steps_of(run)) - keep_last]",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="the checkpoint that a run goes on from is removed",
+        function="clean",
+        old="if other > step",
+        new="if other >= step",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="a run that has all its steps cannot be opened again",
+        function="check_fits",
+        old="config.training.steps < checkpoint.step",
+        new="config.training.steps <= checkpoint.step",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="settings that may not change are not compared",
+        function="check_fits",
+        old="if not MAY_CHANGE.fullmatch(name) and before.get(name)",
+        new="if not MAY_CHANGE.match(name) and before.get(name)",
+        tests=CHECKPOINTS,
+    ),
+    Mutant(
+        name="a restored group loses its deadline",
+        function="unpack",
+        old='ReadyGroup(place["number"], place["deadline"], group)',
+        new='ReadyGroup(place["number"], place["number"], group)',
+        tests=READY,
+    ),
+    Mutant(
+        name="replaced episodes of a restored group count as its members",
+        function="unpack",
+        old="episodes=members, id",
+        new="episodes=members + replaced, id",
+        tests=READY,
+    ),
+)

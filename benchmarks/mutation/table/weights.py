@@ -1,0 +1,110 @@
+"""Versions of the weights: publishing, pulling, and what a store gives."""
+
+from __future__ import annotations
+
+from benchmarks.mutation.source import Mutant
+
+SHARED = ("test_weights_shared.py",)
+NCCL = ("test_weights_nccl.py",)
+REGISTRY = ("test_registry.py",)
+
+MUTANTS = (
+    Mutant(
+        name="a version may be published twice",
+        function="Publisher._check_new",
+        old="if version in self._versions",
+        new="if False",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="another version is sent in the place of one that is not there",
+        function="Publisher._send",
+        old="self._versions.get(version)",
+        new="self._versions.get(version, next(iter(self._versions.values()), None))",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="the newest version is forgotten first",
+        function="Publisher._forget",
+        old="list(self._versions)[: max(0, len(self._versions) - keep)]",
+        new="list(self._versions)[keep:]",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="memory that a slow puller reads is written over",
+        function="Publisher._free",
+        old="if id(flat) not in taken",
+        new="",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="a link that is given back is lost",
+        function="Puller.give_back",
+        old="self._idle.append(link)",
+        new="pass",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="a version may be replaced",
+        function="SegmentStore.commit",
+        old="os.link(unfinished, self._manifest(taken.version))",
+        new="os.replace(unfinished, self._manifest(taken.version))",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="one version too many is forgotten before the copy",
+        function="SegmentStore.take",
+        old="self._forget(keep=KEEP - 1)",
+        new="self._forget(keep=0)",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="memory that is read is written over",
+        function="SegmentStore._free_segment",
+        old="if not _try_lock(lock, fcntl.LOCK_EX)",
+        new="if False",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="the memory of a version that can be fetched is written over",
+        function="SegmentStore._free_segment",
+        old="if segment.name in named",
+        new="if False",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="a changed snapshot is taken for whole",
+        function="SharedMemoryStore._verify",
+        old='if f"{_crc32(held):08x}" != path.read_text()',
+        new="if not path.read_text()",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="a checksum is of the last piece only",
+        function="_crc32",
+        old="zlib.crc32(flat[start : start + _PIECE], value)",
+        new="zlib.crc32(flat[start : start + _PIECE], 0)",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="tensors are not aligned",
+        function="Layout.of",
+        old="-(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT",
+        new="tensor.numel() * tensor.element_size()",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="a name of two packages is the first one's",
+        function="find",
+        old="if len(rivals) > 1",
+        new="if len(rivals) > 2",
+        tests=REGISTRY,
+    ),
+    Mutant(
+        name="a name of a later source hides an earlier one's",
+        function="entries",
+        old="found.setdefault((entry.name, entry.kind), entry)",
+        new="found[(entry.name, entry.kind)] = entry",
+        tests=REGISTRY,
+    ),
+)

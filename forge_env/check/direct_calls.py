@@ -1,0 +1,124 @@
+"""Calls of an environment without the rollout loop, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from forge_env.check.context import LIMITS, CheckContext
+from forge_env.check.strategies import Strategy
+from forge_env.core.env import Env
+from forge_env.core.episode import Turn
+from forge_env.core.errors import EnvError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Task
+from forge_env.core.user_code import guard
+from forge_env.utils.threads import invoke
+
+T = TypeVar("T")
+
+CANCEL_SECONDS = 1.0  # how long a cancelled task may take to end
+
+
+class CallTimeout(EnvError):
+    """A call did not end in time."""
+
+
+@asynccontextmanager
+async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
+    """Make an instance and close it at the end. An error of `close` is ignored: the check "close" reports it."""
+    env = context.factory.make()
+    try:
+        yield env
+    finally:
+        try:
+            await with_timeout("close()", call_env("close", env.close), LIMITS.step_seconds)
+        except Exception:
+            pass
+
+
+async def reset(env: Env, task: Task, seed: int) -> Any:
+    """Call `reset`; returns its result unchecked.
+
+    Raises:
+        CallTimeout: after `LIMITS.step_seconds`.
+        EnvError: for whatever it raises, with file and line.
+    """
+    options = {"task": task, "limits": LIMITS}
+    return await _within_step_limit("reset", call_env("reset", env.reset, seed=seed, options=options))
+
+
+async def step(env: Env, action: Action) -> Any:
+    """Call `step`; returns its result unchecked.
+
+    Raises:
+        CallTimeout: after `LIMITS.step_seconds`.
+        EnvError: for whatever it raises, with file and line.
+    """
+    return await _within_step_limit("step", call_env("step", env.step, action))
+
+
+async def call_env(part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an environment, sync or async.
+
+    Raises:
+        EnvError: for whatever it raises, with the part, file and line.
+    """
+    with guard(part):
+        return await invoke(function, *args, **kwargs)
+
+
+async def _within_step_limit(part: str, call: Coroutine[Any, Any, T]) -> T:
+    """Await a call in this very task, as the rollout loop does: some libraries close only where they were opened."""
+    try:
+        async with asyncio.timeout(LIMITS.step_seconds):
+            return await call
+    except TimeoutError:
+        raise CallTimeout(f"{part}() took longer than {LIMITS.step_seconds:g} s") from None
+
+
+async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> AsyncGenerator[tuple[float, Any]]:
+    """Play one episode without the rollout loop; yields the seconds and the result of `reset`, then of each `step`."""
+    started = time.perf_counter()
+    result = await reset(env, task, seed)
+    yield time.perf_counter() - started, result
+    conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
+    for _ in range(LIMITS.max_turns):
+        action = await strategy(conversation, env.tools)
+        conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
+        started = time.perf_counter()
+        result = await step(env, action)
+        yield time.perf_counter() - started, result
+        conversation.observation = tuple(result[0])
+        if result[2] or result[3]:
+            return
+
+
+async def with_timeout(name: str, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Await work in a task of its own, for `seconds` at most, even if it does not respond to cancellation.
+
+    Raises:
+        CallTimeout: when it has not ended by then.
+    """
+    task = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await cancel(task)
+        raise
+    if not done:
+        await cancel(task)
+        raise CallTimeout(f"{name} took longer than {seconds:g} s")
+    return task.result()
+
+
+async def cancel(task: asyncio.Task[Any], seconds: float = CANCEL_SECONDS) -> bool:
+    """Cancel a task; returns whether it ended within `seconds`."""
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if done and not task.cancelled():
+        task.exception()  # marks it as retrieved; otherwise asyncio logs it when the task is collected
+    return bool(done)

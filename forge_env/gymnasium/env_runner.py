@@ -1,0 +1,227 @@
+"""Runs the episodes of one SyncEnv on the event loop: one instance per episode, of a factory that SyncEnvs share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium.logger
+
+from forge_env.core.env import Env
+from forge_env.core.errors import EnvError, ForgeError, InfraError
+from forge_env.core.reward_value import reward_value
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
+from forge_env.core.user_code import error_text
+from forge_env.gymnasium.loop_thread import LoopThread
+from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
+from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.threads import invoke
+
+OPEN_SECONDS = 600.0
+"""Time limit for opening what the instances of an environment share: sandboxes, servers."""
+CLOSE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """The result of a `reset` or `step`.
+
+    Attributes:
+        outcome: of the episode; "" while it continues.
+        error: the reason of a fault.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    outcome: str = ""
+    error: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EnvRunner:
+    """Runs the episodes of one SyncEnv. Its methods run on the event loop, one at a time."""
+
+    def __init__(self, loop: LoopThread, factory: EnvFactory, limits: EpisodeLimits) -> None:
+        self.loop = loop
+        self._factory = factory
+        self._limits = limits
+        self._shared: _SharedFactory | None = None
+        self._env: Env | None = None
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        return () if self._env is None else self._env.tools
+
+    async def reset(self, task: Task, seed: int, options: Mapping[str, Any]) -> StepOutcome:
+        """Close the last episode and start one; a fault of the environment is an outcome.
+
+        Raises:
+            ForgeError: when what the environment's instances share cannot be opened.
+        """
+        if self._shared is None:
+            self.loop.closers[self] = self.close
+            self._shared = await _SharedFactory.acquire(self.loop, self._factory)
+        await self._close_env()
+        try:
+            self._env = self._shared.factory.make()
+            call = invoke(self._env.reset, seed=seed, options={**options, "task": task, "limits": self._limits})
+            messages, info = _checked(await call_env("reset", call, self._limits.step_seconds), 2, "reset")
+        except (EnvError, InfraError) as error:
+            return _fault_outcome(error)
+        return StepOutcome(messages=messages, info=info)
+
+    async def step(self, action: Action) -> StepOutcome:
+        """Take one action; a fault of the environment is an outcome."""
+        assert self._env is not None
+        try:
+            call = invoke(self._env.step, action)
+            result = _checked(await call_env("step", call, self._limits.step_seconds), 5, "step")
+        except EnvTimeout as error:
+            is_slow_model = self._env.time_spent_by == "model"
+            return self.truncated(StepOutcome()) if is_slow_model else _fault_outcome(error)
+        except (EnvError, InfraError) as error:
+            return _fault_outcome(error)
+        messages, reward, terminated, truncated, info = result
+        step = StepOutcome(messages=messages, reward=float(reward), info=info)
+        if "outcome" in info:
+            return _with_outcome(step, Outcome(info["outcome"]))
+        if truncated:
+            return self.truncated(step)
+        return _with_outcome(step, Outcome.SCORED) if terminated else step
+
+    def truncated(self, step: StepOutcome) -> StepOutcome:
+        """Return a step as the last one of an episode that reached a limit of turns or time."""
+        assert self._env is not None
+        return _with_outcome(replace(step, reward=step.reward + self._env.truncation_reward), Outcome.TRUNCATED)
+
+    async def close(self) -> None:
+        self.loop.closers.pop(self, None)
+        await self._close_env()
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.release()
+
+    def abandon(self) -> None:
+        """Close without waiting, from any thread: the SyncEnv was garbage-collected."""
+        if self.loop.is_mine:
+            self.loop.start(self._close_and_release)
+
+    async def _close_and_release(self) -> None:
+        try:
+            await self.close()
+        finally:
+            self.loop.release()
+
+    async def _close_env(self) -> None:
+        env, self._env = self._env, None
+        if env is not None and (error := await close_env(env, self._limits.step_seconds)):
+            gymnasium.logger.warn(f"closing {self._factory.name} failed: {error}")
+
+
+def _checked(result: Any, count: int, method: str) -> tuple[Any, ...]:
+    """Check the result of `reset` or `step`: a tuple of messages, a finite reward, the flags, and an info."""
+    if not isinstance(result, tuple) or len(result) != count:
+        raise EnvError(f"{method} returned {type(result).__name__} and not a tuple of {count}")
+    messages, *middle, info = result
+    if not isinstance(info, Mapping) or info.get("outcome", Outcome.SCORED) not in tuple(Outcome):
+        raise EnvError(f"{method} returned the info {info!r}; an info is a mapping, and its outcome one of Outcome")
+    if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
+        raise EnvError(f"{method} returned the messages {messages!r:.200}; a message has a role and a content")
+    if middle:
+        middle[0] = reward_value(middle[0], f"{method} returned the reward")
+    return (tuple(messages), *middle, dict(info))
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _fault_outcome(error: ForgeError) -> StepOutcome:
+    outcome = Outcome.ENV_FAULT if isinstance(error, EnvError) else Outcome.INFRA_FAULT
+    return StepOutcome(truncated=True, outcome=str(outcome), error=error_text(error))
+
+
+def _with_outcome(step: StepOutcome, outcome: Outcome) -> StepOutcome:
+    is_truncated = outcome is Outcome.TRUNCATED or not outcome.is_valid
+    return replace(
+        step,
+        reward=step.reward if outcome.is_valid else 0.0,
+        terminated=not is_truncated,
+        truncated=is_truncated,
+        outcome=str(outcome),
+        error="" if outcome.is_valid else str(step.info.get("error", "the environment says so")),
+    )
+
+
+class _SharedFactory:
+    """An open factory, with the number of runners that use it.
+
+    One task opens and closes it, because some shared resources (MCP clients) must be closed by the task that opened
+    them.
+    """
+
+    _open: dict[Hashable, _SharedFactory] = {}  # noqa: RUF012 - of all loops; each loop's thread touches only its own
+
+    def __init__(self, key: Hashable, factory: EnvFactory) -> None:
+        self.factory = factory
+        self._key = key
+        self._users = 0
+        self._opened = asyncio.get_running_loop().create_future()
+        self._released = asyncio.Event()
+        self._task = asyncio.create_task(self._hold_open())
+
+    @classmethod
+    async def acquire(cls, loop: LoopThread, factory: EnvFactory) -> _SharedFactory:
+        key = (loop, _key(factory))
+        shared = cls._open.get(key) or cls._open.setdefault(key, cls(key, factory))
+        shared._users += 1
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await asyncio.shield(shared._opened)
+        except TimeoutError:
+            await shared.release()
+            raise InfraError(f"opening {factory.name} took longer than {OPEN_SECONDS:g} s") from None
+        except BaseException:
+            await shared.release()
+            raise
+        return shared
+
+    async def release(self) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        if self._open.get(self._key) is self:
+            del self._open[self._key]
+        self._released.set()
+        if not self._opened.done():
+            self._task.cancel()
+        done, _ = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        if not done:
+            self._task.cancel()
+            raise InfraError(f"closing what {self.factory.name} shares took longer than {CLOSE_SECONDS:g} s")
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def _hold_open(self) -> None:
+        try:
+            async with self.factory:
+                self._opened.set_result(None)
+                await self._released.wait()
+        except Exception as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+
+
+def _key(factory: EnvFactory) -> Hashable:
+    """Return a key that is equal for factories that open the same resources; unhashable options are never equal."""
+    key = (factory.env_class, tuple(sorted(factory.options.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return id(factory)
+    return key

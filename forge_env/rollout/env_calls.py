@@ -1,0 +1,51 @@
+"""Calls of an environment's methods, with a deadline and with its exceptions turned into faults."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from forge_env.core.env import Env
+from forge_env.core.errors import EnvError, ForgeError
+from forge_env.core.user_code import error_text, fault, guard
+from forge_env.utils.deadlines import Deadline
+from forge_env.utils.threads import invoke
+
+
+class EnvTimeout(EnvError):
+    """A method of an environment exceeded its deadline."""
+
+
+async def call_env(part: str, call: Coroutine[Any, Any, Any], seconds: float, deadline: Deadline | None = None) -> Any:
+    """Await a method of an environment.
+
+    Args:
+        part: name of the method, for the error message.
+        call: the call.
+        seconds: its time limit.
+        deadline: the Deadline of `seconds`, for a caller that reads the used time from it.
+
+    Raises:
+        EnvTimeout: after the time limit.
+        EnvError: for whatever else it raises, with file and line.
+    """
+    deadline = deadline or Deadline(seconds)
+    try:
+        return await deadline.run(call)
+    except BaseException as error:
+        if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
+            raise EnvTimeout(f"{part} took longer than {seconds:g} s") from None
+        if (env_error := fault(part, error)) is not None:
+            raise env_error from error
+        raise
+
+
+async def close_env(env: Env, seconds: float) -> str:
+    """Close an environment; returns what went wrong, or "". A failing close does not change the episode."""
+    deadline = Deadline(seconds)
+    try:
+        with guard("close"):
+            await deadline.run(invoke(env.close))
+    except ForgeError as error:
+        return f"close took longer than {seconds:g} s" if deadline.expired else error_text(error)
+    return ""

@@ -1,0 +1,63 @@
+"""Options of an environment: which parameters are options, and the conversion of text from a command line."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from forge_env.core.errors import UserError
+
+NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function that are options."""
+    if function is object.__init__:
+        return []
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in _KINDS and p.name not in NOT_OPTIONS]
+
+
+def option_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of each option of a function by its name; Any where it has none."""
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError):
+        hints = {}
+    return {parameter.name: hints.get(parameter.name, Any) for parameter in option_parameters(function)}
+
+
+def required_options(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the options without a default."""
+    return [parameter.name for parameter in option_parameters(function) if parameter.default is parameter.empty]
+
+
+def select_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `options` that are parameters of a function."""
+    names = {parameter.name for parameter in option_parameters(function)}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:
+    """Convert text to the type of an option; any other value is returned as it is.
+
+    Raises:
+        UserError: when the text does not fit the type.
+    """
+    if not isinstance(value, str) or kind in (Any, str):
+        return value
+    is_list = typing.get_origin(kind) in (list, tuple, set, frozenset, Sequence)
+    try:
+        adapter = TypeAdapter(kind)
+        return adapter.validate_python([item for item in value.split(",") if item] if is_list else value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"the option {name} of the environment {env} is {value!r}: {reason}") from None
+    except PydanticUserError:
+        return value

@@ -1,0 +1,101 @@
+"""Summaries of a run from its index: faults, unreadable lines, values for the filters, evaluations."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from forge_env.utils.statistics import clustered_share
+from forge_env.viewer.query import FROM_EPISODES, episode_key
+
+_PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
+"""In the order of a run; other phases come after them."""
+
+
+def list_faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Environment faults, infrastructure faults and time-outs, by class and message, the most frequent first."""
+    sql = (
+        f"SELECT phase, fault, error, env, count(*) AS count, max(n) AS last {FROM_EPISODES} WHERE fault <> '' "
+        f"GROUP BY phase, fault, error, env ORDER BY count DESC, last DESC LIMIT 500"
+    )
+    faults = [dict(row) for row in db.execute(sql)]
+    for fault in faults:
+        last = db.execute(f"SELECT phase, offset {FROM_EPISODES} WHERE n = ?", (fault.pop("last"),)).fetchone()
+        fault["episode"] = episode_key(last)
+    return faults
+
+
+def bad_lines(db: sqlite3.Connection) -> dict[str, Any]:
+    """Lines that hold no episode: how many each file has, and the first of them."""
+    counts = [dict(row) for row in db.execute("SELECT phase, bad FROM files WHERE bad > 0 ORDER BY phase")]
+    sql = "SELECT phase, offset, reason FROM bad JOIN files USING (file) ORDER BY file, offset LIMIT 100"
+    return {"files": counts, "lines": [dict(row) for row in db.execute(sql)]}
+
+
+def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
+    """The values that the filters can have: phases with their counts, outcomes, environments, tools, ranges."""
+    phases = [
+        {"phase": row[0], "episodes": row[1]}
+        for row in db.execute(
+            "SELECT phase, count(n) FROM files LEFT JOIN episodes USING (file) WHERE kind <> 'trained' "
+            "GROUP BY phase ORDER BY phase"
+        )
+    ]
+    phases.sort(key=lambda phase: _phase_position(phase["phase"]))
+    version_low, version_high, step_low, step_high = db.execute(
+        "SELECT min(version_low), max(version_high), min(step), max(step) FROM episodes"
+    ).fetchone()
+    tools = {name for row in db.execute("SELECT DISTINCT tools FROM episodes LIMIT 1000") for name in row[0].split(",")}
+    return {
+        "phases": phases,
+        "outcomes": [row[0] for row in db.execute("SELECT DISTINCT outcome FROM episodes ORDER BY 1 LIMIT 20")],
+        "envs": [row[0] for row in db.execute("SELECT DISTINCT env FROM episodes ORDER BY 1 LIMIT 200")],
+        "tools": sorted(tools - {""}),
+        "versions": [version_low, version_high],
+        "steps": [step_low, step_high],
+        "faults": db.execute("SELECT count(*) FROM episodes WHERE fault NOT IN ('', 'timeout')").fetchone()[0],
+        "timeouts": db.execute("SELECT count(*) FROM episodes WHERE outcome = 'timeout'").fetchone()[0],
+    }
+
+
+def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success."""
+    sql = (
+        "SELECT phase, step, task, avg(success) AS share, "
+        "avg(CASE WHEN reward IS NOT NULL THEN success END) AS share_without, "
+        f"avg(reward) AS reward, count(*) AS episodes, count(*) - count(reward) AS timeouts {FROM_EPISODES} "
+        "WHERE kind = 'episodes' AND (reward IS NOT NULL OR outcome = 'timeout') "
+        "AND phase NOT IN ('train', 'demonstrations') GROUP BY file, task"
+    )
+    tasks_by_phase: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
+    for row in db.execute(sql):
+        tasks_by_phase.setdefault((row["phase"], row["step"]), []).append(row)
+    results = [_evaluation(phase, step, tasks) for (phase, step), tasks in tasks_by_phase.items()]
+    return sorted(results, key=lambda result: (_phase_position(result["phase"]), result["step"] or 0))
+
+
+def _evaluation(phase: str, step: int | None, tasks: Sequence[sqlite3.Row]) -> dict[str, Any]:
+    success = clustered_share([task["share"] for task in tasks], attempts=sum(task["episodes"] for task in tasks))
+    return {
+        "phase": phase,
+        "step": step,
+        "success": success.value,
+        "interval": [success.low, success.high],
+        "reward": _mean_of_known([task["reward"] for task in tasks]),
+        "timeouts": sum(task["timeouts"] for task in tasks),
+        "without_timeouts": _mean_of_known([task["share_without"] for task in tasks]),
+        "episodes": sum(task["episodes"] for task in tasks),
+        "tasks": success.tasks,
+    }
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _phase_position(phase: str) -> int:
+    name = phase.partition("_")[0] if phase.startswith("evaluation_") else phase
+    return _PHASES.index(name) if name in _PHASES else len(_PHASES)

@@ -1,0 +1,31 @@
+"""Turns of a conversation, as a token agent records them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agents.renderer.rendering import Renderer
+from forge_env.core.episode import Turn
+from forge_env.core.protocols import Conversation
+
+
+def add_turn(
+    renderer: Renderer, conversation: Conversation, token_ids: list[int], tools: Sequence[Any]
+) -> tuple[list[int], int]:
+    """Ask for the next prompt, record the turn as an agent would; returns the prompt and how much of it is old."""
+    prompt, old, starts_row = renderer.next_prompt(conversation, tools)
+    assert starts_row == (old == 0)
+    action = renderer.read(token_ids, "stop")
+    conversation.turns.append(
+        Turn(
+            kind="tokens",
+            observation=conversation.observation,
+            message=action.message,
+            tool_calls=action.tool_calls,
+            prompt_ids=tuple(prompt[old:]),
+            token_ids=tuple(token_ids),
+            starts_row=starts_row,
+        )
+    )
+    return prompt, old

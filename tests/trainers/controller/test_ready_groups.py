@@ -1,0 +1,56 @@
+"""Ready groups go to a checkpoint's folder and come back as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.episode import Episode, Group, Turn
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome, Task
+from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
+
+
+def make_group(number: int, members: int, replaced: int = 0) -> Group:
+    task = Task(prompt=({"role": "user", "content": f"\ud800 {number}"},), target=number)
+    turn = Turn(
+        kind="sampled",
+        observation=(),
+        message={"role": "assistant", "content": "é\n"},
+        prompt_ids=(0,),
+        token_ids=(number, 2),
+        logprobs=(-0.1, -1 / 3),
+        versions=((3, 1), (4, 1)),
+        starts_row=True,
+    )
+    name = f"train/{number}"
+    episodes = tuple(
+        Episode(task=task, turns=(turn,), outcome=Outcome.SCORED, reward=i / 3, id=f"{name}/{i}", group_id=name)
+        for i in range(members)
+    )
+    faulted = tuple(
+        replace(episodes[0], outcome=Outcome.ENV_FAULT, reward=None, error="gone", id=f"{name}/0.{i + 1}")
+        for i in range(replaced)
+    )
+    return Group(task=task, episodes=episodes, id=name, replaced=faulted)
+
+
+def test_they_come_back_as_they_were(tmp_path: Path) -> None:
+    groups = [ReadyGroup(7, 5, make_group(7, 3)), ReadyGroup(2, 4, make_group(2, 1, replaced=2))]
+    places, text = pack(groups)
+    (tmp_path / READY_FILE).write_text(text)
+    assert unpack(places, tmp_path) == groups
+
+
+def test_none_need_no_file(tmp_path: Path) -> None:
+    assert pack([]) == ([], "") and unpack([], tmp_path) == []
+
+
+@pytest.mark.parametrize("lines", [slice(0, 2), slice(1, None)], ids=["too few", "others"])
+def test_a_file_of_other_episodes_is_refused(lines: slice, tmp_path: Path) -> None:
+    places, text = pack([ReadyGroup(7, 5, make_group(7, 2)), ReadyGroup(8, 5, make_group(8, 2))])
+    (tmp_path / READY_FILE).write_text("".join(text.splitlines(keepends=True)[lines]))
+    with pytest.raises(UserError, match=r"ready\.jsonl does not hold the episodes of group train/"):
+        unpack(places, tmp_path)

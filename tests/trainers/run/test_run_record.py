@@ -1,0 +1,58 @@
+"""What a run writes down of itself when it begins: enough to start it again, and no secret."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from trainers.config import SHORT_OPTIONS
+from trainers.grpo import Config
+from trainers.run.run_record import HIDDEN, add_fact, code_at_start, config_text, write_facts
+from trainers.setup.parser import parse
+
+
+def test_the_config_is_read_again(tmp_path: Path) -> None:
+    options = ["--training.learning_rate", "1e-5", "--metrics.sinks", "a:B", "--env.options.level", "2"]
+    config = parse(Config, options, SHORT_OPTIONS)
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    again = parse(Config, ["--config", str(tmp_path / "config.yaml")], SHORT_OPTIONS)
+    assert asdict(again) == asdict(config) | {"output": ""}
+
+
+def test_secrets_are_not_written_down() -> None:
+    config = parse(Config, [], SHORT_OPTIONS)
+    config.env.options |= {
+        "api_key": "sk-1", "headers": {"Authorization": "sk-2"}, "servers": [{"access_token": "sk-3"}], "max_tokens": 9,
+        "tokenizer": "plain",
+    }  # fmt: skip
+    text = config_text(config)
+    assert "sk-" not in text
+    options = yaml.safe_load(text)["env"]["options"]
+    assert options["api_key"] == HIDDEN and (options["max_tokens"], options["tokenizer"]) == (9, "plain")
+
+
+def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
+    config = parse(Config, ["--seed", "7"], SHORT_OPTIONS)
+    write_facts(tmp_path, "grpo", config, {"model": "m"})
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace(json.loads(path.read_text())["started"], "2001-01-01T00:00:00+00:00"))
+    config.training.steps = 99
+    assert code_at_start(tmp_path) == {}
+    for digest in ("1", "2"):
+        write_facts(tmp_path, "grpo", config, {"model": "m"}, {"own.py": digest})
+    assert code_at_start(tmp_path) == {"own.py": "1"}
+    facts = json.loads(path.read_text())
+    assert facts["started"].startswith("2001") and facts["steps"] == 99
+    assert (facts["algorithm"], facts["env"], facts["seed"], facts["model"]) == ("grpo", "code_exec", 7, "m")
+    assert facts["machine"]["cores"] >= 1 and facts["versions"]["python"]
+
+
+def test_a_fact_that_is_known_later(tmp_path: Path) -> None:
+    write_facts(tmp_path, "grpo", parse(Config, [], SHORT_OPTIONS), {"model": "m"})
+    for seconds in (3.0, 2.0):
+        add_fact(tmp_path, "startup", {"first_step": seconds})
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["startup"] == {"first_step": 2.0} and facts["model"] == "m"

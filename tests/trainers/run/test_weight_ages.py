@@ -1,0 +1,79 @@
+"""Ages of weights in optimizer steps, whatever was published, skipped or resumed in between."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.episode import Episode
+from tests.trainers.episodes import episode, turn
+from trainers.run.weight_ages import WeightAges, estimate
+
+
+def sampled(*versions: int) -> Episode:
+    return episode(*(turn(1, version=version) for version in versions))
+
+
+def test_an_episode_is_as_old_as_its_oldest_token() -> None:
+    ages = WeightAges(staleness=3)
+    ages.published(7)
+    ages.trained(skipped=False)
+    ages.trained(skipped=False)
+    ages.published(8)
+    assert ages.of([sampled(8), sampled(7), sampled(7, 8)]) == [0, 2, 2]
+    ages.trained(skipped=False)
+    assert ages.of([sampled(8), sampled(7)]) == [1, 3]
+    ages.trained(skipped=True)
+    ages.published(9)
+    assert ages.of([sampled(9), sampled(8), sampled(7)]) == [0, 1, 3]
+
+
+def test_weights_published_again_after_a_skipped_step_are_as_fresh_as_before() -> None:
+    ages = WeightAges(staleness=1)
+    ages.published(0)
+    ages.trained(skipped=True)
+    ages.published(1)
+    assert ages.of([sampled(0), sampled(1)]) == [0, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), interval=st.integers(1, 5), more=st.integers(0, 5), steps=st.integers(1, 30))
+def test_no_age_is_beyond_the_setting_and_each_is_counted_in_steps(
+    data: st.DataObject, interval: int, more: int, steps: int
+) -> None:
+    """With a kill and a resume at any step, and some steps skipped."""
+    staleness = interval - 1 + more
+    ages, version = WeightAges(staleness=staleness), data.draw(st.integers(0, 3))
+    taken: list[tuple[int, int]] = [(0, version)]  # steps done at the publication of each version
+    changed = [0]  # updates after so many steps
+    for step in range(steps):  # from version `step`
+        ages.published(version)
+        allowed = [(at, v) for at, v in taken if step - at <= staleness]
+        at, chosen = data.draw(st.sampled_from(allowed))
+        assert ages.of([sampled(chosen)]) == [changed[step] - changed[at]]
+        assert ages.of([sampled(chosen)])[0] <= staleness
+        skipped = data.draw(st.booleans())
+        ages.trained(skipped=skipped)
+        changed.append(changed[-1] + (not skipped))
+        if (step + 1) % interval == 0:
+            version += 1
+            taken.append((step + 1, version))
+        if data.draw(st.integers(0, 5)) == 0:
+            state = json.loads(json.dumps(ages.state_dict()))
+            ages = WeightAges(staleness=staleness)
+            ages.load_state_dict(state)
+            if (step + 1) % interval:  # the resumed run publishes what it goes on from
+                version += 1
+                taken.append((step + 1, version))
+
+
+def test_a_checkpoint_without_ages_has_those_of_steps_that_were_not_skipped() -> None:
+    ages = WeightAges(staleness=5)
+    ages.load_state_dict(estimate(7, 4, 3))  # published after 0, 3 and 6 steps, and now after 7
+    assert ages.of([sampled(4), sampled(3), sampled(2), sampled(1)]) == [0, 1, 4, 7]
+    ages.load_state_dict(estimate(6, 3, 3))
+    assert ages.of([sampled(3), sampled(2), sampled(1)]) == [0, 3, 6]
+    ages.load_state_dict(estimate(0, 5, 1))
+    assert ages.of([sampled(5)]) == [0]

@@ -1,0 +1,136 @@
+"""WeightSync: the versions of one update after the other, with plain classes in place of actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.core.errors import ServiceError
+from tests.trainers.episodes import episode, turn
+from trainers.metrics.timeline import Timeline
+from trainers.run.startup import Startup
+from trainers.run.weight_sync import WeightSync
+
+
+class Trainer:
+    """Writes down what was asked of it: ("take", 0), ("commit",)."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def call_one(self, endpoint: Any, *arguments: Any) -> float:
+        self.asked.append((endpoint.name, *arguments))
+        return 0.5
+
+
+class Engines:
+    """Two engines that take every version over."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    def deadline(self, seconds: float) -> Engines:
+        return self
+
+    async def fanout(self, endpoint: Any, version: int, seconds: float) -> list[dict[str, float]]:
+        self.versions.append(version)
+        return [{"fetch": 1.0, "swap": 0.25}, {"fetch": 0.5, "swap": 2.0}]
+
+
+class NewEngine:
+    """An engine that has just started."""
+
+    def __init__(self, pull: Callable[[int], Awaitable[None]]) -> None:
+        self._pull = pull
+        self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def call_one(self, endpoint: Any, version: int, seconds: float) -> None:
+        await self._pull(version)
+
+
+def made(folder: Path) -> tuple[WeightSync, Trainer, Engines]:
+    ready: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+    trainer, engines = Trainer(), Engines()
+    weights = WeightSync(
+        trainer=trainer,  # type: ignore[arg-type]
+        policy=engines,  # type: ignore[arg-type]
+        engine_ready=ready,
+        seconds=20.0,
+        staleness=2,
+        startup=Startup(),
+        timeline=Timeline(folder / "trace.json"),
+    )
+    return weights, trainer, engines
+
+
+async def test_the_life_of_an_update(tmp_path: Path) -> None:
+    weights, trainer, engines = made(tmp_path)
+    assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (-1, -1, -1, 0)
+    assert await weights.publish(0) == {"seconds/publish": 0.5}
+    assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (0, -1, -1, 0)
+    assert not weights.is_synced
+    weights.changed()  # the first step of the next window
+    assert await weights.pull() == {"seconds/commit": 0.5, "seconds/fetch": 1.0, "seconds/swap": 2.0}
+    assert (weights.in_store, weights.in_engines, weights.engine_steps, weights.of_trainer) == (0, 0, 0, 1)
+    await weights.publish(2)
+    await weights.pull()
+    assert (weights.in_engines, weights.engine_steps, weights.is_synced) == (1, 2, True)
+    assert trainer.asked == [("take", 0), ("commit",), ("take", 1), ("commit",)] and engines.versions == [0, 1]
+
+
+async def test_weights_that_the_engines_have_are_not_published_again(tmp_path: Path) -> None:
+    weights, trainer, _ = made(tmp_path)
+    await weights.sync(steps=0)
+    asked = len(trainer.asked)
+    assert await weights.sync(steps=0) == {} and len(trainer.asked) == asked
+    weights.changed()
+    assert await weights.sync(steps=1) != {} and weights.engine_steps == 1
+
+
+async def test_a_run_that_goes_on_has_the_version_of_its_checkpoint(tmp_path: Path) -> None:
+    weights, _, engines = made(tmp_path)
+    weights.restore(7)
+    assert weights.of_trainer == 7 and not weights.is_synced
+    await weights.sync(steps=12)
+    assert (engines.versions, weights.engine_steps, weights.of_trainer) == ([7], 12, 7)
+
+
+async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
+    weights, *_ = made(tmp_path)
+    pulled: list[int] = []
+
+    async def pull(version: int) -> None:
+        pulled.append(version)
+        if len(pulled) == 1:
+            await weights.sync(steps=1)  # published while the new engine takes the one before it over
+            raise ServiceError("version 0 is gone")
+
+    await weights.sync(steps=0)
+    weights.changed()
+    await weights.catch_up(NewEngine(pull))  # type: ignore[arg-type]
+    assert pulled == [0, 1]
+
+
+async def test_an_engine_that_cannot_take_the_newest_version_over_is_an_error(tmp_path: Path) -> None:
+    weights, *_ = made(tmp_path)
+
+    async def pull(version: int) -> None:
+        raise ServiceError("no room")
+
+    await weights.sync(steps=0)
+    with pytest.raises(ServiceError, match="no room"):
+        await weights.catch_up(NewEngine(pull))  # type: ignore[arg-type]
+
+
+async def test_staleness_is_counted_from_what_is_published(tmp_path: Path) -> None:
+    weights, *_ = made(tmp_path)
+    await weights.sync(steps=0)
+    assert weights.ages_of([episode(turn(1, version=0))]) == [0]
+    weights.changed()
+    weights.ages.trained(skipped=False)
+    await weights.sync(steps=1)
+    assert weights.ages_of([episode(turn(1, version=0)), episode(turn(1, version=1))]) == [1, 0]

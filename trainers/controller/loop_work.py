@@ -1,0 +1,101 @@
+"""LoopWork: what the loop lets be done. A run implements it with actors, a simulation or a test without any."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from forge_env.core.episode import Group
+from forge_env.core.faults import SHRINK
+from forge_env.core.types import Task
+from trainers.controller.loop_state import LoopState
+
+
+class LoopWork(Protocol):
+    """The work of a `Loop`: it decides when, and this does it.
+
+    A class that inherits from the protocol has defaults for what it leaves out: no windows, no evaluations between the
+    first and the last, no checkpoints, a group trained on with two valid episodes.
+    """
+
+    @property
+    def engine_steps(self) -> int:
+        """Optimizer steps behind the weights that every engine has."""
+        ...
+
+    # ---- groups ----
+
+    def task(self, number: int) -> Task:
+        """The task of a group's number; there is one for every number from 0 on."""
+        ...
+
+    async def run_group(self, task: Task, number: int) -> Group:
+        """Run one group.
+
+        Raises:
+            ReplicaDied: its process died in every try; the group is dropped.
+        """
+        ...
+
+    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> Sequence[Group]:
+        """Run groups of (task, number) in lockstep; asked in the place of `run_group` where the settings say waves."""
+        raise NotImplementedError
+
+    def keeps(self, group: Group) -> bool:
+        """Whether a group has enough valid episodes to be trained on."""
+        return SHRINK.keeps(group)
+
+    async def progress(self) -> object:
+        """How far the engines and environments have come; two that are equal say that nothing has moved in between.
+
+        By default only groups that come back are movement.
+        """
+        return None
+
+    # ---- steps ----
+
+    async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        """Awaited before the first step after an update, with the groups of every step until the next one.
+
+        Returns:
+            Metrics of the first of these steps.
+        """
+        return {}
+
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Make the samples of a step's groups, and take one optimizer step on them; returns its metrics."""
+        ...
+
+    async def publish_weights(self, step: int) -> dict[str, float]:
+        """Publish the trainer's weights after `step` steps; returns when the next step cannot change them any more."""
+        ...
+
+    async def pull_weights(self, step: int) -> dict[str, float]:
+        """Let the engines take over what was published; returns when `engine_steps` is `step`."""
+        ...
+
+    # ---- between two steps ----
+
+    def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        """Write down a step that is done."""
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the weights after a step are evaluated; asked only of those that the engines get."""
+        return False
+
+    async def evaluate(self, step: int) -> None:
+        """Evaluate the weights after a step, which every engine has; they get no others meanwhile."""
+
+    async def after_step(self, step: int, state: LoopState | None) -> None:
+        """Awaited between two steps, once the first is written down: the place of checkpoints.
+
+        Args:
+            step: that is done.
+            state: what a checkpoint keeps of the loop; None inside of a window, where groups are taken that no step
+                has trained on.
+        """
+
+    def warn(self, text: str) -> None:
+        """Tell the user."""
+        logging.getLogger(__name__).warning(text)

@@ -1,0 +1,82 @@
+"""The end of a policy-gradient run: summary.json, reward.png, and what the run says last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from forge_env.evaluation.evaluate import Evaluation
+from trainers.run.evaluations import records_of
+from trainers.run.training_run import SAMPLES_SHOWN, TrainingRun
+
+
+def summarise(
+    run: TrainingRun,
+    before: Evaluation,
+    after: Evaluation,
+    tool_off: Evaluation | None,
+    rows_without_signal: Mapping[str, int],
+    train_seconds: float,
+) -> None:
+    """Write the summary of a run that is done.
+
+    Args:
+        run: that is done.
+        before: the headline before the training.
+        after: the headline after it.
+        tool_off: the headline before it without tools; None for an environment that has none.
+        rows_without_signal: see `Loop.rows_without_signal`.
+        train_seconds: of the training alone.
+    """
+    report, algorithm = run.report, run.plan.algorithm
+    report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
+    report.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
+    step_seconds = sorted(point["seconds"] for point in report.curve)
+    alarms = sum(bool(record["mismatch_alarm"]) for record in records_of(report.folder, "train"))
+    warned_of = {**rows_without_signal, "mismatch_alarms": alarms}
+    run.summarise(
+        {
+            "success_before": _rate(before),
+            "success_before_ci95": before.interval,
+            "success_after": _rate(after),
+            "success_after_ci95": after.interval,
+            "success_tool_off": _rate(tool_off),
+            "evaluation_episodes": len(after.episodes),
+            "success_before_without_timeouts": _number(before.without_timeouts.value),
+            "success_after_without_timeouts": _number(after.without_timeouts.value),
+            "evaluation_timeouts": before.timeouts + after.timeouts,
+            "evaluation_faults": before.faults + after.faults,
+            "evaluation_ended_by": after.ended_by,
+            "train_seconds": train_seconds,
+            "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
+            "reward_curve": [point["reward"] for point in report.curve],
+            **warned_of,
+        }
+    )
+    config = run.config
+    picture = report.draw_curve(f"{algorithm} on {config.env.name}, seed {config.training.seed}", before, after)
+    report.say(f"held-out success after {algorithm}: {after}")
+    off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
+    report.say(f"it was {before} before{off}")
+    for sentence in _counted(warned_of):
+        report.say(sentence)
+    report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")
+
+
+def _counted(counts: Mapping[str, int]) -> Iterator[str]:
+    """What a run warns of once, and how often it came; nothing of what never came."""
+    for kind, fate in (("groups_idle", "were trained on"), ("groups_without_signal", "were dropped")):
+        if counts[kind]:
+            row = counts[f"{kind}_longest_row"]
+            yield f"{counts[kind]} groups with one reward for all their episodes {fate}, at most {row} in a row"
+    if counts["mismatch_alarms"]:
+        yield f"trainer and engine were too far apart in {counts['mismatch_alarms']} steps, see mismatch_alarm"
+
+
+def _rate(evaluation: Evaluation | None) -> float | None:
+    """The success rate, or None where nothing could be measured: JSON has no NaN."""
+    return _number(evaluation.success_rate) if evaluation is not None else None
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

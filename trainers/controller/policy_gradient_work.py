@@ -1,0 +1,146 @@
+"""PolicyGradientWork: what the loop of a policy-gradient run lets be done, by the services of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forge_env.core.episode import Group
+from forge_env.core.types import Task
+from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.metrics import tool_metrics
+from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.loop_state import LoopState
+from trainers.controller.loop_work import LoopWork
+from trainers.controller.ready_groups import READY_FILE, pack
+from trainers.controller.sample_maker import SampleMaker
+from trainers.controller.task_order import TaskOrder
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import OldLogprobs
+from trainers.run.checkpointing import is_due, save_checkpoint
+from trainers.run.training_run import TrainingRun
+
+
+@dataclass(kw_only=True)
+class PolicyGradientWork(LoopWork):
+    """Groups from the environments, steps of the trainer, weights for the engines, and the record of all of it."""
+
+    run: TrainingRun
+    objective: Objective
+    tasks: TaskOrder
+    alarm: MismatchAlarm
+    make_samples: SampleMaker
+    old: OldLogprobs | None = None
+    """None where the importance ratio is taken against the generator."""
+    started: float
+    """`time.perf_counter()` at the beginning of the training, that of a run that goes on."""
+    _began: float = field(default_factory=time.time, init=False)  # since when the first step's groups are sampled
+
+    @property
+    def engine_steps(self) -> int:
+        return self.run.weights.engine_steps
+
+    # ---- groups ----
+
+    def task(self, number: int) -> Task:
+        return self.tasks.task(number)
+
+    async def run_group(self, task: Task, number: int) -> Group:
+        count = self.objective.group_size
+        return await self.run.rollouts.run_group(task, number, phase="train", agent="policy", count=count)
+
+    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+        count = self.objective.group_size
+        return await self.run.rollouts.run_wave(numbered, phase="train", agent="policy", count=count)
+
+    def keeps(self, group: Group) -> bool:
+        return self.run.config.env.fault_policy().keeps(group)
+
+    async def progress(self) -> object:
+        return await self.run.services.progress()
+
+    # ---- steps ----
+
+    async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        return await self.old.begin_window(batches) if self.old else {}
+
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """One optimizer step on the groups that the loop hands over, and the on-policy check beside it."""
+        run = self.run
+        episodes = [episode for group in groups for episode in group.valid]
+        ages = run.weights.ages_of(episodes)
+        run.startup.until_now("first rollouts", self._began)
+        async with run.first_step():
+            old = self.old.take() if self.old else None
+            samples, seconds = await self.make_samples(groups, old)
+            is_present = self.old is not None and old is None
+            metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
+        learned = [episode for episode in episodes if self.objective.learns_from(episode)]
+        run.report.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
+        run.weights.ages.trained(skipped=bool(metrics["skipped"]))
+        alarm = self.alarm(step, metrics, is_fresh=not any(ages))
+        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages)
+
+    async def publish_weights(self, step: int) -> dict[str, float]:
+        return await self.run.weights.publish(step)
+
+    async def pull_weights(self, step: int) -> dict[str, float]:
+        return await self.run.weights.pull()
+
+    # ---- between two steps ----
+
+    def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        """Write one optimizer step down, and show it."""
+        report, services = self.run.report, self.run.services
+        episodes = [episode for group in groups for episode in group.valid]
+        seconds = metrics["seconds/step"]
+        shown = {
+            "reward": sum(episode.reward or 0.0 for episode in episodes) / len(episodes),
+            "success": sum(map(is_success, episodes)) / len(episodes),
+            "tokens/s": sum(episode.num_sampled for episode in episodes) / seconds,
+            "s/step": seconds,
+        }
+        counts = {
+            "groups_with_signal": sum(len(set(group.rewards)) > 1 for group in groups),
+            "episodes": len(episodes),
+            "processes_replaced": float(services.replaced),
+            "groups_run_again": float(services.envs.client.retries),
+        }
+        values = metrics | shown | tool_metrics(episodes) | counts
+        report.metrics("train", step, values)
+        report.point(step, values)
+        report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])
+
+    def is_evaluated(self, step: int) -> bool:
+        return self.run.evaluations.is_due(step)
+
+    async def evaluate(self, step: int) -> None:
+        await self.run.evaluations.evaluate_step(step)
+
+    async def after_step(self, step: int, state: LoopState | None) -> None:
+        if state is not None and is_due(self.run.plan, step):
+            await self.save(state, asynchronous=self.run.config.checkpoint.asynchronous)
+
+    async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
+        """Save a checkpoint of the run."""
+        seconds = time.perf_counter() - self.started
+        ready, episodes = pack(state.ready)
+        place = {
+            "ledger": state.ledger.state_dict(),
+            "ready": ready,
+            "lengths": state.lengths.state_dict(),
+            "ages": self.run.weights.ages.state_dict(),
+            "faults": dict(state.faults),
+            "shuffled_from": self.tasks.shuffled_from,
+            "seconds": seconds,
+        }
+        texts = {READY_FILE: episodes} if ready else {}
+        await save_checkpoint(self.run, state.steps_done, place, texts=texts, asynchronous=asynchronous)
+
+    def warn(self, text: str) -> None:
+        self.run.report.warn(text)
+
+
+def _staleness(ages: Sequence[int]) -> dict[str, float]:
+    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))} if ages else {}

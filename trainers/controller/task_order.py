@@ -1,0 +1,54 @@
+"""The endless sequence of training tasks: pass after pass over the data set, each in an order of its own.
+
+The order of a pass hangs on the run's seed and the number of the pass alone. So a prompt's number says which task it
+is, in the ledger and after a resume as well, and within a pass each task comes exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forge_env.core.types import Task
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskOrder:
+    """The tasks by the numbers of their prompts."""
+
+    tasks: Sequence[Task]
+    """In the order of the first pass."""
+    seed: int
+    """Of the run."""
+    shuffled_from: int = 1
+    """The first pass, from 0, that is in an order of its own; those before it are in the order of `tasks`."""
+    _kept: dict[int, list[int]] = field(default_factory=dict, init=False)
+
+    def task(self, number: int) -> Task:
+        """The task of a prompt.
+
+        >>> order = TaskOrder(tasks=[Task(prompt=(), target=i) for i in range(3)], seed=0)
+        >>> [order.task(number).target for number in range(3)]
+        [0, 1, 2]
+        """
+        pass_number, place = divmod(number, len(self.tasks))
+        return self.tasks[self._order(pass_number)[place] if pass_number >= self.shuffled_from else place]
+
+    def _order(self, pass_number: int) -> list[int]:
+        """Places in `tasks`; those of the last two passes are kept, for prompts of both may be open at once."""
+        if pass_number not in self._kept:
+            order = list(range(len(self.tasks)))
+            random.Random(f"{self.seed}/tasks/{pass_number}").shuffle(order)
+            self._kept = {n: kept for n, kept in self._kept.items() if abs(n - pass_number) < 2} | {pass_number: order}
+        return self._kept[pass_number]
+
+
+def first_whole_pass(number: int, tasks: int) -> int:
+    """The first pass of which no prompt below `number` was a part: where a run whose order was one and the same in
+    every pass may begin to shuffle, so that the pass that it was in neither misses nor repeats a task.
+
+    >>> [first_whole_pass(number, tasks=10) for number in (0, 9, 10, 11)]
+    [0, 1, 1, 2]
+    """
+    return -(-number // tasks)

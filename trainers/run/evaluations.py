@@ -1,0 +1,136 @@
+"""Evaluations: the policy on held-out tasks, before, during and after the training."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import InvariantError
+from forge_env.evaluation.evaluate import Evaluation
+from trainers.metrics.report import Report
+from trainers.run.rollouts import Rollouts
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.held_out import HeldOutSet, prefix_of
+from trainers.setup.run_plan import RunPlan
+
+
+class Evaluations:
+    """Measures the held-out sets of a run, and reads what was measured from its metrics.
+
+    Args:
+        plan: of the run.
+        report: where metrics and episodes are written.
+        rollouts: that run the episodes.
+        weights: whose versions the episodes are checked against.
+        held_out: the sets by name; "" is the headline.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        report: Report,
+        rollouts: Rollouts,
+        weights: WeightSync,
+        held_out: Mapping[str, HeldOutSet],
+    ) -> None:
+        self._plan, self._report, self._rollouts, self._weights = plan, report, rollouts, weights
+        self.held_out = held_out
+
+    async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
+        """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
+
+        Args:
+            phase: under which the episodes are kept; those of further sets are under PHASE.NAME.
+            step: optimizer steps behind the weights that the engines have; where given, all sets are measured, and
+                their results are metrics. Otherwise the headline alone is.
+            env_options: for the environment, beside the run's.
+
+        Returns:
+            The headline.
+        """
+        started = time.perf_counter()
+        headline = await self._measure(phase, "", step, env_options)
+        if step is None:
+            return headline
+        values = headline.metrics() | self.held_out[""].settings()
+        for name, held_out in self.held_out.items():
+            if name:
+                result = await self._measure(f"{phase}.{name}", name, step, env_options)
+                metrics = result.metrics() | held_out.settings()
+                values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
+                self._report.say(f"{phase}, {name}: held-out success {result}")
+        values |= {"version": self._weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
+        self._report.metrics("evaluation", step, values)
+        return headline
+
+    async def evaluate_step(self, step: int) -> None:
+        """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
+        if step in self.by_step:
+            return
+        result = await self.evaluate(f"evaluation_{step:06d}", step=step)
+        self._report.say(f"held-out success after {step} steps: {result}")
+
+    def is_due(self, step: int) -> bool:
+        """Whether the weights of a step between the first and the last are evaluated."""
+        interval = self._plan.config.evaluation.interval
+        return bool(interval) and step % interval == 0 and 0 < step < self._plan.steps
+
+    @property
+    def by_step(self) -> dict[int, dict[str, float]]:
+        """The metrics of every evaluation that is written down, by step."""
+        return {int(record["step"]): record for record in records_of(self._report.folder, "evaluation")}
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: the best step, and each set with what it depends on and its first and last success."""
+        by_step = self.by_step
+        success = {step: values["success"] for step, values in by_step.items() if "success" in values}
+        best = max(success, key=lambda step: (success[step], -step), default=None)
+        return {
+            "best_step": best,
+            "best_success": None if best is None else success[best],
+            "evaluations": self._sets_measured([record for _, record in sorted(by_step.items())]),
+        }
+
+    def _sets_measured(self, records: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
+        return {
+            name or "headline": {
+                "split": held_out.split,
+                "options": dict(held_out.options),
+                "tasks": len(held_out.tasks),
+                **held_out.settings(),
+                "success_first": records[0].get(f"{prefix_of(name)}success"),
+                "success_last": records[-1].get(f"{prefix_of(name)}success"),
+            }
+            for name, held_out in self.held_out.items()
+            if records
+        }
+
+    async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
+        held_out, started = self.held_out[name], time.perf_counter()
+        result = await self._rollouts.measure(
+            held_out.tasks,
+            phase=held_out.seeds,  # not the phase's name: every evaluation has the same seeds
+            agent=held_out.agent,
+            count=held_out.n,
+            on_done=lambda done: self._report.progress(phase, done, len(held_out.tasks), {}, since=started),
+            **{**held_out.env_options, **env_options},
+        )
+        self._report.episodes(phase, result.episodes)
+        if step is not None:
+            self._check_versions(result)
+        return result
+
+    def _check_versions(self, result: Evaluation) -> None:
+        versions = {version for episode in result.valid for version in episode.versions}
+        expected = self._weights.in_engines
+        if versions - {expected}:
+            raise InvariantError(f"version {expected} was to be evaluated, and {sorted(versions)} were")
+
+
+def records_of(folder: Path, phase: str) -> list[dict[str, float]]:
+    """The metrics of a phase that are written down in a run's folder, in order; a half-written last line is left."""
+    whole = (folder / "metrics.jsonl").read_text(encoding="utf-8").rpartition("\n")[0]
+    return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]

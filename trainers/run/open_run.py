@@ -1,0 +1,201 @@
+"""open_run: from the plan of a run to its services, and the end of all of them however the run ends."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agents.model_folder import find_model
+from forge_env.core.errors import ServiceError, UserError, first_error
+from forge_env.core.types import Task
+from forge_env.evaluation.digests import changed, environment_digests
+from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.launcher import Launcher
+from forge_env.utils.disks import full_disk
+from trainers.checkpoints import Checkpoint, steps_of
+from trainers.metrics.report import Report
+from trainers.model.make import count_parameters, make_model
+from trainers.model.shape import made_model
+from trainers.run.evaluations import Evaluations
+from trainers.run.rollouts import Rollouts
+from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
+from trainers.run.run_record import code_at_start, write_facts
+from trainers.run.services import Services, start_services
+from trainers.run.startup import Startup
+from trainers.run.training_run import TrainingRun
+from trainers.setup.held_out import HeldOutSet, held_out_sets
+from trainers.setup.meaning import about_services
+from trainers.setup.plan import with_model
+from trainers.setup.run_plan import RunPlan
+
+
+class TrainingData(Protocol):
+    """What a run trains on instead of an environment's tasks; the run may then do without an environment."""
+
+    def make_model(self, folder: Path) -> int:
+        """Make a model of `model.size` for it; returns its number of parameters."""
+        ...
+
+    async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
+        """Get ready for this model, before anything is started; returns the number of optimizer steps."""
+        ...
+
+
+@asynccontextmanager
+async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIterator[TrainingRun]:
+    """Start the services of a run; ends them all, however the run ends.
+
+    Args:
+        plan: of the run. Without an environment, the trainer is the only service.
+        data: what is trained on, where that is not the environment's tasks.
+
+    Raises:
+        UserError: for everything that a user can mend, before anything is started where possible.
+    """
+    startup, config = Startup(), plan.config
+    checkpoint = checkpoint_of(plan.algorithm, config)
+    folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(plan.algorithm, config))
+    state = _FolderState(folder)
+    with _with_remedies(state):
+        async with AsyncExitStack() as stack:
+            stack.enter_context(locked(folder))
+            state.is_empty = checkpoint is None
+            report = stack.enter_context(Report(folder, asdict(config)))
+            if checkpoint:
+                report.check(checkpoint.extra["report"])
+            with startup.phase("tasks"):
+                tasks, held_out = _tasks(plan)
+            report.say(
+                f"{plan.algorithm} on {config.env.name or 'data'}, seed {config.training.seed}; everything is written "
+                f"to {folder}"
+            )
+            with startup.phase("model"):
+                model, parameters = await _prepare_model(plan, report, checkpoint, data)
+            plan = with_model(plan, model)
+            results = {"model": str(model), "model_parameters": parameters}
+            _write_facts(plan, report, results)
+            if data is not None:
+                with startup.phase("data"):
+                    plan = plan.with_steps(await data.prepare(model, report.say))
+            launcher, services = await _start(plan, stack, startup, report, str(model))
+            results["setup_seconds"] = time.perf_counter() - report.started
+            _say_what_is_up(plan, report)
+            state.is_empty = False
+            rollouts = Rollouts(plan, report, services)
+            run = TrainingRun(
+                plan=plan,
+                report=report,
+                startup=startup,
+                services=services,
+                rollouts=rollouts,
+                evaluations=Evaluations(plan, report, rollouts, services.weights, held_out),
+                train_tasks=tasks,
+                checkpoint=checkpoint,
+                pids=launcher.pids,
+                results=results,
+            )
+            if not checkpoint:  # one that goes on has its record cut first
+                run.measure_system()
+            yield run
+
+
+@dataclass(slots=True)
+class _FolderState:
+    path: Path
+    is_empty: bool = False
+    """Whether nothing has run in it yet, so that a run that cannot start leaves none behind."""
+
+
+@contextmanager
+def _with_remedies(folder: _FolderState) -> Iterator[None]:
+    """Add to an error that ends a run how to go on from its newest checkpoint."""
+    try:
+        yield
+    except BaseException as error:
+        cause, saved = first_error(error), steps_of(folder.path)
+        onward = f"go on from step {max(saved)} with --resume --output {folder.path}" if saved else ""
+        if isinstance(cause, ServiceError) and onward:
+            raise ServiceError(f"{cause}; {onward}") from error
+        if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):
+            remedy = f"make room, and {onward or 'start again'}"
+            raise UserError(f"{folder.path} cannot be written: {full}; {remedy}") from error
+        if folder.is_empty and isinstance(cause, UserError):
+            shutil.rmtree(folder.path, ignore_errors=True)  # the next try may have the same folder
+        raise
+
+
+def _tasks(plan: RunPlan) -> tuple[Sequence[Task], dict[str, HeldOutSet]]:
+    """The tasks to train on, and the held-out sets."""
+    if plan.environment is None:
+        return (), {}
+    seed, data = plan.config.training.seed, plan.config.dataset
+    tasks = plan.environment.tasks(data.split, count=data.tasks, seed=seed)
+    headline = plan.environment.tasks("test", count=data.held_out, seed=seed)
+    return tasks, held_out_sets(plan.config, headline)
+
+
+async def _prepare_model(
+    plan: RunPlan, report: Report, checkpoint: Checkpoint | None, data: TrainingData | None
+) -> tuple[Path, int]:
+    """The folder of the model that the run begins with, and its number of parameters."""
+    config = plan.config
+    if config.model.path:
+        model = find_model(config.model.path)
+        report.say(f"model {model}")
+        return model, count_parameters(model)
+    model = report.folder / "initial_model"
+    if checkpoint:
+        return find_model(str(model)), count_parameters(model)
+    if data is not None:
+        parameters = data.make_model(model)
+    else:
+        assert plan.environment is not None, "without data there is an environment"
+        parameters = await make_model(
+            model, plan.environment, seed=config.training.seed, limits=plan.limits, size=config.model.size
+        )
+    report.say(f"made {made_model(config.model.size)} with {parameters:,} parameters")
+    return model, parameters
+
+
+def _write_facts(plan: RunPlan, report: Report, results: Mapping[str, Any]) -> None:
+    """Write run.json and config.yaml; a run that goes on warns where the environment's code is another."""
+    code = environment_digests(plan.environment) if plan.environment else {}
+    if before := code_at_start(report.folder):
+        for part in changed({"environment": before}, {"environment": code}):
+            report.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
+    write_facts(report.folder, plan.algorithm, plan.config, results, code)
+
+
+async def _start(
+    plan: RunPlan, stack: AsyncExitStack, startup: Startup, report: Report, model: str
+) -> tuple[Launcher, Services]:
+    """Start the processes; the stack ends them."""
+    assert plan.store is not None, "the sizes of the model are known by now"
+    stack.push_async_callback(plan.store.close)
+    hosts = Hosts(plan.hosts) if plan.hosts else None
+    with startup.phase("launcher"):
+        launcher = await stack.enter_async_context(Launcher(report.folder / "logs", say=report.warn, hosts=hosts))
+    for sentence in hosts.summary() if hosts else ():
+        report.say(sentence)
+    services = await start_services(plan, launcher, model, plan.store, startup, report.timeline)
+    stack.push_async_callback(services.stop_waiting)
+    stack.callback(report.stop_measuring)
+    return launcher, services
+
+
+def _say_what_is_up(plan: RunPlan, report: Report) -> None:
+    report.say(about_services(plan))
+    if plan.environment is None:
+        return
+    report.say(plan.store_reason)
+    step_seconds = plan.config.training.step_seconds
+    if plan.patience > step_seconds:
+        report.say(
+            f"groups are waited for while nothing moves for {plan.patience:g} s, not for training.step_seconds "
+            f"({step_seconds:g}): a legal episode may take so long"
+        )

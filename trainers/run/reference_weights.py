@@ -1,0 +1,44 @@
+"""The weights of the reference model: those that reinforcement learning starts from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from forge_env.core.errors import UserError
+from forge_env.runtime.calls.answers import within
+from trainers.run.reference import KEPT_AS, ReferenceActor
+from trainers.run.training_run import TrainingRun
+
+
+async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generator", "model"]) -> None:
+    """Give the reference model the weights that reinforcement learning starts from, and say what it is.
+
+    Raises:
+        UserError: when the file of a run that goes on is missing.
+    """
+    say = run.report.say
+    if kl_reference == "generator":
+        say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
+    if kl_reference != "model":
+        return
+    service, kept = run.services.reference, run.report.folder / KEPT_AS
+    assert service is not None
+    # Checked, fetched, and written to a file: the weights go three ways.
+    seconds = 3 * run.plan.deadlines.weights
+    reference = service.deadline(seconds)
+    origin = f"the model {run.results['model']}"
+    if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from
+        await reference.fanout(ReferenceActor.load, str(kept))
+        origin = f"the policy after the warm-up, read from {kept}"
+    elif run.results["warmup_steps"]:
+        if run.checkpoint is not None:
+            raise UserError(f"--resume: {kept} is missing, the reference model that this run was trained against")
+        await reference.route(ReferenceActor.pull, run.weights.published, str(kept), seconds)
+        await reference.fanout(ReferenceActor.load, str(kept))
+        origin = f"the policy after the warm-up, kept as {kept}"
+    if kept.exists():
+        run.services.settle_reference = lambda actor: within(
+            seconds, actor.call_one(ReferenceActor.load, str(kept)), "the reference"
+        )
+    place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
+    say(f"the reference model, on {place} and frozen, is {origin}")

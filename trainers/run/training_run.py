@@ -1,0 +1,135 @@
+"""TrainingRun: a run whose services are up. `trainers.run.open_run.open_run` makes one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.core.types import Task
+from forge_env.runtime.calls.answers import within
+from trainers.batching.batch import Sample
+from trainers.checkpoints import Checkpoint
+from trainers.config import RunConfig
+from trainers.metrics.report import Report
+from trainers.metrics.system import SystemMetrics
+from trainers.run.evaluations import Evaluations
+from trainers.run.reference import ReferenceActor
+from trainers.run.rollouts import Rollouts
+from trainers.run.run_record import add_fact, versions
+from trainers.run.services import Services
+from trainers.run.startup import Startup
+from trainers.run.trainer_actor import TrainerActor
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.run_plan import RunPlan
+
+SAMPLES_SHOWN = 3
+STEP = "the trainer, which has training.step_seconds for a step,"
+
+
+@dataclass(kw_only=True)
+class TrainingRun:
+    """The plan of a run, its services, and what all algorithms ask of them."""
+
+    plan: RunPlan
+    report: Report
+    startup: Startup
+    services: Services
+    rollouts: Rollouts
+    evaluations: Evaluations
+    train_tasks: Sequence[Task]
+    checkpoint: Checkpoint | None
+    """Where the run goes on; None for a new one."""
+    pids: Callable[[], Mapping[str, Sequence[int]]]
+    """The processes of each service on this machine."""
+    results: dict[str, Any]
+    """What the summary says of the run beside its metrics, such as its model."""
+    tokens_trained: int = field(default=0, init=False)
+
+    @property
+    def config(self) -> RunConfig:
+        return self.plan.config
+
+    @property
+    def weights(self) -> WeightSync:
+        return self.services.weights
+
+    @asynccontextmanager
+    async def first_step(self) -> AsyncIterator[None]:
+        """Around every optimizer step of the algorithm itself: after the first one the run says how it started."""
+        with self.startup.phase("first optimizer step"):
+            yield
+        if self.startup.first_step is None:
+            self.startup.end()
+            self.startup.add_services(await self.services.started())
+            self.results["startup"] = self.startup.summary()
+            add_fact(self.report.folder, "startup", self.results["startup"])
+            spans = [(name, began, seconds) for name, (began, seconds) in self.startup.phases.items() if began]
+            self.report.timeline.past("start", spans)
+            self.report.say(self.startup.text())
+
+    async def begin_training(self, **settings: Any) -> None:
+        """Begin a phase of training with a fresh optimizer; without settings, with those of the plan."""
+        training = self.config.training
+        planned = {
+            "learning_rate": training.learning_rate,
+            "warmup_steps": training.warmup_steps,
+            "lr_schedule": training.lr_schedule,
+            "total_steps": self.plan.steps,
+        }
+        begin = self.services.trainer.call_one(TrainerActor.begin, **(settings or planned))
+        await within(self.plan.deadlines.base, begin, "the trainer")
+
+    async def train_step(
+        self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False
+    ) -> dict[str, float]:
+        """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones."""
+        self.weights.changed()
+        call = self.services.trainer.call_one(TrainerActor.step, samples, loss, self.config.temperature, old_is_present)
+        with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
+            metrics = await within(self.config.training.step_seconds, call, STEP)
+        self.tokens_trained += int(metrics.get("tokens", 0))
+        return metrics
+
+    async def old_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The trainer's logprobs of the sampled targets under its present weights, per sample."""
+        call = self.services.trainer.call_one(TrainerActor.logprobs, samples, self.config.temperature)
+        with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
+            return await within(self.config.training.step_seconds, call, STEP)
+
+    async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """The reference model's logprobs of the sampled targets, per sample."""
+        assert self.services.reference is not None
+        reference = self.services.reference.deadline(self.config.training.step_seconds)
+        with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
+            return await reference.route(ReferenceActor.logprobs, samples, self.config.temperature)
+
+    async def export(self) -> None:
+        """Write the model as a Hugging Face folder."""
+        call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"))
+        await within(self.plan.deadlines.weights, call, "the export")
+
+    def measure_system(self) -> None:
+        """Measure what the run takes of this machine, from now on."""
+        interval = self.config.metrics.system_seconds
+        if interval:
+            gpus = self.plan.placement.gpus_of_this_machine
+            self.report.measure_system(SystemMetrics(self.report.folder, self.pids, gpus), interval)
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json: what every run has in common, and `values`."""
+        common = {
+            "env": self.config.env.name,
+            "algorithm": self.plan.algorithm,
+            "seed": self.config.training.seed,
+            "steps": self.plan.steps,
+            **self.evaluations.summary(),
+            "total_seconds": time.perf_counter() - self.report.started,
+            "tokens_generated": self.rollouts.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            **self.report.peaks(),
+            "versions": versions(),
+        }
+        self.report.summary({**common, **self.results, **values})

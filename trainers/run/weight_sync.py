@@ -1,0 +1,142 @@
+"""WeightSync: which weights the trainer has published, and which the engines generate from.
+
+The life of one update, of a run whose engines have the weights of 6 optimizer steps as version 3:
+
+    weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
+    await weights.publish(8)        # version 4 is a copy of the weights; the next step may change the trainer's
+    await weights.pull()            # version 4 is in the store, and then in every engine
+    weights.engine_steps            # 8: from now on groups are sampled from the weights of 8 optimizer steps
+
+A version is the number of an update, and every token is stamped with that of the weights that sampled it. An engine
+keeps the number that it was told here, because it does the stamping; nothing else counts versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agents.generator.policy import PolicyActor
+from forge_env.core.episode import Episode
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.calls.answers import unless_gone, within
+from forge_env.runtime.launcher import Spawned
+from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.service import Service
+from trainers.metrics.timeline import Timeline
+from trainers.run.startup import Startup
+from trainers.run.trainer_actor import TrainerActor
+from trainers.run.weight_ages import WeightAges
+
+PUBLISH = "publishing the weights"
+
+
+class WeightSync:
+    """The versions of a run's weights.
+
+    Args:
+        trainer: the handle of all its ranks.
+        policy: the service of the engines.
+        engine_ready: done when the engines are up.
+        seconds: deadline of moving the weights once.
+        staleness: `training.staleness`, for the ages of weights.
+        startup: told how long the first update takes.
+        timeline: told of each update.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: AllRanks[TrainerActor],
+        policy: Service[PolicyActor],
+        engine_ready: asyncio.Task[None],
+        seconds: float,
+        staleness: int,
+        startup: Startup,
+        timeline: Timeline,
+    ) -> None:
+        self._trainer, self._policy, self._engine_ready = trainer, policy, engine_ready
+        self._seconds, self._startup, self._timeline = seconds, startup, timeline
+        self.published = -1
+        """The version that was published last."""
+        self.in_store = -1
+        """The newest version that can be fetched; a new engine is given it before it is put to use."""
+        self.in_engines = -1
+        """The version that every engine generates from."""
+        self.engine_steps = 0
+        """Optimizer steps behind the weights of every engine."""
+        self.ages = WeightAges(staleness=staleness)
+        self._published_steps = 0
+        self._is_ahead = True  # the trainer of what it published last
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the engines generate from the weights that the trainer has now."""
+        return not self._is_ahead and self.in_engines == self.published
+
+    @property
+    def of_trainer(self) -> int:
+        """The version that the trainer's weights have, or are going to be published as: that of a checkpoint."""
+        return self.published + self._is_ahead
+
+    def changed(self) -> None:
+        """The trainer takes a step, or has loaded other weights."""
+        self._is_ahead = True
+
+    def restore(self, version: int) -> None:
+        """The trainer has loaded the weights of a checkpoint, which are published as `version` next."""
+        self.published = version - 1
+        self.changed()
+
+    async def publish(self, steps: int) -> dict[str, float]:
+        """Publish the trainer's weights after so many optimizer steps as the next version.
+
+        Returns:
+            seconds/publish. The next step may then change the trainer's weights, and `pull` does the rest.
+        """
+        version = self.published + 1
+        span = self._timeline.span("weights", "publish", version=version)
+        with self._startup.phase("weights: publish"), span:
+            seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
+        self.published, self._published_steps, self._is_ahead = version, steps, False
+        return {"seconds/publish": seconds}
+
+    async def pull(self) -> dict[str, float]:
+        """Put the version that was published last into the store, and then into the live engines.
+
+        Returns:
+            seconds/commit, and seconds/fetch and seconds/swap of the slowest engine.
+        """
+        version, steps = self.published, self._published_steps
+        span = self._timeline.span("weights", "commit", version=version)
+        with self._startup.phase("weights: commit"), span:
+            commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
+        self.in_store = version
+        with self._startup.phase("waiting for the engine"):
+            await self._engine_ready
+        with self._startup.phase("weights: pull"), self._timeline.span("weights", "pull", version=version):
+            pulls = await self._policy.deadline(self._seconds).fanout(PolicyActor.pull, version, self._seconds)
+        self.in_engines, self.engine_steps = version, steps
+        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
+        return {"seconds/commit": commit, **slowest}
+
+    async def sync(self, steps: int) -> dict[str, float]:
+        """Publish and pull the trainer's weights after so many optimizer steps, unless the engines have them."""
+        return {} if self.is_synced else await self.publish(steps) | await self.pull()
+
+    async def catch_up(self, engine: Spawned) -> None:
+        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `in_store`."""
+        version = -1
+        while version != self.in_store:
+            version = self.in_store
+            try:
+                pull = engine.call_one(PolicyActor.pull, version, self._seconds)
+                await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+            except ServiceError:
+                if version == self.in_store:  # otherwise there is a newer one, and this one may be forgotten
+                    raise
+
+    def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
+        """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""
+        self.ages.published(self.published)
+        return self.ages.of(episodes)

@@ -1,0 +1,168 @@
+"""What an evaluation of a run measures: the held-out sets, each sampled, and each greedily too where that is asked for.
+
+The first set, sampled on the test split of the run's own environment, is the headline. `evaluation.sets` adds sets of
+the same environment by name::
+
+    evaluation:
+      greedy: true
+      sets:
+        hard: {options: {level: 4}, tasks: 64}
+        validation: {split: validation}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.types import Task
+from forge_env.rollout.factory import EnvFactory, make
+from trainers.config import RunConfig
+
+SETTINGS = ("split", "tasks", "options")
+"""What a set of `evaluation.sets` may say; what it leaves out is as in the headline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSet:
+    """Held-out tasks and how they are sampled: all that a success rate depends on beside the weights."""
+
+    set_name: str = ""
+    """Of `evaluation.sets`; "" is the run's own held-out tasks."""
+    split: str = "test"
+    tasks: Sequence[Task]
+    n: int = 1
+    """Attempts at each task."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environment, where they differ from the run's."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of them that the environment's constructor takes; others are of the tasks alone."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent that samples so, see `trainers.run.services`."""
+        return "greedy" if self.is_greedy else "evaluated"
+
+    @property
+    def seeds(self) -> str:
+        """The phase whose seeds the episodes have: the same in every evaluation, and of greedy and sampled ones."""
+        return f"evaluation/{self.set_name}" if self.set_name else "evaluation"
+
+    def settings(self) -> dict[str, float]:
+        """How the set is sampled, as numbers."""
+        return {"n": float(self.n), "temperature": self.temperature, "top_p": self.top_p}
+
+
+def held_out_sets(config: RunConfig, tasks: Sequence[Task]) -> dict[str, HeldOutSet]:
+    """The held-out sets of a run by name: "" is the headline; the others are "greedy", NAME and NAME.greedy.
+
+    Args:
+        config: of the run.
+        tasks: of the headline.
+
+    Raises:
+        UserError: for a set that cannot be made.
+    """
+    evaluation = config.evaluation
+    sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
+    headline = HeldOutSet(tasks=tasks, **sampling)
+    sampled = [headline, *(_make_set(config, name, given, sampling) for name, given in _given_sets(config).items())]
+    sets = {held_out.set_name: held_out for held_out in sampled}
+    if evaluation.greedy and not headline.is_greedy:
+        for held_out in sampled:
+            sets[".".join(filter(None, (held_out.set_name, "greedy")))] = replace(
+                held_out, temperature=0.0, top_p=1.0, n=1
+            )
+    return sets
+
+
+def prefix_of(name: str) -> str:
+    """What comes before the metrics of a held-out set: the headline's have none.
+
+    >>> [prefix_of(name) for name in ("", "greedy", "hard", "hard.greedy")]
+    ['', 'greedy/', 'sets/hard/', 'sets/hard/greedy/']
+    """
+    if name in ("", "greedy"):
+        return f"{name}/" if name else ""
+    return f"sets/{name.replace('.', '/')}/"
+
+
+def check_sets(config: RunConfig) -> None:
+    """Check the settings of evaluations, as far as it needs no tasks.
+
+    Raises:
+        UserError: for a set that cannot be made, or sampling that makes no sense.
+    """
+    evaluation = config.evaluation
+    if evaluation.top_p > 1:
+        raise UserError(f"--evaluation.top_p is {evaluation.top_p}; it must be above 0 and at most 1")
+    if evaluation.temperature == 0 and evaluation.n > 1:
+        raise UserError(
+            f"--evaluation.temperature is 0 and --evaluation.n is {evaluation.n}: greedy attempts at a task are all "
+            "the same, so set --evaluation.n to 1"
+        )
+    for name, given in _given_sets(config).items():
+        if not config.env.name:
+            raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")
+        _env_options(config, name, given)
+
+
+def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The sets by name, each with its settings; its options are a dictionary."""
+    sets: dict[str, dict[str, Any]] = {}
+    for dotted, value in config.evaluation.sets.items():
+        name, _, rest = dotted.partition(".")
+        setting, _, option = rest.partition(".")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name == "greedy":
+            raise UserError(f"--evaluation.sets.{dotted}: {name!r} is no name of a set; take letters, digits and _")
+        if setting not in SETTINGS or bool(option) != (setting == "options"):
+            wrong = f"--evaluation.sets.{dotted}: a set has split, tasks and options.NAME, and not {rest!r}"
+            raise UserError(f"{wrong}. {nearest(setting, SETTINGS)}")
+        given = sets.setdefault(name, {"options": {}})
+        if option:
+            given["options"][option] = value
+        else:
+            given[setting] = value
+    return sets
+
+
+def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
+    factory, options = _env_options(config, name, given)
+    split, count = str(given.get("split", "test")), _count(name, given.get("tasks", config.dataset.held_out))
+    if split == config.dataset.split and not given["options"]:
+        raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
+    tasks = factory.tasks(split, count=count, seed=config.training.seed)
+    return HeldOutSet(
+        set_name=name, split=split, tasks=tasks, options=given["options"], env_options=options, **sampling
+    )
+
+
+def _env_options(config: RunConfig, name: str, given: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
+    """The factory of a set's tasks, and those of its options that an environment's constructor takes."""
+    factory = make(config.env.name, **{**config.env.options, **given["options"]})
+    shared = sorted(factory.shared_options & given["options"].keys())
+    if shared:
+        raise UserError(
+            f"--evaluation.sets.{name}.options.{shared[0]}: the environment {config.env.name} opens what hangs on this "
+            "option once for a whole run; evaluate such a set with forge-env eval --agent checkpoint:RUN"
+        )
+    return factory, {key: value for key, value in factory.constructor_options.items() if key in given["options"]}
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        count = int(str(value))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"--evaluation.sets.{name}.tasks is {value!r}; it must be a whole number, at least 1")
+    return count

@@ -1,0 +1,156 @@
+"""What the settings of a plan come to, in words: for --dry-run, and for what a run says when it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainers.config import RunConfig
+from trainers.model.shape import FoundModel
+from trainers.setup.estimates import trainer_dtype
+from trainers.setup.parser import leaves
+from trainers.setup.run_plan import RunPlan
+
+
+def settings_with_defaults(config: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Dotted name, value and default of every setting, in the order of the config."""
+    default = type(config)()
+    return [(name, _get(config, name), _get(default, name)) for name, _ in leaves(config) if name != "dry_run"]
+
+
+def meaning(plan: RunPlan) -> list[tuple[str, str]]:
+    """What the settings come to: a name and a text for each line."""
+    config = plan.config
+    return [
+        ("model", _about_model(plan.model)),
+        ("environment", _about_env(config)),
+        *_about_steps(config),
+        ("algorithm", _about_algorithm(plan)),
+        *([("importance ratio", about_ratio(plan))] if plan.objective else []),
+        ("KL reference", _about_reference(plan)),
+        ("weights", _about_weights(config)),
+        *([("", plan.store_reason)] if plan.store_reason else []),
+        ("optimizer", _about_optimizer(config)),
+        ("precision", f"trainer {trainer_dtype(config)} over float32 weights, engine "
+         f"{'bfloat16' if config.services.generator.with_gpus else 'float32'}"),
+    ]  # fmt: skip
+
+
+def about_ratio(plan: RunPlan) -> str:
+    """Whose old logprobs the importance ratio begins from."""
+    if plan.old_logprobs == "generator":
+        return "against the engine's logprobs"
+    steps = plan.window
+    whole = f"a window of {steps} steps, whose groups are all sampled before it" if steps > 1 else "each step"
+    return f"against the trainer's own logprobs, frozen before {whole}; the correction takes trainer / engine"
+
+
+def about_services(plan: RunPlan) -> str:
+    """Which services are up, and where each one runs."""
+    config = plan.config
+
+    def where(name: str) -> str:
+        service = getattr(config.services, name)
+        kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
+        replicas = f"{service.num_replicas} of " if service.num_replicas > 1 else ""
+        if service.procs == 1:
+            return f"{replicas}{name} on {kind}"
+        return f"{replicas}{name} on {service.procs} processes, each on {kind}"
+
+    if plan.environment is None:
+        return f"the trainer is up: {where('trainer')}"
+    count = config.services.envs.num_replicas
+    envs = "in a process of their own" if count == 1 else f"in {count} processes of their own"
+    reference = f" {where('ref_model')};" if plan.placement.has_reference else ""
+    return (
+        "trainer, environments and weight store are up, the engine is starting: "
+        f"{where('generator')}; {where('trainer')};{reference} environments {envs}"
+    )
+
+
+def _get(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _about_weights(config: RunConfig) -> str:
+    interval, staleness = config.training.sync_interval, config.staleness
+    often = "after every optimizer step" if interval == 1 else f"after every {interval} optimizer steps"
+    age = f"weights at most {_count(staleness, 'step')} older than those" if staleness else "the weights"
+    return f"go to the engine {often}; a group is sampled from {age} that it trains"
+
+
+def _about_optimizer(config: RunConfig) -> str:
+    training = config.training
+    rise = f", rising over {_count(training.warmup_steps, 'step')}" if training.warmup_steps else ""
+    rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
+    return f"AdamW, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
+
+
+def _about_model(model: FoundModel) -> str:
+    if model.shape is None:
+        return f"{model.where}; its sizes are not known here"
+    shape = model.shape
+    return (
+        f"{model.where}: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}, "
+        f"vocabulary {shape.vocab_size:,}"
+    )
+
+
+def _about_env(config: RunConfig) -> str:
+    env, data = config.env, config.dataset
+    tasks = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
+    limits = f"{_count(env.max_turns, 'turn')}, {env.max_turn_tokens:,} tokens a turn, {env.max_tokens:,} in all"
+    every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
+    return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
+
+
+def _about_steps(config: RunConfig) -> list[tuple[str, str]]:
+    training, section = config.training, config.algorithm
+    if section is None:
+        demonstrations = config.warmup.batch_size
+        tokens = demonstrations * config.env.max_tokens
+        return [
+            ("optimizer step", f"{demonstrations} demonstrations, at most {tokens:,} tokens"),
+            ("run", f"{_count(training.steps, 'optimizer step')}"),
+        ]
+    groups, size = config.groups_per_step, section.n_samples
+    episodes = groups * size
+    whole = f"{groups * training.steps:,} groups, {episodes * training.steps:,} episodes"
+    return [
+        (
+            "optimizer step",
+            f"{_count(groups, 'group')} = batch_size {training.batch_size} x gradient_accumulation_steps "
+            f"{training.gradient_accumulation_steps}; {episodes:,} episodes = {groups} x n_samples {size}; at most "
+            f"{episodes * config.env.max_tokens:,} tokens",
+        ),
+        ("run", f"{_count(training.steps, 'optimizer step')}: {whole}"),
+    ]
+
+
+def _about_algorithm(plan: RunPlan) -> str:
+    training, section = plan.config.training, plan.config.algorithm
+    if section is None:
+        return "supervised: minus the logprob of the expert's tokens"
+    if plan.objective is None:
+        return plan.algorithm
+    loss = training.loss or type(plan.objective.loss).__name__
+    advantages = f", advantages {training.advantages}" if training.advantages else ""
+    return (
+        f"{plan.algorithm}, loss {loss}, aggregation {section.aggregation}, correction {section.correction}, "
+        f"temperature {section.temperature:g}{advantages}"
+    )
+
+
+def _about_reference(plan: RunPlan) -> str:
+    if plan.objective is None and plan.config.algorithm is not None:
+        return "not known: the loss cannot be used"
+    if plan.placement.has_reference:
+        return f"a frozen model of its own on {'GPU' if plan.config.services.ref_model.with_gpus else 'CPU'}"
+    if plan.objective is not None and plan.objective.kl_reference:
+        return "the generator's own logprobs: there is no ref_model"
+    return "none: nothing asks for it"
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}{'s' * (number != 1)}"

@@ -1,0 +1,105 @@
+"""RunPlan: everything that follows from the config of a run, derived once.
+
+    config = read_config(Config, options)
+    plan = make_plan(config)        # trainers/setup/plan.py; starts nothing
+    plan.check()                    # the first mistake, as a UserError
+    await run_policy_gradient(plan)
+
+`--dry-run` prints the plan, and a run executes the same object: nothing derives placement, the engine, the weight store
+or a deadline from the config a second time. The user's own loss, advantages and reward are made once, with the plan;
+the loss is made a second time in the trainer's process, which imports it by its target.
+
+What can only be measured while a run starts is not in the plan, with two exceptions that make a new plan from this one:
+the sizes of a model that is downloaded (`trainers.setup.plan.with_model`), and the number of steps of supervised
+training on data (`RunPlan.with_steps`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agents.generator.start import EngineSettings
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits
+from forge_env.rollout.factory import EnvFactory
+from forge_env.runtime.hosts import HostSettings
+from forge_env.runtime.weights import WeightStore
+from trainers.config import RunConfig
+from trainers.model.shape import FoundModel
+from trainers.objective.objective import Objective
+from trainers.setup.deadlines import Deadlines
+from trainers.setup.memory import Memory
+from trainers.setup.placement import Placement, Process
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run will be. A plan with `problems` has defaults in the place of what they leave undecided."""
+
+    config: RunConfig
+    """The settings, complete: nobody changes them any more."""
+    algorithm: str
+    """"grpo", ..., or "sft"."""
+    environment: EnvFactory | None
+    """None for supervised training on data without an environment."""
+    objective: Objective | None
+    """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
+    old_logprobs: Literal["generator", "trainer"]
+    """Whose logprobs the importance ratio begins from."""
+    model: FoundModel
+    hosts: HostSettings | None
+    """How the hosts are reached; None where this machine is the only one."""
+    placement: Placement
+    engine: EngineSettings
+    trainer: Mapping[str, Any]
+    """Arguments of TitanSettings."""
+    reference: Mapping[str, Any]
+    """Arguments of TitanReference, for a run whose placement has a reference model."""
+    store: WeightStore | None
+    """Not open yet; None where it depends on the sizes of a model that is not downloaded yet."""
+    store_reason: str
+    """Which store it is and why, as a sentence."""
+    deadlines: Deadlines
+    patience: float
+    """Seconds after which a run in which nothing moves has failed."""
+    episodes_at_once: int
+    """Episodes in flight in an evaluation."""
+    processes: Sequence[tuple[Process, Memory | None]]
+    """Every process with the estimate of its memory; None where the sizes of the model are not known."""
+    missing: Sequence[str]
+    """What is not on this machine."""
+    problems: Sequence[str]
+    """Why the run would not start, in the order in which they are found."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps; 0 where they are counted when the data is read."""
+        return self.config.training.steps
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """Of an episode."""
+        return self.config.env.limits()
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps that have their old logprobs of the same weights, and whose groups are taken together."""
+        return self.config.training.sync_interval if self.old_logprobs == "trainer" else 1
+
+    def check(self) -> None:
+        """Raise the first problem.
+
+        Raises:
+            UserError: when there is any.
+        """
+        if self.problems:
+            raise UserError(self.problems[0])
+
+    def with_steps(self, steps: int) -> RunPlan:
+        """The same plan for so many optimizer steps."""
+        config = copy.deepcopy(self.config)
+        config.training.steps = steps
+        return replace(self, config=config)

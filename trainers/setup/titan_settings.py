@@ -1,0 +1,42 @@
+"""The settings of the trainer and of the reference model: arguments of classes that only their processes import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainers.config import RunConfig
+
+ADAM_BETAS = (0.9, 0.95)
+
+
+def trainer_settings(config: RunConfig) -> dict[str, Any]:
+    """Arguments of `trainers.titan.trainer.TitanSettings`."""
+    training, parallelism = config.training, config.parallelism
+    return {
+        "learning_rate": training.learning_rate,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "betas": ADAM_BETAS,
+        "seed": training.seed,
+        "dtype": "" if training.dtype == "auto" else training.dtype,
+        "compile": training.compile,
+        "activation_checkpoint": training.activation_checkpoint,
+        "keep_logits_gib": training.keep_logits_gib,
+        "dp_shard": parallelism.data_parallel_shard_degree,
+        "tp": parallelism.tensor_parallel_degree,
+        "threads": config.services.trainer.threads,
+        "deterministic": training.deterministic,
+        "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
+        "pack_length": training.max_tokens_per_micro_batch if training.packing else 0,
+    }
+
+
+def reference_settings(config: RunConfig) -> dict[str, Any]:
+    """Arguments of `trainers.titan.reference.TitanReference`."""
+    training = config.training
+    return {
+        "dtype": "" if training.dtype == "auto" else training.dtype,
+        "threads": config.services.ref_model.threads,
+        "max_tokens": training.max_tokens_per_micro_batch,
+    }
