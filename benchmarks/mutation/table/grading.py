@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         name="an empty mark is passed over for the next kind",
         function="extract_answer",
-        old="if found is not None",
-        new="if found",
+        old="if answer is not None",
+        new="if answer",
         tests=ANSWERS,
     ),
     Mutant(
