@@ -8,10 +8,10 @@ SCHEDULE = ("test_schedule.py",)
 LEDGER = ("test_ledger.py",)
 LOOP = ("test_loop.py",)
 WINDOWS = ("test_windows.py", "test_loop.py")
-AGES = ("test_ages.py",)
-PASSES = ("test_passes.py",)
+AGES = ("test_weight_ages.py",)
+PASSES = ("test_task_order.py",)
 CHECKPOINTS = ("test_checkpoints.py",)
-READY = ("test_ready.py",)
+READY = ("test_ready_groups.py",)
 
 MUTANTS = (
     Mutant(
@@ -121,37 +121,37 @@ MUTANTS = (
     ),
     Mutant(
         name="the engines count as a version newer than they are",
-        function="Loop._take_over",
-        old="self._version = step",
-        new="self._version = step + 1",
-        tests=LOOP,
+        function="WeightSync.pull",
+        old="self.in_engines, self.engine_steps = version, steps",
+        new="self.in_engines, self.engine_steps = version, steps + 1",
+        tests=("test_weight_sync.py",),
     ),
     Mutant(
         name="a window that begins in the middle is as long as a whole one",
         function="Loop._window_size",
-        old="self.sync_interval - self.steps_done % self.sync_interval",
-        new="self.sync_interval",
+        old="interval - self.steps_done % interval",
+        new="interval",
         tests=WINDOWS,
     ),
     Mutant(
         name="the last window takes groups for steps that never come",
         function="Loop._window_size",
-        old="min(self.sync_interval - self.steps_done % self.sync_interval, self.steps - self.steps_done)",
-        new="self.sync_interval - self.steps_done % self.sync_interval",
+        old="min(interval - self.steps_done % interval, self.settings.steps - self.steps_done)",
+        new="interval - self.steps_done % interval",
         tests=WINDOWS,
     ),
     Mutant(
         name="the weights of the last step are not published",
         function="Loop.training",
-        old="if step % self.sync_interval == 0 or step == self.steps",
-        new="if step % self.sync_interval == 0",
+        old="if step % self.settings.sync_interval == 0 or step == self.settings.steps",
+        new="if step % self.settings.sync_interval == 0",
         tests=LOOP,
     ),
     Mutant(
         name="a synchronous step does not wait for the engines",
         function="Loop._sync",
-        old="if self.staleness == 0 or step == self.steps",
-        new="if step == self.steps",
+        old="self.settings.staleness == 0 or step == self.settings.steps",
+        new="step == self.settings.steps",
         tests=LOOP,
     ),
     Mutant(
@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         name="a group with too few valid episodes is trained on",
         function="Loop._settle",
-        old="if not self.keeps(group)",
+        old="if not self.work.keeps(group)",
         new="if False",
         tests=LOOP,
     ),
@@ -198,14 +198,14 @@ MUTANTS = (
     ),
     Mutant(
         name="every pass has the same order",
-        function="Passes._order",
+        function="TaskOrder._order",
         old="{self.seed}/tasks/{pass_number}",
         new="{self.seed}/tasks",
         tests=PASSES,
     ),
     Mutant(
         name="the first pass is shuffled too",
-        function="Passes.task",
+        function="TaskOrder.task",
         old="pass_number >= self.shuffled_from",
         new="pass_number >= 0",
         tests=PASSES,
@@ -220,15 +220,15 @@ MUTANTS = (
     Mutant(
         name="a run goes on from its oldest checkpoint",
         function="find",
-        old="step or max(found)",
-        new="step or min(found)",
+        old="step or max(folders)",
+        new="step or min(folders)",
         tests=CHECKPOINTS,
     ),
     Mutant(
         name="a truncated checkpoint is taken for whole",
         function="read_manifest",
-        old="if found != size",
-        new="if not found",
+        old="if present != size",
+        new="if not present",
         tests=CHECKPOINTS,
     ),
     Mutant(

@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         name="a run that goes on forgets the code that it began with",
         function="code_at_start",
-        old="found if isinstance(found, dict) else {}",
+        old="code if isinstance(code, dict) else {}",
         new="{}",
-        tests=("test_facts.py",),
+        tests=("test_run_record.py",),
     ),
 )

@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         name="groups are taken together where nothing asks for it",
-        function="window",
+        function="RunPlan.window",
         old='== "trainer" else 1',
         new='== "generator" else 1',
         tests=OLD,
@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         name="the KL penalty in the reward has the wrong sign",
         function="KLPenalty.by_turn",
-        old="target_logprobs(episode), dtype=np.float64) - np.asarray(reference, dtype=np.float64)",
-        new="reference, dtype=np.float64) - np.asarray(target_logprobs(episode), dtype=np.float64)",
+        old="generator_logprobs - np.asarray(reference_logprobs, dtype=np.float64)",
+        new="np.asarray(reference_logprobs, dtype=np.float64) - generator_logprobs",
         tests=KL_REWARD,
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the KL penalty is added to the advantages",
-        function="Objective._credit",
+        function="_differences",
         old="[[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]",
         new="[[a + b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]",
         tests=KL_REWARD + OBJECTIVE,

@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a link that is given back is lost",
-        function="Puller.give_back",
+        function="Puller.release",
         old="self._idle.append(link)",
         new="pass",
         tests=NCCL,
@@ -82,13 +82,13 @@ MUTANTS = (
     Mutant(
         name="a checksum is of the last piece only",
         function="_crc32",
-        old="zlib.crc32(flat[start : start + _PIECE], value)",
-        new="zlib.crc32(flat[start : start + _PIECE], 0)",
+        old="zlib.crc32(flat[start : start + _CHUNK_BYTES], value)",
+        new="zlib.crc32(flat[start : start + _CHUNK_BYTES], 0)",
         tests=SHARED,
     ),
     Mutant(
         name="tensors are not aligned",
-        function="Layout.of",
+        function="TensorLayout.of",
         old="-(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT",
         new="tensor.numel() * tensor.element_size()",
         tests=SHARED,
