@@ -103,10 +103,12 @@ def upwards(file: Path, source: str) -> list[str]:
 
 def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Module -> those of `sources` that it imports, in functions too, but not those for type checkers only."""
-    return {
-        module: (set(imports(source, for_types=False)) & sources.keys()) - {module}
-        for module, source in sources.items()
-    }
+    arrows = {}
+    for module, source in sources.items():
+        names = set(imports(source, for_types=False)) & sources.keys()
+        packages = {name.rpartition(".")[0] for name in names}  # `from a import b` names both a and the module a.b
+        arrows[module] = names - packages - {module}
+    return arrows
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
