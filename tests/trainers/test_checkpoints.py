@@ -66,6 +66,11 @@ def truncate(folder: Path) -> None:
     (folder / "state" / "0.distcp").write_bytes(b"")
 
 
+def shorten(folder: Path) -> None:
+    file = folder / "state" / "0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
 def lose_a_file(folder: Path) -> None:
     (folder / "state" / "0.distcp").unlink()
 
@@ -88,6 +93,7 @@ def forget_the_run(folder: Path) -> None:
     ("damage", "match"),
     [
         (truncate, r"is damaged: state/0.distcp has 0 bytes of 41"),
+        (shorten, r"is damaged: state/0.distcp has 40 bytes of 41"),
         (lose_a_file, r"is damaged: state/0.distcp has 0 bytes of 41"),
         (lose_the_manifest, "is not a checkpoint of this trainer"),
         (garble_the_manifest, "cannot be read"),

@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         name="the KL penalty is added to the advantages",
         function="_differences",
-        old="[[a - b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]",
-        new="[[a + b for a, b in zip(*both, strict=True)] for both in zip(values, less, strict=True)]",
+        old="a - b",
+        new="a + b",
         tests=KL_REWARD + OBJECTIVE,
     ),
     Mutant(
@@ -176,9 +176,9 @@ MUTANTS = (
     ),
     Mutant(
         name="the punishment of length is a reward",
-        function="OverlongPunishment.of_episode",
-        old="return self(",
-        new="return -self(",
+        function="TrainingReward.__call__",
+        old="reward + self.addition(episode)",
+        new="reward - self.addition(episode)",
         tests=OVERLONG,
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,7 +207,9 @@ def test_types_count(value: Any, other: Any) -> None:
         (call("", "0.5", compare="close", abs_tol=1e-6), 0.51, False),
         (call("", "100", compare="close", rel_tol=0.01), 100.5, True),
         (call("", "0.5", compare="close", abs_tol=1e-6), float("nan"), False),
-        (call("", "0.5", compare="close", abs_tol=1e-6), True, False),
+        (call("", "1.0", compare="close", abs_tol=1e-6), True, False),
+        (call("", "[1, 2]"), [1], False),
+        (call("", "[1]"), [1, 2], False),
         (call("", "0.5", compare="close", abs_tol=1e-6), 10**400, False),
     ],
 )
@@ -232,6 +235,11 @@ async def test_a_prelude_and_the_future(sandbox: Any) -> None:
     assert await passed(sandbox, code, call("2", "4"), prelude="def helper(x): return 2 * x") == 1
 
 
+async def test_the_values_of_a_list_of_pairs_are_of_its_types(sandbox: Any) -> None:
+    for code, number in (("def f(x): return 2 * x", 1), ("def f(x): return 2.0 * x", 0)):
+        assert (await grade(sandbox, code, [[1, 2], [3, 6]], limits=LIMITS)).passed == number
+
+
 # ---- programs that read and print ----
 
 SUM = "n = int(input())\nprint(sum(int(input()) for _ in range(n)))"
@@ -252,6 +260,8 @@ async def test_long_output_is_whole_and_a_flood_fails(sandbox: Any) -> None:
     assert len(long) > LIMITS.output_bytes
     assert await passed(sandbox, "print(*range(30_000), sep='\\n')", stdin("", long)) == 1
     assert await passed(sandbox, "while True: print('1')", stdin("", "1")) == 0
+    short = replace(LIMITS, output_bytes=100)
+    assert await passed(sandbox, "print('1' + 500 * ' ')", stdin("", "1"), limits=short) == 0, "more may follow"
 
 
 @pytest.mark.parametrize(
@@ -262,6 +272,9 @@ async def test_long_output_is_whole_and_a_flood_fails(sandbox: Any) -> None:
         ("\n1", "1", False),
         ("1 2", "1\n2", False),
         ("12", "1 2", False),
+        ("1\n2", "1", False),
+        ("1", "1\n2", False),
+        ("1 2", "1", False),
         ("yes", "YES", False),
         ("0.33333334", "0.3333333333", True),
         ("1000000.5", "1000000.0", True),
@@ -426,6 +439,7 @@ async def test_a_guessed_call_that_ends_the_answer_is_not_its_failure(sandbox: A
         (suite("g = object()", "assert f(g) == 1"), "a value of type object is no plain data"),
         (suite("assert f.calls == 1"), "it uses f, an object or a class of the answer"),
         (suite("1 / 0", "assert f(1) == 1"), "fail before they call the answer: ZeroDivisionError"),
+        (suite("import os", "os._exit(3)", "assert f(1) == 1"), "do not run by themselves"),
     ],
 )
 async def test_a_suite_that_cannot_be_run_apart_is_no_verdict(sandbox: Any, test: dict[str, Any], reason: str) -> None:

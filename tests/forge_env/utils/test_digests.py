@@ -11,6 +11,7 @@ import pytest
 
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, depends_on, environment_digests
+from forge_env.evaluation.plan import task_list_digest
 from forge_env.rollout.factory import make
 from forge_env.utils.digests import code_digests, files_digests, value_digest
 
@@ -97,6 +98,31 @@ def test_the_weights_of_a_model_count_by_their_content(project: Path) -> None:
 def test_an_endpoint_is_its_name_and_the_record_says_so(project: Path) -> None:
     found = depends_on("openai:m@http://127.0.0.1:1/v1", make("math"), [])
     assert found["agent"] == {} and "what the endpoint serves" in found["not_covered"][-1]
+
+
+def test_a_file_that_is_new_and_one_that_is_gone_are_changes() -> None:
+    one, two = {"a.py": "1"}, {"a.py": "1", "b.py": "2"}
+    assert changed({"environment": one}, {"environment": two}) == ["the environment (b.py)"]
+    assert changed({"environment": two}, {"environment": one}) == ["the environment (b.py)"]
+    assert changed({}, {"environment": one}) == ["the environment (a.py)"]
+
+
+def test_tasks_count_by_their_content_and_their_order(project: Path) -> None:
+    def given(*targets: int) -> list[Task]:
+        return [Task(prompt=(), target=target, id=f"task {number}") for number, target in enumerate(targets)]
+
+    math = make("math")
+    was = depends_on("openai:m@http://127.0.0.1:1/v1", math, given(1, 2))
+    for tasks, changes in ((given(1, 2), []), (given(1, 3), ["the tasks"]), (given(1, 2)[::-1], ["the tasks"])):
+        assert changed(was, depends_on("openai:m@http://127.0.0.1:1/v1", math, tasks)) == changes
+    assert task_list_digest(given(1, 2)) == task_list_digest(given(3, 4)) != task_list_digest(given(1, 2)[::-1])
+
+
+def test_the_code_of_what_episodes_share_counts(project: Path) -> None:
+    (project / "pool.py").write_text("def opened():\n    raise NotImplementedError\n")
+    text = 'from forge_env import Env\n\n\nclass Sharing(Env):\n    shared = {"pool": "pool:opened"}\n'
+    (project / "sharing.py").write_text(text)
+    assert environment_digests(make("sharing.py:Sharing")).keys() == {"sharing.py", "pool.py"}
 
 
 def test_values_are_the_same_in_every_process() -> None:

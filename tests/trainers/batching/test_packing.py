@@ -174,6 +174,11 @@ def test_micro_batches_worked_by_hand():
     assert plan_padded([[]], max_tokens=8, ranks=2) == [[], []]
 
 
+def test_ranks_take_turns_at_the_most_expensive_micro_batch():
+    plans = plan_packed([[8], [7], [6], [5]], max_tokens=8, pack_length=8, ranks=2)
+    assert plans == [[[[(0, 0)]], [[(3, 0)]]], [[[(1, 0)]], [[(2, 0)]]]]
+
+
 def test_the_crossover_is_parameters_over_layers_times_width():
     config = {
         "hidden_size": 8,

@@ -224,6 +224,18 @@ def test_staleness_is_bounded_and_every_group_trains_once(
             assert version <= trained_in.get(index, steps) <= version + staleness
 
 
+async def test_a_step_takes_its_groups_in_the_order_of_their_admission() -> None:
+    """Whichever comes back first: a run is then the same again where its groups are."""
+
+    async def run_group(task: Task, index: int) -> Group:
+        await ticks(9 - 2 * (index % 4))
+        return group(index)
+
+    record = Record(run_group)
+    await record.loop(steps=2, batch_size=4).run()
+    assert record.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 async def test_rollouts_run_ahead_as_far_as_staleness_allows(staleness: int) -> None:
     """With quick rollouts and slow steps the bound is reached: generation really overlaps with training."""

@@ -170,6 +170,7 @@ def test_what_was_ready_at_a_stop_keeps_its_deadline() -> None:
     assert before.take() == ["a"]
     schedule: Schedule[str] = Schedule(batch_size=1, staleness=1, step=before.step)
     schedule.restore("b", before.deadline("b"))
+    assert schedule.deadline("b") == before.deadline("b") == 1
     assert schedule.admits(1)
     schedule.admit("c", 1)
     schedule.finish("c")
