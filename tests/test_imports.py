@@ -36,7 +36,8 @@ ROOMS = {
     "forge_env.runtime.weights": "tensor_layout store torchstore_compat torchstore one_host nccl choice",
     "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
-    "envs": "task_splits jsonl_tasks processes gymnasium_text reasoning math code_exec tool_api external actors",
+    "envs": "task_splits jsonl_tasks processes math code_exec external gymnasium_text reasoning tool_api actors",
+    "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
 }
@@ -102,10 +103,12 @@ def upwards(file: Path, source: str) -> list[str]:
 
 def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Module -> those of `sources` that it imports, in functions too, but not those for type checkers only."""
-    return {
-        module: (set(imports(source, for_types=False)) & sources.keys()) - {module}
-        for module, source in sources.items()
-    }
+    arrows = {}
+    for module, source in sources.items():
+        names = set(imports(source, for_types=False)) & sources.keys()
+        packages = {name.rpartition(".")[0] for name in names}  # `from a import b` names both a and the module a.b
+        arrows[module] = names - packages - {module}
+    return arrows
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:

@@ -98,7 +98,7 @@ class Copy:
         (self.root / ".cache").symlink_to(cache)  # compiled kernels, and models that were downloaded
         self._environment = {
             **os.environ,
-            "PYTHONPATH": str(self.root),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.root), os.environ.get("PYTHONPATH")])),
             "TMPDIR": str(self._temporary),
             "COLUMNS": "400",
         }

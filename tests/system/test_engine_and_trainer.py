@@ -168,7 +168,7 @@ async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VL
     old = asyncio.create_task(engine.generate([6, 7], Sampling(max_tokens=250, seed=9), "same"))
     new = asyncio.create_task(engine.generate([6, 7], sampling, "same"))
     beside = asyncio.create_task(engine.generate([8, 9], sampling, "beside"))
-    with pytest.raises(PolicyError, match="another request came with the id 'same'"):
+    with pytest.raises(PolicyError, match="another request came with the same id 'same'"):
         await old
     assert (await new).token_ids == alone.token_ids
     assert len((await beside).token_ids) == 40

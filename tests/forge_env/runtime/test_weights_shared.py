@@ -351,7 +351,7 @@ DIES = (
     "store = SharedMemoryStore()\n"
     "asyncio.run(store.open())\n"
     "asyncio.run(store.publish(0, make_state_dict(0)))\n"
-    "print(store.folder, store._held._remover.pid, flush=True)\n"
+    "print(store.folder, store._owned._remover.pid, flush=True)\n"
     "input()\n"
 )
 

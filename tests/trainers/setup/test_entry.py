@@ -21,10 +21,10 @@ from trainers.setup.run_plan import RunPlan
 ROOT = Path(__file__).parents[3]
 
 
-def start(*options: str, algorithm: str = "grpo") -> int:
-    """Call what `python -m trainers.ALGORITHM` calls; returns the exit code."""
-    module = importlib.import_module(f"trainers.{algorithm}")
-    return main(module.Config, module.train, options)
+def start(*options: str, module: str = "trainers.grpo") -> int:
+    """Call what the module calls that trains; returns the exit code."""
+    trains = importlib.import_module(module)
+    return main(trains.Config, trains.train, options)
 
 
 def assert_one_sentence(errors: str, *words: str) -> None:
@@ -63,12 +63,14 @@ def test_an_output_folder_that_holds_something(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-@pytest.mark.parametrize(("algorithm", "word"), [("reinforce", "no_such_module"), ("sft", "--loss")])
+@pytest.mark.parametrize(
+    ("module", "word"), [("trainers.reinforce", "no_such_module"), ("trainers.sft.train", "--loss")]
+)
 def test_a_loss_that_is_not_there_or_not_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, word: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], module: str, word: str
 ) -> None:
     options = ("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(tmp_path / "run"))
-    assert start(*options, algorithm=algorithm) == 2
+    assert start(*options, module=module) == 2
     assert_one_sentence(capsys.readouterr().err, word)
     assert not (tmp_path / "run").exists()
 
