@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from benchmarks.mutation.copies import ROOT, Copy, Refused, Verdict, tracked_files
+from benchmarks.mutation.copies import NO_TESTS, ROOT, Copy, Refused, Verdict, tracked_files
 from benchmarks.mutation.source import PACKAGES, Lost, Mutant, Sources
 from benchmarks.mutation.table import TABLE
 
@@ -56,7 +56,7 @@ async def run_control(mutants: Sequence[Mutant], copies: Sequence[Copy]) -> Seco
     async def work(copy: Copy) -> None:
         for file in waiting:
             run = await copy.pytest([file], limit=CONTROL_LIMIT_S)
-            if run.code != 0:
+            if run.code not in (0, NO_TESTS):
                 failed = ", ".join(run.failed) or f"{file}: {run.output[-500:]}"
                 raise Refused(f"the tests fail without any mutant, so they say nothing about one: {failed}")
             seconds[file] = run.seconds

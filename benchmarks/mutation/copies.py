@@ -21,6 +21,7 @@ from benchmarks.mutation.source import PACKAGES, Lost, Mutant, Sources
 
 ROOT = Path(__file__).resolve().parents[2]
 _GRACE_S = 10.0
+NO_TESTS = 5  # pytest's exit code for a file of which every test is slow
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 Status = Literal["killed", "timeout", "survived", "lost", "error"]
@@ -60,7 +61,7 @@ class PytestRun:
         seconds = round(self.seconds, 1)
         if self.code is None:
             return Verdict(status="timeout", detail="the tests took longer than the limit", seconds=seconds)
-        if self.code == 0:
+        if self.code in (0, NO_TESTS):
             return Verdict(status="survived", seconds=seconds)
         if self.code in (1, 2) and self.failed:
             return Verdict(status="killed", detail=self.failed[0], seconds=seconds)
