@@ -6,9 +6,9 @@ import asyncio
 import errno
 import json
 import os
-import signal
 import pickle
 import platform
+import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
