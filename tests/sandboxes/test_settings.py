@@ -68,7 +68,7 @@ asyncio.run(main())
     ended = subprocess.run(weak, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     last = ended.stderr.strip().rpartition("\n")[2]
     assert ended.returncode == 1 and not ended.stdout
-    assert "SandboxUnavailable: No sandbox can be had" in last
+    assert "SandboxUnavailable: No sandbox is available" in last
     assert "namespace sandbox: the kernel refused" in last and "docker sandbox:" in last
 
 

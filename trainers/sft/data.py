@@ -1,6 +1,6 @@
 """Where the rows of supervised training come from: Episodes, or chats of a file or of the hub.
 
-    data = SFTData(config)         # reads the first row, and says what it found
+    data = SFTData(config)         # reads the first row; data.about describes it
     await data.prepare(model)      # renders, counts what is left out
     data.held_out                  # samples for the loss before and after
     for batch in data.batches():   # one optimizer step each, in an order that the run's seed gives

@@ -39,7 +39,7 @@ def test_the_agent_needs_nothing_but_the_standard_library(tmp_path: Path) -> Non
     command = [python, "-P", "-s", "-S", "-B", "-c", code]
     done = subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(tmp_path / "agent/sandboxes/docker_agent.py")
+    assert done.stdout.strip() == str(tmp_path / "agent/sandboxes/docker/agent.py")
 
 
 def test_the_dockerfile_takes_the_base_image_as_an_argument() -> None:

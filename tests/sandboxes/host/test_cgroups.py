@@ -280,20 +280,20 @@ def slot_v2(folder: Path) -> SlotGroupV2:
 
 def test_version_2_limits_and_counters(tmp_path: Path) -> None:
     slot = slot_v2(tmp_path / "0")
-    slot.begin(Limits(memory_bytes=100 * MEGABYTE, processes=30), own_processes=2)
+    slot.begin(Limits(memory_bytes=100 * MEGABYTE, processes=30), extra_processes=2)
     read = {name: (tmp_path / "0" / name).read_text() for name in FILES_V2}
     assert read["memory.max"] == str(116 * MEGABYTE) and read["pids.max"].startswith("32")
     assert read["memory.swap.max"].startswith("0")
     calm = slot.end()
     assert not (calm.memory_exceeded or calm.host_out_of_memory or calm.processes_exceeded) and calm.left == 1
 
-    slot.begin(Limits(), own_processes=2)
+    slot.begin(Limits(), extra_processes=2)
     (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
     (tmp_path / "0/pids.events").write_text("max 4\n")
     use = slot.end()
     assert use.memory_exceeded and use.processes_exceeded and not use.host_out_of_memory
 
-    slot.begin(Limits(), own_processes=2)
+    slot.begin(Limits(), extra_processes=2)
     (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\n")
     use = slot.end()
     assert use.host_out_of_memory and not use.memory_exceeded and not use.processes_exceeded
@@ -346,7 +346,7 @@ def test_slots_of_version_1_follow_the_limits_up_and_down() -> None:
         if not isinstance(slot, SlotGroupV1):
             pytest.skip("this machine has version 2")
         for megabytes in (64, 512, 32, 32, 900):
-            slot.begin(Limits(memory_bytes=megabytes * MEGABYTE), own_processes=2)
+            slot.begin(Limits(memory_bytes=megabytes * MEGABYTE), extra_processes=2)
             assert slot.end().left == 0
     finally:
         groups.close()

@@ -404,10 +404,11 @@ def many(tmp_path: Path, count: int = 200) -> Path:
 
 async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: Path, tiny_model: Path) -> None:
     config = config_for(many(tmp_path), tokens_per_step=300, epochs=2)
-    data, _ = await prepared("", tiny_model, config)
+    data = SFTData(config)
+    number = await data.prepare(tiny_model)
     assert len(data.held_out) == 4
     batches = data.batches()
-    steps = [next(batches) for _ in range(config.training.steps)]
+    steps = [next(batches) for _ in range(number)]
     assert all(sum(map(count_tokens, batch)) <= 300 for batch in steps)
     trained = [sample.rows for batch in steps for sample in batch]
     assert len(trained) == 2 * 196

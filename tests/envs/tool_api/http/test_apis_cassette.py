@@ -228,4 +228,4 @@ def test_a_line_that_is_no_recording_is_said(tmp_path_factory: pytest.TempPathFa
     except UserError as error:
         assert "is no recording" in str(error) or "cannot be read" in str(error)
     else:
-        assert all(answer.content is not None for answers in cassette._answers.values() for answer in answers)
+        assert all(answer.content is not None for answers in cassette._responses.values() for answer in answers)
