@@ -111,7 +111,8 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     """The whole loop, and everything that it promises to leave behind."""
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "256", "--dataset.held_out", "16",
-        "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16", "--metrics.system_seconds", "1",
+        "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+        "--metrics.system_seconds", "1",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
