@@ -587,7 +587,7 @@ async def hostile(sandbox: DockerSandbox) -> AsyncIterator[DockerSandbox]:
         ("send(number, result, b'ok' * 10**6)", "too large"),
         ("send(number, result | {'sizes': [9, 0, None]}, b'ok')", "protocol"),
         ("send(number, result | {'status': 'superb'}, b'ok')", "protocol"),
-        ("send(number + 1, result, b'ok')", "answer to nothing"),
+        ("send(number + 1, result, b'ok')", "an answer without a request"),
         ("os.write(out, struct.pack('<III', number, 2**32 - 1, 2**32 - 1))", "too large"),
         ("os._exit(0)", "ended"),
         ("os.close(0); os.close(1); os._exit(1)", "ended"),
