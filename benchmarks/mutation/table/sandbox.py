@@ -59,10 +59,10 @@ MUTANTS = (
         tests=NAMESPACE,
     ),
     Mutant(
-        name="a forged frame behind the first one passes",
+        name="a text that is no JSON is a value",
         function="_value",
-        old="len(report) == 6 + length",
-        new="len(report) >= 6 + length",
+        old="len(report) == 6 + length and _is_json(text)",
+        new="len(report) == 6 + length",
         tests=NAMESPACE,
     ),
     Mutant(

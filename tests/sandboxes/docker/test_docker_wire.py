@@ -76,6 +76,7 @@ def test_a_result_with_a_wrong_part_is_refused_or_stays_a_result(result: ExecRes
         {"sizes": [-1, 3, None]},
         {"sizes": [None, 2, None]},
         {"sizes": [5, 0, None]},
+        {"sizes": [1, 0, None]},
         {"sizes": [True, True, None]},
     ],
 )

@@ -256,6 +256,8 @@ async def test_honest_output_is_intact_and_the_cap_cuts(sandbox: Sandbox) -> Non
     code = "print('x' * 200_000)"
     whole = await run(sandbox, code, limits=Limits(output_bytes=300_000))
     assert whole.stdout == "x" * 200_000 + "\n" and not whole.truncated_stdout
+    just = await run(sandbox, code, limits=Limits(output_bytes=200_001))
+    assert just.stdout == whole.stdout and not just.truncated_stdout
     cut = await run(sandbox, code, limits=Limits(output_bytes=50_000))
     assert (cut.status, cut.stdout, cut.truncated_stdout) == (ExecStatus.OK, "x" * 50_000, True)
 
@@ -469,6 +471,8 @@ def f():
         "pass",
         "import os\nos.write(3, b'V\\xff\\0\\0\\0[1]')\nos._exit(0)",
         "import os\nos.write(3, b'V\\1\\0\\0\\0001junk')\nos._exit(0)",
+        "import os\nos.write(3, b'V\\1\\0\\0\\0001')\nos._exit(3)",
+        "import os\nos.write(3, b'V\\1\\0\\0\\000x')\nos._exit(0)",
         "import os\nos.close(3)\ndef f(): return 1",
         "import os\nif not os.fork(): os._exit(0)\nos.abort()\ndef f(): return 1",
     ],

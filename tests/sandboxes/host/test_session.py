@@ -19,6 +19,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecResult, ExecStatus, Limits, Sandbox, Session, SessionFileError
 from sandboxes import open_sandbox
+from sandboxes.host import interpreter
 from tests.helpers.waiting import until
 
 if sys.platform != "linux":
@@ -599,3 +600,20 @@ async def test_what_a_session_leaves_is_not_in_its_places_next_session() -> None
 async def test_run_takes_plain_code(sandbox: Sandbox) -> None:
     result = await sandbox.run("print(1 + 1)")
     assert (result.status, result.stdout, result.state_lost) == (ExecStatus.OK, "2\n", False)
+
+
+@pytest.mark.parametrize(
+    ("number", "cpu_s", "peak", "is_taken"),
+    [
+        (3, 0.5, 2**20, True),
+        (2, 0.5, 2**20, False),  # an answer to another request
+        (3, -0.5, 2**20, False),
+        (3, float("nan"), 2**20, False),
+        (3, float("inf"), 2**20, False),
+        (3, 0.5, -1, False),
+    ],
+)
+def test_an_answer_out_of_range_is_none(number: int, cpu_s: float, peak: int, is_taken: bool) -> None:
+    frame = interpreter._ANSWER.pack(number, 0, b"M", cpu_s, peak)
+    assert (interpreter._parse(frame, 3) is not None) is is_taken
+    assert interpreter._parse(frame + b"x", 3) is None
