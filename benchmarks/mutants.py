@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,18 @@ async def run_control(mutants: Sequence[Mutant], copies: Sequence[Copy]) -> Seco
                 raise Refused(f"the tests fail without any mutant, so they say nothing about one: {failed}")
             seconds[file] = run.seconds
 
+    await in_all(copies, work)
+    return seconds
+
+
+async def in_all(copies: Sequence[Copy], work: Callable[[Copy], Coroutine[Any, Any, None]]) -> None:
+    """Work in all copies at the same time, and raise the first refusal as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for copy in copies:
                 group.create_task(work(copy))
     except* Refused as errors:
         raise errors.exceptions[0] from None
-    return seconds
 
 
 async def try_mutants(mutants: Sequence[Mutant], copies: Sequence[Copy], control: Seconds) -> dict[str, Verdict]:
@@ -88,9 +93,7 @@ async def try_mutants(mutants: Sequence[Mutant], copies: Sequence[Copy], control
             if verdict.detail:
                 print(f"{'':28}{verdict.detail}", flush=True)
 
-    async with asyncio.TaskGroup() as group:
-        for copy in copies:
-            group.create_task(work(copy))
+    await in_all(copies, work)
     return {mutant.name: verdicts[mutant.name] for mutant in mutants}
 
 

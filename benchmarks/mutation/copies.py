@@ -171,11 +171,11 @@ class Copy:
         stdin, stdout = self._server.stdin, self._server.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(request).encode() + b"\n")
-        process = int(await stdout.readline())
+        process = _number(await stdout.readline())
         end = asyncio.create_task(stdout.readline())
         try:
             done, _ = await asyncio.wait([end], timeout=limit)
-            return int(end.result()) if done else None
+            return _number(end.result()) if done else None
         finally:
             if not end.done():
                 _signal(process, signal.SIGINT)  # pytest tears down what its tests have started
@@ -193,6 +193,13 @@ class Copy:
         paths = result.stdout.split("\n")[: len(PACKAGES)]
         if result.returncode or not all(Path(path).is_relative_to(self.root) for path in paths):
             raise Refused(f"the copy in {self.root} is not what Python imports there: {paths} {result.stderr[-300:]}")
+
+
+def _number(line: bytes) -> int:
+    """What the server says; nothing once it has ended, which is nobody's verdict."""
+    if not line:
+        raise Refused("the process that runs pytest was ended from outside: run the same command again")
+    return int(line)
 
 
 def tracked_files() -> list[str]:
