@@ -2,7 +2,7 @@
 
 Run as `python3 -P -s -m sandboxes.docker.agent namespace|plain [proved]`. One container serves one snippet or one
 session at a time, whose isolation from this agent is the namespace backend's (or, where the engine forbids namespaces,
-that of `docker_plain.py`). It ends, and with it the container, when its standard input does: when its owner is gone.
+that of `plain.py`). It ends, and with it the container, when its standard input does: when its owner is gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sandbox inside a container without namespaces: the container isolates, and the snippet is another user.
 
 It serves one snippet or one session, then the host removes the container, and with it whatever that left. Imported by
-`docker_agent.py` only.
+`agent.py` only.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Runs one snippet or session if the engine forbids namespaces: as another user, in a container of its own.
 
-Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `docker_plain.py`, which keeps SETUID,
-SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
+Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `sandboxes/docker/plain.py`, which keeps
+SETUID, SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import sys
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import guest  # type: ignore[import-not-found]
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_session as session  # type: ignore[import-not-found]
 import guest_snippet as snippet  # type: ignore[import-not-found]
@@ -27,7 +27,8 @@ def main() -> NoReturn:
     order, fds = json.loads(sys.argv[1]), [int(text) for text in sys.argv[2:]]
     try:
         snippet.add_site_builtins()
-        _arrange_fds(fds)
+        guest.arrange_fds(fds)
+        snippet.open_streams()
         os.environ.clear()
         os.environ.update(_ENVIRONMENT)
         sys.argv = [""]
@@ -50,19 +51,6 @@ def _confine(order: dict[str, Any]) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     lockdown.apply()
-
-
-def _arrange_fds(fds: list[int]) -> None:
-    body, report, stdout, stderr, *stdin = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
-    for target, fd in zip((1, 2, 0), (stdout, stderr, *stdin), strict=False):
-        os.dup2(fd, target)
-    os.dup2(report, snippet.REPORT_FD, inheritable=False)
-    os.dup2(body, snippet.BODY_FD, inheritable=False)
-    os.closerange(snippet.BODY_FD + 1, 2**12)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from trainers.run.weight_sync import WeightSync
 from trainers.setup.placement import ReplicaPlace
 from trainers.setup.run_plan import RunPlan
 
+OnReady = Callable[[Spawned], Awaitable[None]]
+
 
 @dataclass(slots=True, kw_only=True)
 class Services:
@@ -109,8 +111,7 @@ async def start_services(
     if plan.environment is None:
         return await _start_trainer(plan, launcher, model, startup, timeline)
     start_seconds = plan.deadlines.weights
-    config, replicas = plan.config, plan.placement.replicas
-    wanted = config.services
+    wanted, replicas = plan.config.services, plan.placement.replicas
     store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
     async def catch_up(engine: Spawned) -> None:
@@ -119,15 +120,7 @@ async def start_services(
     async def settle(reference: Spawned) -> None:
         await services._settle(reference)
 
-    policy = Service(
-        actor_class=PolicyActor,
-        arguments={"model": model, "settings": plan.engine, "store": store},
-        name="generator",
-        # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
-        options=replace(_options(wanted.generator, replicas["generator"], start_seconds), procs=1),
-        on_ready=catch_up,
-        launcher=launcher,
-    )
+    policy = _engines(plan, launcher, model, store, on_ready=catch_up)
     titan = spawn_trainer(
         launcher,
         model,
@@ -137,29 +130,8 @@ async def start_services(
         environ=_resources(wanted.trainer, replicas["trainer"][0]),
         num_hosts=replicas["trainer"][0].num_hosts,
     )
-    envs = Service(
-        actor_class=EnvActor,
-        arguments={
-            "env": config.env.name,
-            "options": config.env.options,
-            "agents": _agents(plan, model, policy.client),
-            "limits": plan.limits,
-            "on_fault": config.env.fault_policy(),
-        },
-        name="envs",
-        options=_options(wanted.envs, replicas["envs"], start_seconds),
-        launcher=launcher,
-    )
-    reference = None
-    if plan.placement.has_reference:
-        reference = Service(
-            actor_class=ReferenceActor,
-            arguments={"model": model, "settings": plan.reference, "store": store},
-            name="reference",
-            options=_options(wanted.ref_model, replicas["ref_model"], start_seconds),
-            on_ready=settle,
-            launcher=launcher,
-        )
+    envs = _environments(plan, launcher, model, policy.client)
+    reference = _references(plan, launcher, model, store, on_ready=settle) if plan.placement.has_reference else None
     processes = launcher.processes("store", ForgeActor) if store.needs_process else None
     engine_ready = asyncio.create_task(policy.start())
     services = Services(
@@ -184,6 +156,54 @@ async def start_services(
         await services.stop_waiting()
         raise
     return services
+
+
+def _engines(
+    plan: RunPlan, launcher: Launcher, model: str, store: WeightStore, *, on_ready: OnReady
+) -> Service[PolicyActor]:
+    wanted, places = plan.config.services.generator, plan.placement.replicas["generator"]
+    return Service(
+        actor_class=PolicyActor,
+        arguments={"model": model, "settings": plan.engine, "store": store},
+        name="generator",
+        # One process of ours, whatever its tensor parallel degree: vLLM starts one for each of its GPUs.
+        options=replace(_options(wanted, places, plan.deadlines.weights), procs=1),
+        on_ready=on_ready,
+        launcher=launcher,
+    )
+
+
+def _environments(
+    plan: RunPlan, launcher: Launcher, model: str, policy: ServiceClient[PolicyActor]
+) -> Service[EnvActor]:
+    config = plan.config
+    return Service(
+        actor_class=EnvActor,
+        arguments={
+            "env": config.env.name,
+            "options": config.env.options,
+            "agents": _agents(plan, model, policy),
+            "limits": plan.limits,
+            "on_fault": config.env.fault_policy(),
+        },
+        name="envs",
+        options=_options(config.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
+        launcher=launcher,
+    )
+
+
+def _references(
+    plan: RunPlan, launcher: Launcher, model: str, store: WeightStore, *, on_ready: OnReady
+) -> Service[ReferenceActor]:
+    wanted, places = plan.config.services.ref_model, plan.placement.replicas["ref_model"]
+    return Service(
+        actor_class=ReferenceActor,
+        arguments={"model": model, "settings": plan.reference, "store": store},
+        name="reference",
+        options=_options(wanted, places, plan.deadlines.weights),
+        on_ready=on_ready,
+        launcher=launcher,
+    )
 
 
 def _options(service: ServiceConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
