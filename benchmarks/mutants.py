@@ -101,7 +101,8 @@ async def measure(mutants: Sequence[Mutant], *, jobs: int) -> dict[str, Verdict]
     """Run the control, and then try all mutants, `jobs` at a time."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell starts with SIGINT ignored
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         files = tracked_files()
         copies = [Copy(Path(folder) / str(number), files) for number in range(min(jobs, len(mutants)))]
