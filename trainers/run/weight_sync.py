@@ -68,6 +68,8 @@ class WeightSync:
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
         self._is_ahead = True  # the trainer of what it published last
+        self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
+        self._committed.set()
 
     @property
     def is_synced(self) -> bool:
@@ -96,6 +98,7 @@ class WeightSync:
         """
         version = self.published + 1
         span = self._timeline.span("weights", "publish", version=version)
+        self._committed.clear()
         with self._startup.phase("weights: publish"), span:
             seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
         self.published, self._published_steps, self._is_ahead = version, steps, False
@@ -112,6 +115,7 @@ class WeightSync:
         with self._startup.phase("weights: commit"), span:
             commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
         self.in_store = version
+        self._committed.set()
         with self._startup.phase("waiting for the engine"):
             await self._engine_ready
         with self._startup.phase("weights: pull"), self._timeline.span("weights", "pull", version=version):
@@ -125,7 +129,10 @@ class WeightSync:
         return {} if self.is_synced else await self.publish(steps) | await self.pull()
 
     async def catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `in_store`."""
+        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `in_store`.
+
+        A store that keeps one version has none between two updates: then the next one is waited for.
+        """
         version = -1
         while version != self.in_store:
             version = self.in_store
@@ -133,8 +140,10 @@ class WeightSync:
                 pull = engine.call_one(PolicyActor.pull, version, self._seconds)
                 await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
             except ServiceError:
-                if version == self.in_store:  # otherwise there is a newer one, and this one may be forgotten
+                # Otherwise there is a newer one, or will be in a moment, and this one may be forgotten.
+                if version == self.in_store and self._committed.is_set():
                     raise
+                await unless_gone(within(self._seconds, self._committed.wait(), PUBLISH), engine.dead)
 
     def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.generator.start import EngineSettings
-from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
@@ -52,7 +52,7 @@ def estimate_memory(
         compiled=config.training.compile,
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
         published=BYTES[engine.dtype],
-        versions=KEEP if is_on_gpu and process.rank == 0 else 0,
+        versions=store.keep if is_on_gpu and store and process.rank == 0 else 0,
     )
 
 

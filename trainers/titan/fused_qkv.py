@@ -1,8 +1,8 @@
 """Fused projections in checkpoints: each rank splits its own shard, and nothing is gathered.
 
-TorchTitan saves a fused projection (wqkv) as those of queries, keys and values, so that a checkpoint fits a model with
-three matrices, and gathers it for that: every rank then holds a seventh of the model in float32, for as long as the
-state is kept. But the rows of wqkv are ordered by heads of keys, so a shard of whole heads is split where it lies.
+TorchTitan saves a fused projection (wqkv) under the names of queries, keys and values, and gathers it for that:
+every rank then holds a seventh of the model in float32, for as long as the state is kept. But the rows of wqkv are
+ordered by heads of keys, so a shard of whole heads is split where it lies.
 """
 
 from __future__ import annotations

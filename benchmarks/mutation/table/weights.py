@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="one version too many is forgotten before the copy",
         function="SegmentStore.take",
-        old="self._forget(keep=KEEP - 1)",
+        old="self._forget(keep=self.keep - 1)",
         new="self._forget(keep=0)",
         tests=SHARED,
     ),

@@ -6,11 +6,12 @@ from forge_env.core.errors import UserError
 from forge_env.runtime.weights.nccl.store import NcclStore
 from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
 from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, SharedMemoryStore, has_room, room
-from forge_env.runtime.weights.store import KEEP, WeightStore
+from forge_env.runtime.weights.store import WeightStore
 from forge_env.runtime.weights.torchstore import TorchStoreWeights
 
-MOST_ON_GPU = 16 * 2**30  # bytes of the versions that the trainer's first rank keeps beside its own weights
-SNAPSHOTS = KEEP + 1  # that shared memory must have room for: a slow replica may hold one more than there are versions
+MOST_ON_GPU = 16 * 2**30  # bytes of the version that the trainer's first rank keeps beside its own weights
+# That shared memory must have room for: a slow replica may hold one more than there are versions.
+SNAPSHOTS = SharedMemoryStore.keep + 1
 
 
 def choose_store(
@@ -57,8 +58,8 @@ def choose_store(
 
 
 def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int) -> tuple[str, str]:
-    fits = all_on_gpus and KEEP * size <= MOST_ON_GPU
-    too_much = f"{KEEP} snapshots of {_gib(size)} are much for a GPU"
+    fits = all_on_gpus and size <= MOST_ON_GPU
+    too_much = f"a snapshot of {_gib(size)} is much for a GPU"
     if hosts > 1 and fits:
         return "nccl", f"trainer and engine are on GPUs of {hosts} hosts"
     if hosts > 1:

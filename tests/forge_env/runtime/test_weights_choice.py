@@ -30,8 +30,9 @@ MORE_THAN_THERE_IS = 2**50
         (4, False, 2, TorchStoreWeights, "TorchStore: the run has 2 hosts"),
         (4, True, 2, NcclStore, "NCCL: trainer and engine are on GPUs of 2 hosts"),
         (MORE_THAN_THERE_IS, True, 2, TorchStoreWeights,
-         "TorchStore: the run has 2 hosts, and 2 snapshots of 1,048,576.00 GiB are much for a GPU"),
+         "TorchStore: the run has 2 hosts, and a snapshot of 1,048,576.00 GiB is much for a GPU"),
         (4, True, 1, CudaIpcStore, "GPU memory (CUDA IPC): trainer and engine are on GPUs of one host"),
+        (2 * 8_190_735_360, True, 1, CudaIpcStore, "GPU memory (CUDA IPC): "),  # Qwen3-8B in bfloat16
         (MORE_THAN_THERE_IS, True, 1, TorchStoreWeights, "TorchStore: 3 snapshots take 3,145,728.00 GiB, and "),
     ],
 )  # fmt: skip

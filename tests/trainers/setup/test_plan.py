@@ -81,11 +81,27 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     plan = plan_of(*arguments)
     held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
     size = held["generator", 0]["received"]
-    assert held["ref_model", 0]["received"] == held["generator", 1]["received"] == size > 0
-    assert "received" not in held["trainer", 0]
-    assert held["trainer", 0]["versions"] == 2 * size
+    assert held["generator", 1]["received"] == size > 0
+    assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
+    assert held["trainer", 0]["versions"] == size
     assert not held["store", 0]
     assert ("", "weights go through NCCL: as --weights.store says") in meaning(plan)
+
+
+def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
+    on_gpus = plan_of("--model=Qwen/Qwen3-8B", "--trainer.with_gpus", "--generator.with_gpus", "--trainer.procs=2")
+    assert on_gpus.model.shape is not None and on_gpus.engine.dtype == "bfloat16"
+    assert on_gpus.store_reason.startswith("weights go through GPU memory (CUDA IPC)")
+    size, trainers = 2 * on_gpus.model.shape.parameters, []
+    for process, memory in on_gpus.processes:
+        if process.service == "trainer" and memory is not None:
+            trainers.append(memory.held.get("versions", 0))
+            # The embedding, whole and in its two parts.
+            assert memory.phases[1] == {"published": 2 * 2.0 * 151936 * 4096}
+    assert trainers == [size, 0]
+    on_cpu = plan_of("--model=Qwen/Qwen3-0.6B")
+    (store,) = [memory for process, memory in on_cpu.processes if process.service == "store" and memory]
+    assert on_cpu.model.shape is not None and store.total == 2 * 4 * on_cpu.model.shape.parameters
 
 
 @pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
