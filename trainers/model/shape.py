@@ -57,6 +57,13 @@ class ModelShape:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     @property
+    def largest_matrix(self) -> int:
+        """Parameters of the largest matrix: the embedding, the MLP's, or those of attention that are fused."""
+        return self.hidden_size * max(
+            self.vocab_size, self.intermediate_size, self.query_size + 2 * self.key_value_size
+        )
+
+    @property
     def parameters(self) -> int:
         return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
 

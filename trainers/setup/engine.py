@@ -30,7 +30,7 @@ def engine_settings(config: RunConfig, shape: ModelShape | None, *, shares_gpus:
     return EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=_requests(config),
-        dtype="bfloat16" if on_gpu else "float32",
+        dtype=engine_dtype(config),
         kv_cache_gib=generator.kv_cache_gib or cache_gib,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
@@ -40,6 +40,11 @@ def engine_settings(config: RunConfig, shape: ModelShape | None, *, shares_gpus:
         stall_seconds=config.deadlines.stall_seconds,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
+
+
+def engine_dtype(config: RunConfig) -> str:
+    """What the engine computes in, and the weights are published in."""
+    return "bfloat16" if config.services.generator.with_gpus else "float32"
 
 
 def _cache_gib(config: RunConfig, shape: ModelShape | None, most: float) -> float:
