@@ -46,6 +46,7 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.device import limit_memory, release_memory
 from trainers.titan.head import check_temperature
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
@@ -68,6 +69,7 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
+            limit_memory(settings.gpu_memory_gib)
             self.parallel = parallel_dims(settings.dp_shard, settings.tp)
             dtype, attention = resolve(settings.dtype, settings.attention)
             torch.manual_seed(settings.seed)
@@ -316,6 +318,10 @@ class TitanTrainer:
         Where nothing had to be gathered they share memory with the live weights: copy them before the next step.
         """
         return self.model.hf_state_dict()
+
+    def release_memory(self) -> None:
+        """Give the GPU back what the last step leaves unused, for whoever shares it; weights and moments stay."""
+        release_memory()
 
     def save(
         self,
