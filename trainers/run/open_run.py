@@ -195,6 +195,8 @@ def _say_what_is_up(plan: RunPlan, report: Report) -> None:
     if plan.environment is None:
         return
     report.say(plan.store_reason)
+    if plan.about_engine:
+        report.say(plan.about_engine)
     step_seconds = plan.config.training.step_seconds
     if plan.patience > step_seconds:
         report.say(

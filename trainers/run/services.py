@@ -255,6 +255,7 @@ def _weight_sync(
         staleness=plan.config.staleness,
         startup=startup,
         timeline=timeline,
+        sleeps=plan.engine.sleep,
     )
 
 
