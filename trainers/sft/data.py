@@ -105,7 +105,7 @@ class SFTData:
             UserError: when nothing is left to train on.
         """
         config = self._config
-        self._maker = RowMaker(model)
+        self._maker = RowMaker(model, thinking=config.env.thinking)
         self._limit = self._row_limit(model)
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)
