@@ -21,7 +21,7 @@ async def sample_within(
     budget: int,
     close: Sequence[int],
     is_in_thought: Callable[[Sequence[int]], bool],
-) -> tuple[Completion, str]:
+) -> tuple[Completion, list[tuple[int, ...]]]:
     """Sample a turn whose thought has at most `budget` tokens.
 
     The first request ends at the budget. If the turn is not complete by then, a second one continues it: after the
@@ -37,7 +37,7 @@ async def sample_within(
         is_in_thought: whether the tokens of a turn begin a thought and do not end it.
 
     Returns:
-        The completion of the whole turn, and the digests of the prompts that the engine saw, see `Turn.context_digest`.
+        The completion of the whole turn, and the prompt of each request as the engine reports it.
 
     Raises:
         InvariantError: when the engine has seen another prompt than the tokens so far.
@@ -45,7 +45,7 @@ async def sample_within(
     has_room = 0 < budget < sampling.max_tokens - len(close)
     first = await ask(prompt, replace(sampling, max_tokens=budget) if has_room else sampling, 0)
     if not has_room or first.finish_reason != "length" or len(first.token_ids) < budget:
-        return first, digest(first.prompt_ids)
+        return first, [first.prompt_ids]
     inserted = tuple(close) if is_in_thought(first.token_ids) else ()
     begun = (*first.token_ids, *inserted)
     rest = await ask((*prompt, *begun), replace(sampling, max_tokens=sampling.max_tokens - len(begun)), 1)
@@ -58,5 +58,15 @@ async def sample_within(
         logprobs=(*first.logprobs, *(0.0 for _ in inserted), *rest.logprobs),
         versions=(*first.versions, *([(NOT_SAMPLED, len(inserted))] if inserted else []), *rest.versions),
     )
-    seen = [first.prompt_ids, rest.prompt_ids] if inserted else [first.prompt_ids]
-    return whole, " ".join(map(digest, seen))
+    return whole, [first.prompt_ids, rest.prompt_ids]
+
+
+def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, int]]) -> str:
+    """Return the `Turn.context_digest` of a turn.
+
+    Args:
+        seen: the prompt of each request.
+        versions: of the turn's tokens; a stop string may have cut off those of the second request.
+    """
+    requests = 1 + sum(version == NOT_SAMPLED for version, _ in versions[:-1])
+    return " ".join(map(digest, seen[:requests]))

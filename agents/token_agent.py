@@ -8,7 +8,7 @@ from dataclasses import replace
 from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
-from agents.thought_budget import sample_within
+from agents.thought_budget import context_digest, sample_within
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
 from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
@@ -67,7 +67,7 @@ class TokenAgent:
             room = min(room, asked.max_tokens)
         if room < 1:
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
-        completion, context_digest = await self._sample(conversation, asked, prompt, room)
+        completion, seen = await self._sample(conversation, asked, prompt, room)
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
@@ -81,7 +81,7 @@ class TokenAgent:
             logprobs=completion.generator_logprobs,
             versions=completion.versions,
             starts_row=starts_row,
-            context_digest=context_digest,
+            context_digest=context_digest(seen, completion.versions),
             finish_reason=completion.finish_reason,
         )
         if conversation.asked is not None:
@@ -94,8 +94,8 @@ class TokenAgent:
 
     async def _sample(
         self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int
-    ) -> tuple[Completion, str]:
-        """Sample the tokens of one turn; returns them, and the digests of the prompts that the engine reports."""
+    ) -> tuple[Completion, list[tuple[int, ...]]]:
+        """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed = len(conversation.turns), conversation.seed
         thinks = self.renderer.thinks and asked.prompt is None  # a plain prompt has no template, and so no thought
 

@@ -388,8 +388,8 @@ def _requests(turn: Turn) -> list[tuple[int, str]]:
     else:
         ends = accumulate(count for _, count in turn.versions[:-1])
         starts = [0, *(end for end, (version, _) in zip(ends, turn.versions, strict=False) if version == NOT_SAMPLED)]
-    _require(not digests or len(digests) >= len(starts), "each request of a turn has a digest of what the engine saw")
-    return list(zip(starts, digests, strict=False))  # a stop string may have cut off the tokens of the last request
+    _require(not digests or len(digests) == len(starts), "each request of a turn has a digest of what the engine saw")
+    return list(zip(starts, digests, strict=False))
 
 
 def _turn_from(item: dict[str, Any]) -> Turn:

@@ -207,5 +207,5 @@ class SFTData:
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
-    """Messages without reasoning, which no renderer of ours has a place for."""
+    """Messages without reasoning: a tokenizer is made of what every model writes."""
     return [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]  # type: ignore[misc]
