@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import fetch_config, find_model
+from agents.renderer.families import check_thinking
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests
@@ -77,6 +78,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             with startup.phase("model"):
                 model, parameters = await _prepare_model(plan, report, checkpoint, data)
             plan = with_model(plan, model)
+            check_thinking(model, config.env.thinking)
             results = {"model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
             if data is not None:
