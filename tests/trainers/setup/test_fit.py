@@ -107,7 +107,7 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
     config = read_config(Config, LONG)
     judge = fits(activation_checkpoint="full", max_tokens_per_micro_batch=8192)
     assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
-        "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 16384"
+        "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
     )
 
 
