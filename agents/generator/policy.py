@@ -109,8 +109,13 @@ class PolicyActor(ForgeActor):
         return self._engine.stats
 
     @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Give the GPU memory of weights and cache back until the next `pull`, see `VLLMEngine.sleep`."""
+        await self._engine.sleep()
+
+    @concurrent_endpoint
     async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:
-        """Load a published snapshot into the live engine; returns the seconds of fetching and swapping.
+        """Load a published snapshot into the live engine, which wakes it; returns the seconds of fetching and swapping.
 
         Args:
             version: of the snapshot.

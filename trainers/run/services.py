@@ -255,6 +255,7 @@ def _weight_sync(
         staleness=plan.config.staleness,
         startup=startup,
         timeline=timeline,
+        sleeps=plan.engine.sleep,
     )
 
 
@@ -264,18 +265,19 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
     asked: Policy = ActorPolicy(policy)
     if config.training.deterministic:
         asked = LockstepPolicy(ActorPolicy(policy))
-    evaluation = config.evaluation
+    evaluation, thinking = config.evaluation, config.env.thinking
     sampling = {
         "policy": {"temperature": config.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
         "greedy": {"temperature": 0.0},
     }
     agents: dict[str, AgentSpec] = {
-        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **settings})
+        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, "thinking": thinking, **settings})
         for name, settings in sampling.items()
     }
     if hasattr(environment, "expert"):
-        agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
+        expert = {"env": config.env.name, "model": model, "thinking": thinking}
+        agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 
 

@@ -186,6 +186,11 @@ class TrainerActor(ForgeActor):
         return time.perf_counter() - started if self.rank == 0 else None
 
     @concurrent_endpoint
+    async def release_memory(self) -> None:
+        """Give GPU memory that no tensor uses back, for who shares the GPU."""
+        await self._run(self._trainer.release_memory)
+
+    @concurrent_endpoint
     async def save(
         self,
         folder: str,

@@ -1,8 +1,9 @@
 """How much memory each process of a run will need: estimates, from the sizes of the model and the config alone.
 
 What is counted: weights, gradients, optimizer state, activations of one micro-batch, a chunk of the output layer, the
-engine's key-value cache. What is not: CUDA's and NCCL's own buffers (1 to 2 GiB a GPU), compiled graphs, what the
-allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be expected to run.
+engine's key-value cache and buffers. What is not: the trainer's own buffers of CUDA and NCCL (1 to 2 GiB a GPU), its
+compiled graphs, what its allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be
+expected to run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ class Memory:
     """What is there all the time."""
     phases: tuple[dict[str, float], ...] = ()
     """What comes and goes; one of them at a time."""
+    resting: float | None = None
+    """Bytes on a shared GPU while another process is at work there; None where the process gives nothing back."""
 
     @property
     def total(self) -> float:
         """Bytes at the worst moment."""
         return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
+
+    @property
+    def at_rest(self) -> float:
+        """Bytes while another process is at work on the same GPU."""
+        return self.total if self.resting is None else self.resting
 
     def __str__(self) -> str:
         """All parts, those that are not there at the same time parted by "or"."""
@@ -96,10 +104,12 @@ def trainer_memory(
     held = {"state": 16.0 * shape.parameters / ranks}
     if versions:
         held["versions"] = float(versions * published * shape.parameters)
+    # Between two steps there are no gradients.
+    resting = sum(held.values()) - FLOAT32 * shape.parameters / ranks
     if ranks == 1 and published == FLOAT32:
-        return Memory(held=held, phases=(step,))
+        return Memory(held=held, phases=(step,), resting=resting)
     one = float(published * shape.largest_matrix)
-    return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}))
+    return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}), resting=resting)
 
 
 def activation_bytes(
@@ -128,18 +138,55 @@ def activation_bytes(
     return float(compute * tokens * (shape.num_hidden_layers * kept + again))
 
 
-def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: float, receives: bool = False) -> Memory:
+def generator_memory(
+    shape: ModelShape,
+    *,
+    tensor: int,
+    compute: int,
+    cache: float,
+    receives: bool = False,
+    buffers: float = 0.0,
+    asleep: float | None = None,
+) -> Memory:
     """One rank of the engine: its share of the weights, and the `cache` bytes of keys and values.
 
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
 
     Args:
         receives: whether it keeps memory into which the full weights come, in its dtype.
+        buffers: bytes of everything else, see `engine_buffers`.
+        asleep: bytes that it keeps while it sleeps; None for an engine that does not.
     """
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
+    held |= {"buffers": buffers} if buffers else {}
     if receives:
         held["received"] = float(compute * shape.parameters)
-    return Memory(held=held)
+    return Memory(held=held, resting=asleep)
+
+
+ENGINE_TOKENS = 16384  # of one step of the engine at most, which is vLLM's default on GPUs of 70 GiB and more
+
+
+def engine_buffers(
+    shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int = ENGINE_TOKENS
+) -> float:
+    """What an engine on a GPU needs beside its weights and its cache, in bytes for each process.
+
+    - what it keeps when it sleeps, see `engine_residue`
+    - activations of one step: the residual stream in and out, and of the layer at work the MLP's gate, up and product,
+      or the queries, keys, values and attention's output: tokens x (2h + max(3m, 2q + 2k) / tensor) x compute
+    - logits and logprobs of one token of each request, in float32: requests x V x 2 x 4
+    """
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    activations = compute * tokens * (2 * h + max(3 * m, 2 * q + 2 * k) / tensor)
+    logits = 2 * FLOAT32 * requests * shape.vocab_size
+    return engine_residue(tensor=tensor, graphs=graphs) + activations + logits
+
+
+def engine_residue(*, tensor: int, graphs: bool) -> float:
+    """Bytes that an engine's process keeps on its GPU while it sleeps: CUDA's context and libraries, the captured CUDA
+    graphs, and NCCL's buffers where the engine is on several GPUs."""
+    return GIB * (0.6 + 0.6 * graphs + 0.5 * (tensor > 1))
 
 
 def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:

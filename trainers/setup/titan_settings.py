@@ -23,6 +23,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "compile": training.compile,
         "activation_checkpoint": training.activation_checkpoint,
         "keep_logits_gib": training.keep_logits_gib,
+        "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
         "threads": config.services.trainer.threads,
@@ -38,5 +39,6 @@ def reference_settings(config: RunConfig) -> dict[str, Any]:
     return {
         "dtype": "" if training.dtype == "auto" else training.dtype,
         "threads": config.services.ref_model.threads,
+        "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "max_tokens": training.max_tokens_per_micro_batch,
     }

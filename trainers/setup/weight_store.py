@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from forge_env.runtime.weights import WeightStore, choose_store
 from trainers.config import RunConfig
-from trainers.setup.engine import engine_dtype
 from trainers.setup.memory import BYTES
 from trainers.setup.placement import Placement
 
@@ -21,7 +20,7 @@ def find_store(config: RunConfig, placement: Placement, parameters: int) -> tupl
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     return choose_store(
         config.weights.store,
-        size=BYTES[engine_dtype(config)] * parameters,
+        size=BYTES[config.engine_dtype] * parameters,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,

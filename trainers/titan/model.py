@@ -22,8 +22,9 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from forge_env.core.errors import UserError
+from trainers.model.families import head_sizes
 from trainers.titan.attention import document_mask
-from trainers.titan.families import FAMILIES, head_sizes, read_config, titan_config
+from trainers.titan.families import TITAN, read_config, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
@@ -66,7 +67,7 @@ class TitanModel:
         self.attention = attention
         self.parallel = parallel
         self.device = device()
-        self.family = FAMILIES[self.hf_config["model_type"]]
+        self.family = TITAN[self.hf_config["model_type"]]
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=self.device.type != "cpu")
         _check_degrees(self.hf_config, parallel)
         files = WeightFiles.of_folder(folder)

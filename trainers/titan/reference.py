@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.batching.batch import Sample, pack
+from trainers.titan.device import limit_memory
 from trainers.titan.head import check_temperature
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
@@ -24,19 +25,27 @@ class TitanReference:
         dtype: as `TitanSettings.dtype`. The weights themselves are float32 in memory.
         threads: CPU threads of torch; 0 leaves them as they are.
         max_tokens: model tokens of one forward pass, padding included.
+        gpu_memory_gib: as `TitanSettings.gpu_memory_gib`.
 
     Raises:
         UserError: the folder cannot be used, see `trainers.titan.model`.
     """
 
     def __init__(
-        self, model_path: str | os.PathLike[str], *, dtype: str = "", threads: int = 0, max_tokens: int = 16384
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        dtype: str = "",
+        threads: int = 0,
+        max_tokens: int = 16384,
+        gpu_memory_gib: float = 0.0,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
         self._max_tokens = max_tokens
         self._owns_group = init_process_group()
         try:
+            limit_memory(gpu_memory_gib)
             dtype, attention = resolve(dtype, "")
             self._multiple = 128 if attention == "flex" else 1  # its compiled kernels should see few lengths
             self.model = TitanModel(Path(model_path), parallel_dims(1, 1), dtype=dtype, attention=attention)

@@ -49,6 +49,8 @@ class TitanSettings:
     """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    gpu_memory_gib: float = 0.0
+    """What this process may take of its GPU's memory; 0 is all of it."""
     attention: str = ""
     """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
 

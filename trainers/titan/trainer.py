@@ -47,6 +47,7 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState
+from trainers.titan.device import limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
@@ -70,6 +71,7 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
+            limit_memory(settings.gpu_memory_gib)
             self.parallel = parallel_dims(settings.dp_shard, settings.tp)
             dtype, attention = resolve(settings.dtype, settings.attention)
             torch.manual_seed(settings.seed)
@@ -311,6 +313,10 @@ class TitanTrainer:
         return titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
+
+    def release_memory(self) -> None:
+        """Give the GPU back what the last step leaves unused, for whoever shares it; weights and moments stay."""
+        release_memory()
 
     def save(
         self,
