@@ -81,7 +81,9 @@ def plan_memory(
         for process in placement.processes
         if process.service != "generator"
     }
-    others, at_rest = _beside_engine(placement.processes, memory)
+    if not has_engine(config):
+        memory |= {process: Memory() for process in placement.processes if process.service == "generator"}
+    others, at_rest = _beside_engine(placement.processes, memory) if has_engine(config) else (0.0, 0.0)
     engine, about = plan_engine(
         config,
         shape,
@@ -96,6 +98,11 @@ def plan_memory(
         for each in placement.processes
     ]
     return MemoryPlan(engine=engine, about_engine=about, processes=processes)
+
+
+def has_engine(config: RunConfig) -> bool:
+    """Whether an engine is started: supervised training without an environment has none."""
+    return bool(config.env.name) or config.algorithm is not None
 
 
 def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.setup.fit import nearest_settings
@@ -62,6 +63,12 @@ def test_a_gpu_of_unknown_size_refuses_nothing_and_the_plan_says_so() -> None:
     plan = plan_of(*ONE, *LONG)
     if plan.card is None:  # on a machine without GPUs
         assert problems(plan) == [] and any("--launcher.gpu_memory_gib" in text for text in plan.missing)
+
+
+def test_supervised_training_on_data_has_no_engine_to_make_room_for() -> None:
+    gpu = ("--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=24", "--trainer.with_gpus", "--generator.with_gpus")
+    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]))
+    assert [list(phase) for card in plan.cards for phase in card.phases.values()] == [["trainer"]]
 
 
 def test_sleep_that_cannot_be_is_refused() -> None:
