@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from trainers import sft
@@ -116,6 +118,12 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
     assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
         "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
     )
+
+
+def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
+    plan = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+    (problem,) = problems(plan)
+    assert re.search(r"it fits on \d+ such GPUs with --services.trainer.procs \d+", problem)
 
 
 def test_where_nothing_helps_that_is_said() -> None:
