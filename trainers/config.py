@@ -65,6 +65,12 @@ class EnvConfig:
     """Sampled tokens of one turn at most."""
     max_tokens: int = 512
     """Prompt and sampled tokens of an episode at most."""
+    thinking: Literal["off", "on", "template"] = "off"
+    """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
+    family's chat template does by default."""
+    max_thinking_tokens: int = 0
+    """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
+    but that of the turn."""
     step_seconds: float = 60.0
     episode_seconds: float = 300.0
     """Of the environment's own time, without generation and queues."""
@@ -83,6 +89,7 @@ class EnvConfig:
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
             max_tokens=self.max_tokens,
+            max_thinking_tokens=self.max_thinking_tokens,
             step_seconds=self.step_seconds,
             episode_seconds=self.episode_seconds,
             scoring_seconds=self.scoring_seconds,
@@ -410,6 +417,11 @@ class RunConfig:
         dtype, services = self.training.dtype, self.services
         coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
         return "bfloat16" if coarse else "float32"
+
+    @property
+    def engine_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the engine computes in, and the weights are published in."""
+        return "bfloat16" if self.services.generator.with_gpus else "float32"
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

@@ -48,7 +48,7 @@ def plan_engine(
     settings = EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=_requests(config),
-        dtype="bfloat16" if on_gpu else "float32",
+        dtype=config.engine_dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_fraction=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,

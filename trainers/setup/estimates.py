@@ -8,6 +8,7 @@ from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
+    BYTES,
     ENGINE_TOKENS,
     FLOAT32,
     GIB,
@@ -41,14 +42,14 @@ def estimate_memory(
     is_on_gpu = isinstance(store, CudaIpcStore | NcclStore)
     receives = isinstance(store, NcclStore)
     if process.service == "store":
-        return Memory() if is_on_gpu else store_memory(shape)
+        return Memory() if is_on_gpu else store_memory(shape, published=BYTES[config.engine_dtype])
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
         assert engine is not None
         return engine_memory(config, shape, engine, cache=engine.kv_cache_gib * GIB, receives=receives)
     if process.service == "ref_model":
-        return reference_memory(shape, tokens=tokens, compute=compute, receives=receives)
+        return reference_memory(shape, tokens=tokens, compute=compute)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
     return trainer_memory(
         shape,
@@ -59,6 +60,7 @@ def estimate_memory(
         checkpointing=config.training.activation_checkpoint,
         compiled=config.training.compile,
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
+        published=BYTES[config.engine_dtype],
         versions=KEEP if is_on_gpu and process.rank == 0 else 0,
     )
 

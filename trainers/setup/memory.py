@@ -14,6 +14,8 @@ from trainers.model.shape import ModelShape
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
+BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+"""Of a number, by the dtype's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def trainer_memory(
     checkpointing: str,
     compiled: bool = False,
     kept_logits: float = 0,
+    published: int = FLOAT32,
     versions: int = 0,
 ) -> Memory:
     """One rank of the trainer.
@@ -71,10 +74,9 @@ def trainer_memory(
     - activations: see `activation_bytes`.
     - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
-    - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
-      they are gathered before they are copied.
-    - versions: of the full weights in float32, kept for the engines where these have them from this GPU; the copy above
-      is then one of them.
+    - published: between two steps the weights are published one tensor at a time, in the engine's dtype: the largest
+      one whole, and where it is cut its pieces once more. Nothing where one process publishes its own float32.
+    - versions: of the full weights in the engine's dtype, kept for the engines where these have them from this GPU.
 
     Args:
         shape: the model.
@@ -85,7 +87,8 @@ def trainer_memory(
         checkpointing: "none", "selective" or "full".
         compiled: whether the blocks are.
         kept_logits: bytes of logits up to which they are kept for the backward pass.
-        versions: that this rank keeps.
+        published: bytes of a number in the published weights, 2 or 4.
+        versions: of the published weights that this rank keeps.
     """
     ranks = shard * tensor
     step = {}
@@ -98,14 +101,15 @@ def trainer_memory(
     logits = tokens * shape.vocab_size / tensor
     kept = compute * logits <= kept_logits
     step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
-    whole = float(FLOAT32) * shape.parameters
     held = {"state": 16.0 * shape.parameters / ranks}
     if versions:
-        held["versions"] = versions * whole
-    published = ((ranks > 1) + (versions == 0)) * whole
+        held["versions"] = float(versions * published * shape.parameters)
     # Between two steps there are no gradients.
     resting = sum(held.values()) - FLOAT32 * shape.parameters / ranks
-    return Memory(held=held, phases=(step, {"published": published}) if published else (step,), resting=resting)
+    if ranks == 1 and published == FLOAT32:
+        return Memory(held=held, phases=(step,), resting=resting)
+    one = float(published * shape.largest_matrix)
+    return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}), resting=resting)
 
 
 def activation_bytes(
@@ -149,13 +153,15 @@ def generator_memory(
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
 
     Args:
-        receives: whether it keeps memory into which the full weights come, in float32.
+        receives: whether it keeps memory into which the full weights come, in its dtype.
         buffers: bytes of everything else, see `engine_buffers`.
         asleep: bytes that it keeps while it sleeps; None for an engine that does not.
     """
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
     held |= {"buffers": buffers} if buffers else {}
-    return Memory(held=held | _received(shape, receives), resting=asleep)
+    if receives:
+        held["received"] = float(compute * shape.parameters)
+    return Memory(held=held, resting=asleep)
 
 
 ENGINE_TOKENS = 16384  # of one step of the engine at most, which is vLLM's default on GPUs of 70 GiB and more
@@ -183,22 +189,17 @@ def engine_residue(*, tensor: int, graphs: bool) -> float:
     return GIB * (0.6 + 0.6 * graphs + 0.5 * (tensor > 1))
 
 
-def reference_memory(shape: ModelShape, *, tokens: int, compute: int, receives: bool = False) -> Memory:
-    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch.
-
-    Args:
-        receives: as that of `generator_memory`.
-    """
+def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:
+    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch."""
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
-    held = {"weights": float(compute * shape.parameters), "forward": forward}
-    return Memory(held=held | _received(shape, receives))
+    return Memory(held={"weights": float(compute * shape.parameters), "forward": forward})
 
 
-def _received(shape: ModelShape, receives: bool) -> dict[str, float]:
-    return {"received": float(FLOAT32) * shape.parameters} if receives else {}
+def store_memory(shape: ModelShape, *, published: int) -> Memory:
+    """The weight store: two versions of the full weights in the host's memory.
 
-
-def store_memory(shape: ModelShape) -> Memory:
-    """The weight store: two versions of the full weights, in float32, in the host's memory."""
-    return Memory(held={"weights": 2.0 * FLOAT32 * shape.parameters})
+    Args:
+        published: bytes of a number in them, 2 or 4.
+    """
+    return Memory(held={"weights": 2.0 * published * shape.parameters})

@@ -81,6 +81,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(checks.check_resume, config)
     model = problems.attempt(checks.find_model, config) or _unknown(config)
     problems.attempt(checks.check_length, config, model.shape)
+    problems.attempt(checks.check_thinking, sound, model.shape)
     problems.attempt(checks.check_services, config)
     store = problems.attempt(_find_store, config, placement, model.shape)
     problems.attempt(checks.check_parallelism, sound)

@@ -15,6 +15,7 @@ AT_LEAST: dict[str, float] = {
     "env.max_turns": 1,
     "env.max_turn_tokens": 1,
     "env.max_tokens": 2,
+    "env.max_thinking_tokens": 0,
     "env.min_valid": 1,
     "warmup.steps": -1,
     "warmup.until_success": 0,

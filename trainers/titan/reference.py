@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from trainers.batching.batch import Sample, pack
 from trainers.titan.device import limit_memory
 from trainers.titan.head import check_temperature
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.weight_files import WeightFiles
 
 
 class TitanReference:
     """One model of a Hugging Face folder, in one process.
 
     Args:
-        model_path: the folder; `load` replaces its weights.
+        model_path: the folder; `load_file` replaces its weights.
         dtype: as `TitanSettings.dtype`. The weights themselves are float32 in memory.
         threads: CPU threads of torch; 0 leaves them as they are.
         max_tokens: model tokens of one forward pass, padding included.
@@ -55,19 +54,13 @@ class TitanReference:
             raise
         self.model.module.requires_grad_(False).eval()
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights; their names are Hugging Face's."""
-        self.model.load_hf(weights)
-
     def load_file(self, path: str | os.PathLike[str]) -> None:
-        """Replace all weights by those of a file that `save_file` wrote."""
-        self.load(load_file(path))
+        """Replace all weights by those of a file that `TitanTrainer.write_weights` wrote.
 
-    def save_file(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights as safetensors, exact; the file appears whole or not at all."""
-        unfinished = f"{os.fspath(path)}.unfinished"
-        save_file({name: value.cpu() for name, value in self.model.hf_state_dict().items()}, unfinished)
-        os.replace(unfinished, path)
+        Raises:
+            UserError: the file is missing or damaged, or is of another model.
+        """
+        self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:

@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-def model_folder(folder: Path, **sizes: int) -> str:
+def model_folder(folder: Path, **sizes: object) -> str:
     (folder / "config.json").write_text(json.dumps(SIZES | sizes))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
@@ -137,6 +137,11 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ("--training.lr_schedule", "cosine", "--training.warmup_steps", "5", "--steps", "5"),
             ["lr_schedule is cosine", "warmup_steps, 5", "none of the 5 steps"],
         ),
+        (
+            ("--env.thinking", "on", "--env.max_turn_tokens", "64", "--env.max_thinking_tokens", "64"),
+            ["max_thinking_tokens is 64", "max_turn_tokens, 64, at most", "raise the latter"],
+        ),
+        (("--env.thinking", "maybe"), ["thinking", "maybe", "off", "on", "template"]),
         (("--model", "/no/such"), ["no model folder /no/such"]),
         (("--model", "a/b/c"), ["no model folder a/b/c"]),
         (("--dataset.streaming",), ["--dataset.path is empty"]),
@@ -189,6 +194,33 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
     assert "not valid JSON" in refusal("--model", str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     assert "tokenizer.json" in refusal("--model", str(tmp_path))
+
+
+TEMPLATES = {"LlamaForCausalLM": "<|start_header_id|> ipython", "Qwen3ForCausalLM": "<think> enable_thinking"}
+
+
+@pytest.mark.parametrize(("thinking", "refused"), [("off", False), ("on", True), ("template", False)])
+def test_a_family_without_thinking_is_refused_before_anything_starts(
+    tmp_path: Path, thinking: str, refused: bool
+) -> None:
+    for family, template in TEMPLATES.items():
+        folder = tmp_path / family
+        folder.mkdir()
+        model_folder(folder, architectures=[family], model_type="llama" if "Llama" in family else "qwen3")
+        (folder / "chat_template.jinja").write_text(template)
+        plan = make_plan(read_config(Config, ["--model", str(folder), "--env.thinking", thinking]))
+        found = [problem for problem in plan.problems if "thinking" in problem]
+        assert len(found) == (refused and family == "LlamaForCausalLM")
+        assert all("LlamaForCausalLM has no thinking" in problem and "set it to off" in problem for problem in found)
+
+
+def test_thinking_of_a_model_that_is_not_here() -> None:
+    words = ["--env.thinking is on", "meta-llama/Llama-3.1-8B has none"]
+    found = refusal("--model", "meta-llama/Llama-3.1-8B", "--env.thinking", "on")
+    assert [word for word in words if word not in found] == []
+    for model, thinking in (("meta-llama/Llama-3.1-8B", "template"), ("Qwen/Qwen3-8B", "on"), ("who/knows", "on")):
+        plan = make_plan(read_config(Config, ["--model", model, "--env.thinking", thinking]))
+        assert not any("thinking" in problem for problem in plan.problems)
 
 
 def test_gpus_are_counted_by_service() -> None:
