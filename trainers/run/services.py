@@ -255,7 +255,7 @@ def _weight_sync(
         staleness=plan.config.staleness,
         startup=startup,
         timeline=timeline,
-        sleeps=plan.engine.sleep,
+        sleeps=plan.engine.sleep and plan.environment is not None,
     )
 
 

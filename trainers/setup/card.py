@@ -44,7 +44,7 @@ def cards(processes: Processes) -> list[Card]:
     on_gpu: dict[str, list[tuple[Process, Memory]]] = {}
     unknown = {process.where for process, memory in processes if memory is None}
     for process, memory in processes:
-        if process.gpu is not None and memory is not None and process.where not in unknown:
+        if process.gpu is not None and memory and memory.total and process.where not in unknown:
             on_gpu.setdefault(process.where, []).append((process, memory))
     return [Card(where=where, phases=_phases(parts)) for where, parts in on_gpu.items()]
 

@@ -20,6 +20,8 @@ from trainers.setup.memory import GIB, Memory, gib
 from trainers.setup.placement import Placement, Process, make_placement
 from trainers.setup.weight_store import find_store
 
+MOST_GPUS = 64  # of one host, that are tried for a run that does not fit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -81,7 +83,9 @@ def plan_memory(
         for process in placement.processes
         if process.service != "generator"
     }
-    others, at_rest = _beside_engine(placement.processes, memory)
+    if not has_engine(config):
+        memory |= {process: Memory() for process in placement.processes if process.service == "generator"}
+    others, at_rest = _beside_engine(placement.processes, memory) if has_engine(config) else (0.0, 0.0)
     engine, about = plan_engine(
         config,
         shape,
@@ -96,6 +100,11 @@ def plan_memory(
         for each in placement.processes
     ]
     return MemoryPlan(engine=engine, about_engine=about, processes=processes)
+
+
+def has_engine(config: RunConfig) -> bool:
+    """Whether an engine is started: supervised training without an environment has none."""
+    return bool(config.env.name) or config.algorithm is not None
 
 
 def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
@@ -156,17 +165,32 @@ def check_fit(
 
 
 def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Which settings fit, as the end of a sentence.
+    """Which settings fit, as the end of a sentence: on the GPUs that there are, else on more of them.
 
     Args:
         config: that does not.
         fits: says of a config whether it does.
     """
+    if found := _fitting(config, fits):
+        return f"it fits with {found}"
+    count = max(1, config.launcher.gpus_per_host)
+    while count < MOST_GPUS:
+        count *= 2
+        more = [("services.trainer.procs", count), ("launcher.gpus_per_host", count)]
+        larger = _with(config, more)
+        found = "" if fits(larger) else _fitting(larger, fits)
+        if found or fits(larger):
+            return f"it fits on {count} such GPUs with {_option(more[0])}{' and ' if found else ''}{found}"
+    return "no setting that was tried makes it fit: take a larger card, or a smaller model"
+
+
+def _fitting(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """Settings that fit, each alone or else several together; "" where there are none."""
     changes = list(_changes(config))
     alone = [change for change in changes if fits(_with(config, [change]))]
     if alone:
         firsts = list({name: (name, value) for name, value in reversed(alone)}.values())[::-1]
-        return f"it fits with {' or with '.join(map(_option, firsts[:3]))}"
+        return " or with ".join(map(_option, firsts[:3]))
     together: list[tuple[str, Any]] = []
     for name, value in changes:
         together = [change for change in together if change[0] != name] + [(name, value)]
@@ -175,8 +199,8 @@ def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> st
                 fewer = [other for other in together if other is not change]
                 if fits(_with(config, fewer)):
                     together = fewer
-            return f"it fits with {' '.join(map(_option, together))}"
-    return "no setting that was tried makes it fit: take a larger card, more of them, or a smaller model"
+            return " ".join(map(_option, together))
+    return ""
 
 
 def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:

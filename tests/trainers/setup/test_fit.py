@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.setup.fit import nearest_settings
@@ -27,11 +30,11 @@ def problems(plan: RunPlan) -> list[str]:
 def test_a_card_that_is_too_small_is_refused_with_settings_that_fit() -> None:
     (problem,) = problems(plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40"))
     assert problem.startswith("a GPU has 40.0 GiB, and the estimate is more: GPU 0: rollouts ")
-    assert problem.endswith(
-        "it fits with --training.activation_checkpoint full or with --training.max_tokens_per_micro_batch 16384"
-    )
-    for remedy in ("--training.activation_checkpoint=full", "--training.max_tokens_per_micro_batch=16384"):
-        plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", remedy)
+    remedies = problem.partition("; it fits with ")[2].split(" or with ")
+    names = [remedy.partition(" ")[0] for remedy in remedies]
+    assert names[:2] == ["--training.activation_checkpoint", "--training.max_tokens_per_micro_batch"]
+    for remedy in remedies:
+        plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", *remedy.split())
         assert problems(plan) == []
         assert all(card.worst <= 40 * 2**30 for card in plan.cards)
 
@@ -62,6 +65,12 @@ def test_a_gpu_of_unknown_size_refuses_nothing_and_the_plan_says_so() -> None:
     plan = plan_of(*ONE, *LONG)
     if plan.card is None:  # on a machine without GPUs
         assert problems(plan) == [] and any("--launcher.gpu_memory_gib" in text for text in plan.missing)
+
+
+def test_supervised_training_on_data_has_no_engine_to_make_room_for() -> None:
+    gpu = ("--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=24", "--trainer.with_gpus", "--generator.with_gpus")
+    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]))
+    assert [list(phase) for card in plan.cards for phase in card.phases.values()] == [["trainer"]]
 
 
 def test_sleep_that_cannot_be_is_refused() -> None:
@@ -121,6 +130,12 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
     assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
         "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
     )
+
+
+def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
+    plan = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+    (problem,) = problems(plan)
+    assert re.search(r"it fits on \d+ such GPUs with --services.trainer.procs \d+", problem)
 
 
 def test_where_nothing_helps_that_is_said() -> None:
