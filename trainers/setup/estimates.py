@@ -41,9 +41,10 @@ def estimate_memory(
     if process.service == "ref_model":
         return reference_memory(shape, tokens=tokens, compute=compute, receives=receives)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
+    replicas = max(1, config.parallelism.data_parallel_replicate_degree)
     return trainer_memory(
         shape,
-        shard=max(1, config.services.trainer.procs // tensor),
+        shard=max(1, config.services.trainer.procs // (tensor * replicas)),
         tensor=tensor,
         tokens=tokens,
         compute=BFLOAT16 if trainer_dtype(config) == "bfloat16" else FLOAT32,

@@ -35,8 +35,10 @@ class TitanSettings:
     """Model tokens of one forward pass, padding included."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
+    dp_replicate: int = 1
+    """Groups of ranks that each hold all weights, sharded over the group's ranks (HSDP)."""
     dp_shard: int = -1
-    """Ranks to shard data and weights over (FSDP); -1 is all that tensor parallelism leaves."""
+    """Ranks to shard data and weights over (FSDP); -1 is all that the other degrees leave."""
     tp: int = 1
     """Ranks to cut each matrix over."""
     threads: int = 0
@@ -49,6 +51,15 @@ class TitanSettings:
     """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    cpu_offload: bool = False
+    """On GPU, keep weights, gradients and optimizer state in the host's memory; the optimizer then runs on the CPU."""
+    reshard_after_forward: str = "default"
+    """When FSDP frees gathered weights after the forward pass: "always", "never", or "default", which is always but
+    for the output layer."""
+    optimizer_state: str = "float32"
+    """What AdamW's moments are kept in: "float32", "bfloat16" or "8bit"; see `trainers.titan.optimizer`."""
+    fp32_head: bool = False
+    """Compute the output layer in float32 with float32 weights, where the rest of the model computes in bfloat16."""
     attention: str = ""
     """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
 

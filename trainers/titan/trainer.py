@@ -37,7 +37,6 @@ from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.optimizer import default_adamw
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import InvariantError, UserError
@@ -46,7 +45,9 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.device import device
 from trainers.titan.head import check_temperature
+from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
@@ -68,8 +69,9 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp)
+            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.dp_replicate)
             dtype, attention = resolve(settings.dtype, settings.attention)
+            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -79,6 +81,9 @@ class TitanTrainer:
                 compile=settings.compile,
                 activation_checkpoint=settings.activation_checkpoint,
                 keep_logits_gib=settings.keep_logits_gib,
+                cpu_offload=settings.cpu_offload,
+                reshard_after_forward=settings.reshard_after_forward,
+                fp32_head=settings.fp32_head,
             )
         except BaseException:
             self._destroy_group()
@@ -114,9 +119,8 @@ class TitanTrainer:
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
-        optimizer = default_adamw(**self._hyperparameters())
-        optimizer.implementation = "foreach" if self.device.type == "cpu" else "fused"
-        self._optimizer = optimizer.build(model_parts=[self.model.module])
+        state = self.settings.optimizer_state
+        self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=state)
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
@@ -213,6 +217,11 @@ class TitanTrainer:
         return [by_sample.get(index, []) for index in range(len(samples))]
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that share the samples of a step."""
+        return self.parallel.dp_replicate * self.parallel.dp_shard
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
@@ -270,7 +279,7 @@ class TitanTrainer:
             pad_id=0,
             multiple=self._multiple,
             rank=self._data_rank,
-            ranks=self.parallel.dp_shard,
+            ranks=self.data_ranks,
             crossover=flops_crossover(self.model.hf_config),
         )
 
@@ -306,7 +315,8 @@ class TitanTrainer:
 
     def _clip_gradients(self) -> Tensor:
         parameters = list(self.model.module.parameters())
-        return titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        norm = titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        return norm.to(self.device)  # where gradients are in the host's memory, so is their norm
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
@@ -366,7 +376,8 @@ class TitanTrainer:
         manifest = self._state.load(Path(folder))
         (scheduler,) = self._scheduler
         for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            group.update(self._hyperparameters(), lr=lr)
+            set_hyperparameters(group, self._hyperparameters(), lr)
+        restore_state_dtype(self._optimizer, self.settings.optimizer_state)
         self.step = manifest["optimizer_steps"]
         self._forget_empty_moments()
         return dict(manifest["extra"])
