@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.generator.start import EngineSettings
 from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
-from trainers.config import RunConfig
+from trainers.config import RunConfig, ServiceConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
@@ -39,7 +39,11 @@ def estimate_memory(
             shape, tensor=max(1, config.services.generator.procs), compute=compute, cache=cache, receives=receives
         )
     if process.service == "ref_model":
-        return reference_memory(shape, tokens=tokens, compute=compute, receives=receives)
+        compute = BFLOAT16 if model_dtype(config, config.services.ref_model) == "bfloat16" else FLOAT32
+        shard, fp32_head = max(1, config.services.ref_model.procs), config.training.fp32_head
+        return reference_memory(
+            shape, tokens=tokens, compute=compute, shard=shard, fp32_head=fp32_head, receives=receives
+        )
     tensor = max(1, config.parallelism.tensor_parallel_degree)
     replicas = max(1, config.parallelism.data_parallel_replicate_degree)
     return trainer_memory(
@@ -57,5 +61,10 @@ def estimate_memory(
 
 def trainer_dtype(config: RunConfig) -> str:
     """What the trainer computes in: "float32" or "bfloat16"."""
+    return model_dtype(config, config.services.trainer)
+
+
+def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
+    """What the trainer or the reference model computes in: "float32" or "bfloat16"."""
     chosen = config.training.dtype
-    return chosen if chosen != "auto" else "bfloat16" if config.services.trainer.with_gpus else "float32"
+    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"

@@ -136,15 +136,30 @@ def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: flo
     return Memory(held=held | _received(shape, receives))
 
 
-def reference_memory(shape: ModelShape, *, tokens: int, compute: int, receives: bool = False) -> Memory:
-    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch.
+def reference_memory(
+    shape: ModelShape, *, tokens: int, compute: int, shard: int = 1, fp32_head: bool = False, receives: bool = False
+) -> Memory:
+    """One process of the frozen reference model.
+
+    - weights: P / shard in the dtype that it computes in; the output layer's in float32 with `fp32_head`.
+    - gathered, where they are sharded: the output layer and two blocks (the one at work and the next).
+    - forward: one block's activations, and an eighth of the logits of a batch.
 
     Args:
+        shape: the model.
+        tokens: of one batch.
+        compute: bytes of a number in the forward pass, 2 or 4.
+        shard: processes that the weights are sharded over.
+        fp32_head: as `training.fp32_head`.
         receives: as that of `generator_memory`.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
-    held = {"weights": float(compute * shape.parameters), "forward": forward}
+    head = float((FLOAT32 if fp32_head else compute) * shape.vocab_size * h)
+    weights = head + compute * (shape.parameters - shape.vocab_size * h)
+    held = {"weights": weights / shard, "forward": forward}
+    if shard > 1:
+        held["gathered"] = min(head + compute * 2 * shape.layer_parameters, weights)
     return Memory(held=held | _received(shape, receives))
 
 

@@ -38,10 +38,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def reference_settings(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `trainers.titan.reference.TitanReference`."""
-    training = config.training
-    return {
-        "dtype": "" if training.dtype == "auto" else training.dtype,
-        "threads": config.services.ref_model.threads,
-        "max_tokens": training.max_tokens_per_micro_batch,
-    }
+    """Arguments of `trainers.titan.reference.TitanReference`: what the trainer's have to do with logprobs."""
+    shared = ("dtype", "fp32_head", "max_tokens_per_micro_batch", "pack_length")
+    trainer = trainer_settings(config)
+    return {name: trainer[name] for name in shared} | {"threads": config.services.ref_model.threads}

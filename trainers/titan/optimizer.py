@@ -2,9 +2,11 @@
 
 - "float32": torch's own.
 - "bfloat16": TorchTitan's, over a fused kernel that GPUs only have: half the moments' memory, 4 bytes a parameter.
-- "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. Moments of shards of
-  fewer than 4,096 numbers, or of a number that 256 does not divide, stay in float32. The first step compiles a kernel
-  for each shape of a weight, on a CPU with a C++ compiler.
+- "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles
+  a kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 where a shard has fewer
+  than 4,096 numbers, or a number that 256 does not divide, and for the embedding, as in "8-bit Optimizers via
+  Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step, and where the second moment
+  of such a row is rounded to 0 but the first is not, AdamW divides by epsilon.
 
 The weights are float32 in any case.
 """
@@ -54,16 +56,18 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
         hyperparameters: lr, betas, eps and weight_decay.
         state: one of `STATES`, after `check_state`.
     """
+    config: OptimizersContainer.Config = default_adamw(**hyperparameters)
     if state == "8bit":
-        group = ParamGroupConfig(pattern=".*", optimizer_name="AdamW8bit", optimizer_kwargs=dict(hyperparameters))
-        return _Optimizers.Config(param_groups=[group]).build(model_parts=[module])
-    config = default_adamw(**hyperparameters)
+        names = {"tok_embeddings": "AdamW", ".*": "AdamW8bit"}  # patterns; the first that matches counts
+        groups = [
+            ParamGroupConfig(pattern=pattern, optimizer_name=name, optimizer_kwargs=dict(hyperparameters))
+            for pattern, name in names.items()
+        ]
+        config = _Optimizers.Config(param_groups=groups)
+    # Fused is for weights that are offloaded, too: it is also the fastest on a CPU.
+    config.implementation = "foreach" if device().type == "cpu" else "fused"
     if state == "bfloat16":
         config.implementation = "fused_opt_states_bf16"
-    elif device().type == "cpu":
-        config.implementation = "foreach"
-    else:  # also for weights that are offloaded: on a CPU it is the fastest, too
-        config.implementation = "fused"
     return config.build(model_parts=[module])
 
 

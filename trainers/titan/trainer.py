@@ -56,11 +56,19 @@ from trainers.titan.settings import TitanSettings
 class TitanTrainer:
     """Trains one model from a Hugging Face folder: Qwen3, Qwen2.5 or Llama 3.
 
+    Args:
+        model_path: the folder.
+        settings: how to train.
+        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype that the model computes
+            in.
+
     Raises:
         UserError: a setting or the model folder is wrong.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None) -> None:
+    def __init__(
+        self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None, *, is_frozen: bool = False
+    ) -> None:
         self.settings = settings = settings or TitanSettings()
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -84,16 +92,20 @@ class TitanTrainer:
                 cpu_offload=settings.cpu_offload,
                 reshard_after_forward=settings.reshard_after_forward,
                 fp32_head=settings.fp32_head,
+                weights=dtype if is_frozen else "float32",
             )
         except BaseException:
             self._destroy_group()
             raise
-        self._state = TrainingState(self.model)
+        self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
         # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
         self._multiple = math.lcm(settings.tp, 128 if tuned else 1)
-        self.begin()
+        if is_frozen:
+            self.model.module.requires_grad_(False).eval()
+        else:
+            self.begin()
         batch_mesh = self.parallel.get_optional_mesh("batch")
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
         self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
@@ -347,7 +359,8 @@ class TitanTrainer:
             extra: what the caller wants back from `load`; must be JSON.
             texts: further files of the folder, by name.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
-                raised by the next `train_step`, `save`, `load` or `close`.
+                raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
+                is written: torch cannot copy such.
             keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
                 trainers/checkpoints.py; 0 keeps all.
 
@@ -360,7 +373,7 @@ class TitanTrainer:
             optimizer_steps=self.step,
             extra=extra,
             texts=texts,
-            asynchronous=asynchronous,
+            asynchronous=asynchronous and self.settings.optimizer_state != "8bit",
             keep_last=keep_last,
         )
         self._forget_empty_moments()
@@ -374,9 +387,9 @@ class TitanTrainer:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         manifest = self._state.load(Path(folder))
-        (scheduler,) = self._scheduler
-        for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            set_hyperparameters(group, self._hyperparameters(), lr)
+        for scheduler in self._scheduler:
+            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                set_hyperparameters(group, self._hyperparameters(), lr)
         restore_state_dtype(self._optimizer, self.settings.optimizer_state)
         self.step = manifest["optimizer_steps"]
         self._forget_empty_moments()

@@ -105,6 +105,12 @@ def test_who_receives_the_weights_has_memory_for_them() -> None:
 
 def test_the_reference_and_the_store() -> None:
     assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
+    alone, shared = (reference_memory(SMALL, tokens=8, compute=2, shard=shard).held for shard in (1, 2))
+    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+    assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
+    assert shared["gathered"] == 2 * min(head + 2 * layer, PARAMETERS)
+    wide = reference_memory(SMALL, tokens=8, compute=2, fp32_head=True).held
+    assert wide["weights"] == alone["weights"] + 2 * head
     assert store_memory(SMALL).total == 8 * PARAMETERS
 
 

@@ -826,7 +826,8 @@ def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, world: 
     ranks = []
     for rank in map(str, range(world)):
         env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, __file__, str(root)]
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
