@@ -65,6 +65,12 @@ class EnvConfig:
     """Sampled tokens of one turn at most."""
     max_tokens: int = 512
     """Prompt and sampled tokens of an episode at most."""
+    thinking: Literal["off", "on", "template"] = "off"
+    """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
+    family's chat template does by default."""
+    max_thinking_tokens: int = 0
+    """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
+    but that of the turn."""
     step_seconds: float = 60.0
     episode_seconds: float = 300.0
     """Of the environment's own time, without generation and queues."""
@@ -83,6 +89,7 @@ class EnvConfig:
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
             max_tokens=self.max_tokens,
+            max_thinking_tokens=self.max_thinking_tokens,
             step_seconds=self.step_seconds,
             episode_seconds=self.episode_seconds,
             scoring_seconds=self.scoring_seconds,
@@ -236,7 +243,16 @@ class ServiceConfig:
 class GeneratorConfig(ServiceConfig):
     kv_cache_gib: float = 0.0
     """For keys and values, on each process; 0 is 1 GiB on CPU, and on GPU what all requests of the run need at their
-    longest, or what is left."""
+    longest, or what gpu_memory_utilization leaves."""
+    gpu_memory_utilization: float = 0.9
+    """On GPU: the share of the card up to which the engine's cache may fill it, beside the engine's weights and what
+    else is on the card."""
+    sleep: Literal["auto", "yes", "no"] = "auto"
+    """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
+    and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`. Those that
+    the run sets itself, or that tokens and logprobs depend on, are refused."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
     worker_process: bool = False
@@ -272,6 +288,8 @@ class LauncherConfig:
     """Of the hosts that name none."""
     gpus_per_host: int = 0
     """GPUs of each host; 0 is as many as this machine has."""
+    gpu_memory_gib: float = 0.0
+    """What trainer, engine and plan believe each GPU to have, in GiB: no more than it has; 0 is what it has."""
     share_gpus: Literal["auto", "yes", "no"] = "auto"
     """Whether generator, trainer and reference model have the same GPUs; "auto" shares them where one machine has fewer
     than they ask for together."""
@@ -413,6 +431,11 @@ class RunConfig:
         dtype, services = self.training.dtype, self.services
         coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
         return "bfloat16" if coarse else "float32"
+
+    @property
+    def engine_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the engine computes in, and the weights are published in."""
+        return "bfloat16" if self.services.generator.with_gpus else "float32"
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

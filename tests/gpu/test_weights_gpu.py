@@ -24,7 +24,7 @@ from state_dicts import fingerprints
 from weights_process import WeightsProcess, make_weights
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, WeightStore
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, SharedMemoryStore, WeightStore, WeightStream
 from forge_env.runtime.weights.nccl.puller import PublisherLink
 
 pytestmark = [
@@ -66,7 +66,7 @@ async def test_another_process_has_the_weights_bit_by_bit(kind: type[WeightStore
         try:
             for version in range(4):
                 state_dict = on_gpu(version, 300)
-                taken = store.take(version, state_dict)
+                taken = store.take(version, WeightStream.of(state_dict))
                 for tensor in state_dict.values():
                     tensor.zero_()
                 await store.commit(taken)
@@ -111,7 +111,7 @@ async def test_how_long_it_takes(kind: type[WeightStore]) -> None:
             for version in range(ROUNDS + 2):  # memory and communicator are made in the first two
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-                taken = store.take(version, state_dict)
+                taken = store.take(version, WeightStream.of(state_dict))
                 torch.cuda.synchronize()
                 seconds["take"].append(time.perf_counter() - started)
                 started = time.perf_counter()

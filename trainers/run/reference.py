@@ -2,7 +2,8 @@
 
 It holds the policy that the run's reinforcement learning starts from: the model of `model.path`, or, where a warm-up
 of the same run came first, the warmed-up weights, which are handed to it before the first step. They never change
-afterwards. A run that is resumed reads them from `reference.safetensors` in its folder.
+afterwards. The trainer writes such weights, exact, to `reference.safetensors` in the run's folder, where a run that is
+resumed finds them again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
 if TYPE_CHECKING:
-    from forge_env.runtime.weights import WeightStore
     from trainers.batching.batch import Sample
 
 T = TypeVar("T")
@@ -31,16 +31,14 @@ class ReferenceActor(ForgeActor):
 
     idempotent = frozenset({"logprobs"})
 
-    def __init__(self, *, model: str, settings: dict[str, Any], store: WeightStore, **base: Any) -> None:
+    def __init__(self, *, model: str, settings: dict[str, Any], **base: Any) -> None:
         super().__init__(**base)
-        self._store = store
         self._model = model
         self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
         self._reference: Any = None
 
     async def on_start(self) -> None:
-        self._store.attach()
         self._reference = await self._run(_make_reference, self._model, self._settings)
 
     async def on_finish(self) -> None:
@@ -50,22 +48,8 @@ class ReferenceActor(ForgeActor):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @concurrent_endpoint
-    async def pull(self, version: int, keep: str, seconds: float = 300.0) -> None:
-        """Take a published snapshot for good, and keep it in a file for `load`.
-
-        Args:
-            version: of the snapshot.
-            keep: the file.
-            seconds: that its checksum may take.
-        """
-        await self._store.verify(version, seconds=seconds)  # once in a run, for what is kept for good
-        async with self._store.fetch(version) as state_dict:
-            await self._run(self._reference.load, state_dict)
-        await self._run(self._reference.save_file, keep)
-
-    @concurrent_endpoint
     async def load(self, kept: str) -> None:
-        """Take the weights of a file that `pull` kept."""
+        """Take the weights of a file that `TrainerActor.write_weights` wrote."""
         await self._run(self._reference.load_file, kept)
 
     @concurrent_endpoint

@@ -134,6 +134,25 @@ def find_model(config: RunConfig) -> FoundModel:
     return find_shape(config.model.path, config.model.size)
 
 
+def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
+    """The model has thinking where it is to think, as far as that is known before the model is there."""
+    env, folder = config.env, Path(config.model.path).expanduser()
+    if env.max_thinking_tokens >= env.max_turn_tokens:
+        raise UserError(
+            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
+            f"{env.max_turn_tokens}, at most: raise the latter, which the thought and the answer share, or set the "
+            "former to 0"
+        )
+    if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
+        from agents.renderer.families import check_thinking as check  # takes a second: most runs do not need it
+
+        check(folder, env.thinking)
+    elif env.thinking == "on" and shape is not None and not shape.qk_norm:  # of the families here, Qwen3 alone has both
+        raise UserError(
+            f"--env.thinking is on, and the model {config.model.path} has none: set it to off, or choose another model"
+        )
+
+
 def check_length(config: RunConfig, shape: ModelShape | None) -> None:
     """The model reads as many tokens as an episode may have."""
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
 from trainers.setup.estimates import trainer_dtype
@@ -29,6 +30,8 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         ("KL reference", _about_reference(plan)),
         ("weights", _about_weights(config)),
         *([("", plan.store_reason)] if plan.store_reason else []),
+        *([("engine", plan.about_engine)] if plan.about_engine else []),
+        *([("", about_approximations(plan))] if about_approximations(plan) else []),
         ("optimizer", _about_optimizer(config)),
         ("precision", f"trainer {trainer_dtype(config)} over float32 weights, engine "
          f"{'bfloat16' if config.services.generator.with_gpus else 'float32'}"),
@@ -42,6 +45,17 @@ def about_ratio(plan: RunPlan) -> str:
     steps = plan.window
     whole = f"a window of {steps} steps, whose groups are all sampled before it" if steps > 1 else "each step"
     return f"against the trainer's own logprobs, frozen before {whole}; the correction takes trainer / engine"
+
+
+def about_approximations(plan: RunPlan) -> str:
+    """Which settings of vLLM move the engine's logprobs away from the trainer's; "" where none does."""
+    found = approximations(plan.engine.engine_args)
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: the engine's logprobs differ from the trainer's by more than rounding; each step says by "
+        "how much (mean_abs_logprob_difference)"
+    )
 
 
 def about_services(plan: RunPlan) -> str:

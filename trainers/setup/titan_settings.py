@@ -28,6 +28,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "optimizer_state": training.optimizer_state,
         "fp32_head": training.fp32_head,
         "dp_replicate": parallelism.data_parallel_replicate_degree,
+        "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
         "threads": config.services.trainer.threads,
@@ -39,6 +40,6 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
 
 def reference_settings(config: RunConfig) -> dict[str, Any]:
     """Arguments of `trainers.titan.reference.TitanReference`: what the trainer's have to do with logprobs."""
-    shared = ("dtype", "fp32_head", "max_tokens_per_micro_batch", "pack_length")
+    shared = ("dtype", "fp32_head", "gpu_memory_gib", "max_tokens_per_micro_batch", "pack_length")
     trainer = trainer_settings(config)
     return {name: trainer[name] for name in shared} | {"threads": config.services.ref_model.threads}

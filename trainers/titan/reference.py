@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from trainers.batching.batch import Sample
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
+from trainers.titan.weight_files import WeightFiles
 
 
 class TitanReference:
@@ -22,7 +20,7 @@ class TitanReference:
     that it computes in, and freed after each layer where they are sharded.
 
     Args:
-        model_path: the folder; `load` replaces its weights.
+        model_path: the folder; `load_file` replaces its weights.
         settings: those of `TitanSettings` that are no matter of training, such as dtype, threads, pack_length and
             max_tokens_per_micro_batch.
 
@@ -40,21 +38,13 @@ class TitanReference:
         """Processes that share the weights and the samples."""
         return self._frozen.parallel.world_size
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights; their names are Hugging Face's. Every rank calls it."""
-        self.model.load_hf(weights)
-
     def load_file(self, path: str | os.PathLike[str]) -> None:
-        """Replace all weights by those of a file that `save_file` wrote. Every rank calls it."""
-        self.load(load_file(path))
+        """Replace all weights by those of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.
 
-    def save_file(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights as safetensors, exact; the file appears whole or not at all. Every rank calls it."""
-        weights = {name: value.cpu() for name, value in self.model.hf_state_dict().items()}
-        if dist.get_rank() == 0:
-            unfinished = f"{os.fspath(path)}.unfinished"
-            save_file(weights, unfinished)
-            os.replace(unfinished, path)
+        Raises:
+            UserError: the file is missing or damaged, or is of another model.
+        """
+        self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""

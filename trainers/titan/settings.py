@@ -60,6 +60,8 @@ class TitanSettings:
     """What AdamW's moments are kept in: "float32", "bfloat16" or "8bit"; see `trainers.titan.optimizer`."""
     fp32_head: bool = False
     """Compute the output layer in float32 with float32 weights, where the rest of the model computes in bfloat16."""
+    gpu_memory_gib: float = 0.0
+    """What this process may take of its GPU's memory; 0 is all of it."""
     attention: str = ""
     """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
 

@@ -2,7 +2,7 @@
 
     trainer = TitanTrainer("path/to/qwen3", TitanSettings(learning_rate=1e-4))
     metrics = trainer.train_step(samples, GRPOLoss())
-    weights = trainer.hf_state_dict()
+    trainer.export_hf("path/to/result")
 
 One process or many (launch each with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set), CPU over gloo or
 GPU over nccl: the same code. Every rank is given all samples and takes its share; every denominator is counted over
@@ -14,7 +14,8 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - model.py: the model, of one of the families in families.py.
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
-- checkpoint.py: checkpoints and exports.
+- checkpoint.py: checkpoints. export.py: the weights for everybody else.
+- hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
 - ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
@@ -44,8 +45,9 @@ from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
 from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
-from trainers.titan.checkpoint import TrainingState, export_hf
-from trainers.titan.device import device
+from trainers.titan.checkpoint import TrainingState
+from trainers.titan.device import device, limit_memory, release_memory
+from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
@@ -77,6 +79,7 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
+            limit_memory(settings.gpu_memory_gib)
             self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.dp_replicate)
             dtype, attention = resolve(settings.dtype, settings.attention)
             check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
@@ -332,12 +335,9 @@ class TitanTrainer:
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
-    def hf_state_dict(self) -> dict[str, Tensor]:
-        """Weights under Hugging Face names, detached and contiguous; tied weights appear once. Every rank calls it.
-
-        Where nothing had to be gathered they share memory with the live weights: copy them before the next step.
-        """
-        return self.model.hf_state_dict()
+    def release_memory(self) -> None:
+        """Give the GPU back what the last step leaves unused, for whoever shares it; weights and moments stay."""
+        release_memory()
 
     def save(
         self,
@@ -408,9 +408,17 @@ class TitanTrainer:
     def export_hf(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
 
-        Every rank calls it. Like `save`, the folder appears whole or not at all.
+        Every rank calls it. Like `save`, the folder appears whole or not at all. Weights of more than 5 GB are written
+        to several files, with an index.
         """
         export_hf(self.model, Path(folder))
+
+    def write_weights(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights, exact, as one file of safetensors, which appears whole or not at all.
+
+        Every rank calls it.
+        """
+        write_weights(self.model, Path(path))
 
     def close(self) -> None:
         """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again.

@@ -23,7 +23,7 @@ from state_dicts import fingerprints, make_state_dict
 from weights_process import WeightsProcess
 
 from forge_env.runtime.process.visible_gpus import names_of
-from forge_env.runtime.weights import CudaIpcStore
+from forge_env.runtime.weights import CudaIpcStore, WeightStream
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
 ROOT = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ async def test_another_process_reads_what_was_published(store: CudaIpcStore, num
     try:
         for version in range(5):
             state_dict = on_gpu(version)
-            taken = store.take(version, state_dict)
+            taken = store.take(version, WeightStream.of(state_dict))
             for tensor in state_dict.values():  # the next step has begun
                 tensor.zero_()
             await store.commit(taken)
@@ -127,7 +127,7 @@ async def test_another_process_reads_what_was_published(store: CudaIpcStore, num
         reader.tell("fetch 2")
         assert await reader.answer() == "the weight store has no version 2; it has 3, 4"
         with pytest.raises(InvariantError, match="^version 4 of the weights was published already"):
-            store.take(4, on_gpu(4))
+            store.take(4, WeightStream.of(on_gpu(4)))
     finally:
         reader.close()
 
@@ -195,7 +195,7 @@ async def test_nothing_is_left_in_shared_memory_of_a_trainer_that_is_killed() ->
 
 async def test_weights_that_are_not_on_a_gpu_are_refused_by_name(store: CudaIpcStore) -> None:
     with pytest.raises(ServiceError, match="^the weights are on cpu, .*: --weights.store shared_memory$"):
-        store.take(0, make_state_dict(0))
+        store.take(0, WeightStream.of(make_state_dict(0)))
     assert list(store.folder.iterdir()) == []
 
 

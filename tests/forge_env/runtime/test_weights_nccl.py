@@ -24,10 +24,10 @@ from forge_env.core.errors import InvariantError, ServiceError
 pytest.importorskip("torch")
 
 import torch
-from state_dicts import fingerprints, make_state_dict
+from state_dicts import failing_half_way, fingerprints, make_state_dict
 from weights_process import WeightsProcess, make_weights
 
-from forge_env.runtime.weights import NcclStore
+from forge_env.runtime.weights import NcclStore, WeightStream
 from forge_env.runtime.weights.nccl.communicator import (
     _BLOCKING,
     CHUNK_BYTES,
@@ -133,7 +133,7 @@ async def test_a_model_without_weights_is_one_too(run: Run) -> None:
 
 async def test_a_published_version_never_changes(run: Run) -> None:
     state_dict, trainer, engine = make_state_dict(1), run.copy(), run.copy()
-    taken = trainer.take(0, state_dict)
+    taken = trainer.take(0, WeightStream.of(state_dict))
     for tensor in state_dict.values():
         tensor.zero_()
     await trainer.commit(taken)
@@ -141,7 +141,7 @@ async def test_a_published_version_never_changes(run: Run) -> None:
         InvariantError, match="^version 0 of the weights was published already; a version never changes$"
     ):
         await trainer.publish(0, make_state_dict(2))
-    late = trainer.take(1, make_state_dict(3))
+    late = trainer.take(1, WeightStream.of(make_state_dict(3)))
     await trainer.publish(1, make_state_dict(4))
     with pytest.raises(InvariantError, match="^version 1 of the weights was published already"):
         await trainer.commit(late)
@@ -152,7 +152,7 @@ async def test_a_published_version_never_changes(run: Run) -> None:
 async def test_what_is_taken_and_not_committed_is_not_there(run: Run) -> None:
     trainer, engine = run.copy(), run.copy()
     await trainer.publish(0, make_state_dict(0))
-    taken = trainer.take(1, make_state_dict(1))
+    taken = trainer.take(1, WeightStream.of(make_state_dict(1)))
     with pytest.raises(ServiceError, match="^the weight store has no version 1; it has 0$"):
         await fetched(engine, 1)
     del taken  # its caller was cancelled: the memory is free again
@@ -173,6 +173,23 @@ async def test_only_the_last_two_versions_stay_in_memory_for_two(run: Run) -> No
         with pytest.raises(ServiceError, match=f"^the weight store has no version {version}; it has 100, 101$"):
             await fetched(engine, version)
     assert await fetched(engine, 100) == told(100)
+
+
+async def test_a_stream_that_fails_half_way_leaves_no_version_and_its_memory_free(run: Run) -> None:
+    trainer, engine = run.copy(), run.copy()
+    for version in (0, 1):
+        await trainer.publish(version, make_state_dict(version))
+    errors = []
+    for _ in range(2):
+        try:
+            trainer.take(2, failing_half_way(make_state_dict(2)))
+        except ZeroDivisionError as error:
+            errors.append(error)  # kept, with all that its traceback refers to
+    assert len(errors) == 2 and publisher_of(trainer).allocated == 2
+    with pytest.raises(ServiceError, match="^the weight store has no version 2; it has 1$"):
+        await fetched(engine, 2)
+    await trainer.publish(2, make_state_dict(5))
+    assert await fetched(engine, 2) == told(5) and publisher_of(trainer).allocated == 2
 
 
 async def test_larger_weights_take_the_place_of_smaller_ones(run: Run) -> None:
@@ -239,7 +256,7 @@ async def test_pullers_never_see_a_mixture(run: Run) -> None:
         try:
             for version in range(1, 150):
                 state_dict = {str(i): torch.full((64, 64), float(version)) for i in range(8)}
-                await trainer.commit(await asyncio.to_thread(trainer.take, version, state_dict))
+                await trainer.commit(await asyncio.to_thread(trainer.take, version, WeightStream.of(state_dict)))
                 newest = version
         finally:
             done.set()

@@ -12,7 +12,6 @@ from trainers import gspo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.objective.plugins import load_loss
-from trainers.setup.dry_run import shared_gpus
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.placement import gpus_available, processes
@@ -99,8 +98,12 @@ def test_what_several_have_on_one_gpu_is_added_up() -> None:
     plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
     parts = [memory.total for process, memory in plan.processes if memory and process.gpu is not None]
     assert len(parts) == 2 and all(parts)
-    assert shared_gpus(plan) == {"GPU 0": sum(parts)}
-    assert shared_gpus(plan_of(*arguments, "--launcher.gpus_per_host=2")) == {}
+    assert [card.worst for card in plan.cards] == [sum(parts)]
+    apart = plan_of(*arguments, "--launcher.gpus_per_host=2").cards
+    assert [(card.where, list(card.phases["all"])) for card in apart] == [
+        ("GPU 0", ["generator"]),
+        ("GPU 1", ["trainer"]),
+    ]
 
 
 def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:

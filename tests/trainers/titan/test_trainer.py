@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,8 +30,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError, UserError
+from tests.helpers.disks import full_disk
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
 from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
@@ -128,10 +128,6 @@ def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: floa
     return values
 
 
-def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.hf_state_dict().items()}
-
-
 # -- the same model as transformers ------------------------------------------------------------------------------
 
 
@@ -156,9 +152,9 @@ def test_logits_and_weights_equal_those_of_transformers(any_model, make_trainer)
         ours = trainer.model.logits(tokens, None, torch.arange(90)).view(3, 30, -1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
     saved = load_file(any_model / "model.safetensors")
-    assert set(saved) == set(trainer.hf_state_dict())
-    for name, value in trainer.hf_state_dict().items():
-        assert torch.equal(value, saved[name]) and value.is_contiguous() and not value.requires_grad
+    assert set(saved) == set(weights(trainer))
+    for name, value in weights(trainer).items():
+        assert torch.equal(value, saved[name])
 
 
 def test_an_export_is_what_transformers_loads(any_model, make_trainer, tmp_path):
@@ -587,17 +583,6 @@ def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_t
     trainer.save(path_of(tmp_path, 6), 6, {}, asynchronous=True, keep_last=2)
     trainer.begin()  # and so does a new phase
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: the kernel refuses the write, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMO
 from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Where torch.multiprocessing.reductions.rebuild_cuda_tensor takes these among its arguments.
@@ -35,10 +36,9 @@ class CudaIpcStore(SegmentStore):
             (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
         await super().close()
 
-    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+    def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        device = next(iter(state_dict.values())).device
         if device.type != "cuda":
             raise ServiceError(
                 f"the weights are on {device}, and the store hands over GPU memory: --weights.store shared_memory"
