@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-def model_folder(folder: Path, **sizes: int) -> str:
+def model_folder(folder: Path, **sizes: object) -> str:
     (folder / "config.json").write_text(json.dumps(SIZES | sizes))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
@@ -218,7 +218,7 @@ def test_a_family_without_thinking_is_refused_before_anything_starts(
     for family, template in TEMPLATES.items():
         folder = tmp_path / family
         folder.mkdir()
-        model_folder(folder, architectures=[family])
+        model_folder(folder, architectures=[family], model_type="llama" if "Llama" in family else "qwen3")
         (folder / "chat_template.jinja").write_text(template)
         plan = make_plan(read_config(Config, ["--model", str(folder), "--env.thinking", thinking]))
         found = [problem for problem in plan.problems if "thinking" in problem]

@@ -28,9 +28,9 @@ def test_a_card_that_is_too_small_is_refused_with_settings_that_fit() -> None:
     (problem,) = problems(plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40"))
     assert problem.startswith("a GPU has 40.0 GiB, and the estimate is more: GPU 0: rollouts ")
     assert problem.endswith(
-        "it fits with --training.activation_checkpoint full or with --training.max_tokens_per_micro_batch 8192"
+        "it fits with --training.activation_checkpoint full or with --training.max_tokens_per_micro_batch 16384"
     )
-    for remedy in ("--training.activation_checkpoint=full", "--training.max_tokens_per_micro_batch=8192"):
+    for remedy in ("--training.activation_checkpoint=full", "--training.max_tokens_per_micro_batch=16384"):
         plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", remedy)
         assert problems(plan) == []
         assert all(card.worst <= 40 * 2**30 for card in plan.cards)

@@ -80,7 +80,8 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     plan = plan_of(*arguments)
     held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
     size = held["generator", 0]["received"]
-    assert held["ref_model", 0]["received"] == held["generator", 1]["received"] == size > 0
+    assert held["generator", 1]["received"] == size > 0
+    assert "received" not in held["ref_model", 0], "its weights come as a file"
     assert "received" not in held["trainer", 0]
     assert held["trainer", 0]["versions"] == 2 * size
     assert not held["store", 0]
