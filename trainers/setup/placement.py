@@ -204,7 +204,8 @@ def _processes(
     """Every process of the replicas.
 
     A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
-    that exchange most are neighbours.
+    that exchange most are neighbours. Ranks that share sequences (CP) are neighbouring shards: weights are sharded over
+    them too.
     """
     placed = [
         Process(service="controller", part="this process: the loop, the report"),
@@ -214,11 +215,17 @@ def _processes(
             part="two versions of the weights; a process for TorchStore only",
         ),
     ]
-    tensor = max(1, config.parallelism.tensor_parallel_degree)
+    tensor, context = (
+        max(1, degree)
+        for degree in (config.parallelism.tensor_parallel_degree, config.parallelism.context_parallel_degree)
+    )
     parts_of_services = {
         "envs": ["environments, agents, tokenising, rewards"],
         "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
-        "trainer": [f"FSDP {rank // tensor}, TP {rank % tensor}" for rank in range(config.services.trainer.procs)],
+        "trainer": [
+            f"FSDP {rank // tensor}, {f'CP {rank // tensor % context}, ' if context > 1 else ''}TP {rank % tensor}"
+            for rank in range(config.services.trainer.procs)
+        ],
         "ref_model": ["frozen reference"],
     }
     for name, parts in parts_of_services.items():

@@ -25,6 +25,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "keep_logits_gib": training.keep_logits_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
+        "cp": parallelism.context_parallel_degree,
         "threads": config.services.trainer.threads,
         "deterministic": training.deterministic,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,

@@ -15,6 +15,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints and exports.
+- context.py: context parallelism, where ranks share a sequence.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
 - ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
@@ -46,6 +47,7 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.context import multiple_of_lengths
 from trainers.titan.head import check_temperature
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
@@ -68,8 +70,8 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp)
-            dtype, attention = resolve(settings.dtype, settings.attention)
+            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp)
+            dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -85,9 +87,9 @@ class TitanTrainer:
             raise
         self._state = TrainingState(self.model)
         self.device = self.model.device
-        # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
+        # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        self._multiple = math.lcm(settings.tp, 128 if tuned else 1)
+        self._multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
         self.begin()
         batch_mesh = self.parallel.get_optional_mesh("batch")
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
@@ -247,7 +249,9 @@ class TitanTrainer:
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-        return self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        whole = self.model.context.whole
+        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
@@ -292,7 +296,7 @@ class TitanTrainer:
         before the first pass: a later copy would wait for the passes that are queued by then.
         """
         padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [batch.to(self.device) for batch in (*batches[:rounds], *padding)]
+        return [self.model.context.part(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
