@@ -192,7 +192,6 @@ def check_services(config: RunConfig) -> None:
 
 _UNUSABLE = {
     "pipeline_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
-    "context_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
     "expert_parallel_degree": "the models are dense, and have no experts to spread",
 }
 
@@ -204,7 +203,11 @@ def check_parallelism(config: RunConfig) -> None:
             raise UserError(f"--parallelism.{name} is {degree}, and {reason}: set it to 1")
     parallelism, procs = config.parallelism, config.services.trainer.procs
     shard = parallelism.data_parallel_shard_degree
-    others = parallelism.tensor_parallel_degree * parallelism.data_parallel_replicate_degree
+    others = (
+        parallelism.tensor_parallel_degree
+        * parallelism.context_parallel_degree
+        * parallelism.data_parallel_replicate_degree
+    )
     if shard == -1:
         fits, needed = procs % others == 0, -(-procs // others) * others
     else:
@@ -233,6 +236,18 @@ def check_optimizer(config: RunConfig) -> None:
         raise UserError(
             "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
             "by pip install 'torchao>=0.18'"
+        )
+
+
+def check_context(config: RunConfig) -> None:
+    """A row is long enough to be cut over the ranks of context parallelism."""
+    degree, longest = config.parallelism.context_parallel_degree, config.env.max_tokens
+    least = 128 if config.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
+    if degree > 1 and degree * least > longest:
+        name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
+        raise UserError(
+            f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
+            f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
         )
 
 

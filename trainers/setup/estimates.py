@@ -58,6 +58,7 @@ def estimate_memory(
         shape,
         shard=max(1, config.services.trainer.procs // (tensor * replicas)),
         tensor=tensor,
+        context=max(1, config.parallelism.context_parallel_degree),
         tokens=tokens,
         compute=BFLOAT16 if trainer_dtype(config) == "bfloat16" else FLOAT32,
         checkpointing=config.training.activation_checkpoint,

@@ -204,7 +204,8 @@ def _processes(
     """Every process of the replicas.
 
     A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
-    that exchange most are neighbours. Groups that each hold all weights (HSDP) follow one another.
+    that exchange most are neighbours. Ranks that share sequences (CP) are neighbouring shards: weights are sharded over
+    them too. Groups that each hold all weights (HSDP) follow one another.
     """
     placed = [
         Process(service="controller", part="this process: the loop, the report"),
@@ -244,7 +245,9 @@ def _trainer_part(config: RunConfig, rank: int) -> str:
     copies = max(1, config.parallelism.data_parallel_replicate_degree)
     shards = max(1, config.services.trainer.procs // (tensor * copies))
     copy, shard = divmod(rank // tensor, shards)
-    return (f"copy {copy}, " if copies > 1 else "") + f"FSDP {shard}, TP {rank % tensor}"
+    context = max(1, config.parallelism.context_parallel_degree)
+    of_copy, of_rows = f"copy {copy}, " if copies > 1 else "", f"CP {shard % context}, " if context > 1 else ""
+    return f"{of_copy}FSDP {shard}, {of_rows}TP {rank % tensor}"
 
 
 def _reference_parts(procs: int) -> list[str]:

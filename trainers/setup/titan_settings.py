@@ -31,6 +31,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
+        "cp": parallelism.context_parallel_degree,
         "threads": config.services.trainer.threads,
         "deterministic": training.deterministic,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,

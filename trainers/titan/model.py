@@ -24,6 +24,7 @@ from torchtitan.models.common import Decoder, RoPE
 from forge_env.core.errors import UserError
 from trainers.model.families import head_sizes
 from trainers.titan.attention import document_mask
+from trainers.titan.context import Context
 from trainers.titan.families import TITAN, read_config, titan_config
 from trainers.titan.fp32_head import head_modules, round_embedding, shard_with_fp32_head
 from trainers.titan.fused_qkv import split_shards_on_save
@@ -76,6 +77,7 @@ class TitanModel:
         self.hf_config = read_config(folder)
         self.attention = attention
         self.parallel = parallel
+        self.context = Context.of(parallel)
         self.device = device()
         self.family = TITAN[self.hf_config["model_type"]]
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=self.device.type != "cpu")
@@ -105,12 +107,12 @@ class TitanModel:
         Args:
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
-            selected: (N,) int64 places in the flattened (B, L).
+            selected: (N,) int64 places in the flattened (B, L); with context parallelism, all of this rank's part.
 
         Returns:
             (N, vocabulary) in the dtype the model computes in, with gradient.
         """
-        self._head.ask_logits(selected)
+        self._head.ask_logits(self._places(tokens, selected))
         return self._run(tokens, positions)
 
     def logprobs(
@@ -132,7 +134,7 @@ class TitanModel:
         Returns:
             Logprobs (N,), and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
         """
-        self._head.ask_logprobs(selected, targets, temperature, with_entropy)
+        self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
         return self._run(tokens, positions)
 
     def _build(
@@ -144,6 +146,7 @@ class TitanModel:
             data_parallel_replicate_degree=self.parallel.dp_replicate,
             data_parallel_shard_degree=self.parallel.dp_shard,
             tensor_parallel_degree=self.parallel.tp,
+            context_parallel_degree=self.parallel.cp,
             fsdp_reshard_after_forward=reshard_after_forward,
             spmd_backend=SPMD_BACKEND,
         )
@@ -185,15 +188,29 @@ class TitanModel:
         _share_rope(module)
         return module
 
+    def _places(self, tokens: Tensor, selected: Tensor) -> Tensor:
+        """Where the output layer finds them: context parallelism gives it this rank's part of the tokens."""
+        return selected if self.context.ranks == 1 else self.context.places_in_part(selected, tokens.shape[1])
+
     def _run(self, tokens: Tensor, positions: Tensor | None) -> Any:
+        if self.context.ranks > 1:
+            return self._run_part(tokens, _positions(tokens) if positions is None else positions)
         return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions)
+
+    def _run_part(self, tokens: Tensor, positions: Tensor) -> Any:
+        """The forward pass of this rank's part; every rank gets whole sequences, which are small beside activations."""
+        if self.attention == "sdpa":
+            masks: Any = self.context.mask(positions)
+        else:
+            masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
+        # Only padding is beyond the last position that there is.
+        positions = self.context.cut(positions).clamp(max=self.max_length - 1)
+        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions)
 
     def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
         if self.attention == "sdpa":
             return None if positions is None else document_mask(positions)
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        return self.module.get_attention_masks(positions)
+        return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
 
 
 def _check_known(name: str, value: str, known: Collection[str]) -> None:
@@ -207,6 +224,11 @@ def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module
     for parameter in module.parameters():
         if parameter not in kept:
             parameter.data = parameter.data.to(dtype)
+
+
+def _positions(tokens: Tensor) -> Tensor:
+    """(B, L) int64, of sequences that are one row each."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
 def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:

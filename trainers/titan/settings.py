@@ -32,15 +32,18 @@ class TitanSettings:
     dtype: str = ""
     """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
     max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included."""
+    """Model tokens of one forward pass, padding included; the `cp` ranks of a sequence share them."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
     dp_replicate: int = 1
     """Groups of ranks that each hold all weights, sharded over the group's ranks (HSDP)."""
     dp_shard: int = -1
-    """Ranks to shard data and weights over (FSDP); -1 is all that the other degrees leave."""
+    """Ranks to shard data and weights over (FSDP), weights also over the `cp` ranks; -1 is all that the other degrees
+    leave."""
     tp: int = 1
     """Ranks to cut each matrix over."""
+    cp: int = 1
+    """Ranks to cut each sequence over; see context.py."""
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     deterministic: bool = False
@@ -63,7 +66,7 @@ class TitanSettings:
     gpu_memory_gib: float = 0.0
     """What this process may take of its GPU's memory; 0 is all of it."""
     attention: str = ""
-    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
+    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU; on GPU varlen, or flex in float32 and with `cp`."""
 
     def __post_init__(self) -> None:
         check_schedule(self.lr_schedule, warmup_steps=self.warmup_steps, total_steps=self.total_steps)

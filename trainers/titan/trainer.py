@@ -16,6 +16,8 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for everybody else.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
+- context.py: context parallelism, where ranks share a sequence.
+- optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
 - ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
@@ -46,6 +48,7 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState
+from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
@@ -80,8 +83,8 @@ class TitanTrainer:
         self._owns_group = init_process_group()
         try:
             limit_memory(settings.gpu_memory_gib)
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.dp_replicate)
-            dtype, attention = resolve(settings.dtype, settings.attention)
+            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate)
+            dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
             check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
@@ -102,9 +105,9 @@ class TitanTrainer:
             raise
         self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
-        # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
+        # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        self._multiple = math.lcm(settings.tp, 128 if tuned else 1)
+        self._multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
         if is_frozen:
             self.model.module.requires_grad_(False).eval()
         else:
@@ -271,7 +274,9 @@ class TitanTrainer:
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-        return self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        whole = self.model.context.whole
+        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
@@ -316,7 +321,7 @@ class TitanTrainer:
         before the first pass: a later copy would wait for the passes that are queued by then.
         """
         padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [batch.to(self.device) for batch in (*batches[:rounds], *padding)]
+        return [self.model.context.part(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:

@@ -66,6 +66,16 @@ GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
             "parallelism needs 1 trainer process, services.trainer.procs is 4: --trainer.procs 1",
         ),
         (
+            ("--parallelism.context_parallel_degree", "4", "--parallelism.tensor_parallel_degree", "2",
+             "--trainer.procs", "4"),
+            "parallelism needs 8 trainer processes, services.trainer.procs is 4: --trainer.procs 8",
+        ),
+        (
+            ("--parallelism.context_parallel_degree", "4", "--trainer.procs", "4", "--env.max_tokens", "6"),
+            "--parallelism.context_parallel_degree is 4, which cuts rows into parts of at least 2 tokens, and "
+            "--env.max_tokens, the longest row, is 6: set the degree to 3 or less",
+        ),
+        (
             ("--training.seq_len", "2048"),
             "--training.seq_len is 2048, and the model made on the spot reads 1024 tokens at most: "
             "set it to that or less",
@@ -80,7 +90,6 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
     ("arguments", "words"),
     [
         (("--parallelism.pipeline_parallel_degree", "2"), ["pipeline_parallel_degree is 2", "set it to 1"]),
-        (("--parallelism.context_parallel_degree", "2"), ["context_parallel_degree is 2", "set it to 1"]),
         (("--parallelism.expert_parallel_degree", "2"), ["expert_parallel_degree is 2", "dense"]),
         (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
         (

@@ -87,6 +87,16 @@ def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
     assert memory.phases[1] == {"published": ranks * 2.0 * 128}
 
 
+def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
+    memory = trainer_memory(SMALL, shard=4, context=4, tensor=1, tokens=16, compute=4, checkpointing="none")
+    assert memory.held == {"state": 16.0 * PARAMETERS / 4}
+    # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
+    assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8)
+    assert memory.phases[0]["logits"] == 4 * 10 * 4 / 8
+    full = activation_bytes(SMALL, 4, compute=4, checkpointing="full", context=4)
+    assert full == 4.0 * (4 * 2 * 8 + 4 * 132 + 12 * 8)
+
+
 def test_checkpointing_keeps_less() -> None:
     shape = replace(SMALL, num_hidden_layers=20)
     none, selective, full = (

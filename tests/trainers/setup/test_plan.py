@@ -64,6 +64,12 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
     ]
 
 
+def test_ranks_that_share_rows_are_neighbours() -> None:
+    config = read_config(Config, ["--trainer.procs=4", "--parallelism.context_parallel_degree=2"])
+    parts = [each.part for each in processes(config) if each.service == "trainer"]
+    assert parts == ["FSDP 0, CP 0, TP 0", "FSDP 1, CP 1, TP 0", "FSDP 2, CP 0, TP 0", "FSDP 3, CP 1, TP 0"]
+
+
 def test_shared_gpus_are_handed_out_once_to_each() -> None:
     arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
     shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
