@@ -86,6 +86,8 @@ def make_plan(config: RunConfig) -> RunPlan:
     card = problems.attempt(card_size, sound, placement)
     store = problems.attempt(_find_store, config, placement, model.shape, card)
     problems.attempt(checks.check_parallelism, sound)
+    problems.attempt(checks.check_optimizer, sound)
+    problems.attempt(checks.check_context, sound)
     problems.attempt(checks.check_heads, sound, model.shape)
     problems.attempt(check_hosts, config)
     problems.attempt(checks.check_sharing, sound, placement)

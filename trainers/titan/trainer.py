@@ -16,6 +16,8 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for everybody else.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
+- context.py: context parallelism, where ranks share a sequence.
+- optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
 - ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
@@ -38,7 +40,6 @@ from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.optimizer import default_adamw
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import InvariantError, UserError
@@ -47,9 +48,11 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.checkpoint import TrainingState
-from trainers.titan.device import limit_memory, release_memory
+from trainers.titan.context import multiple_of_lengths
+from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
+from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
@@ -58,11 +61,19 @@ from trainers.titan.settings import TitanSettings
 class TitanTrainer:
     """Trains one model from a Hugging Face folder: Qwen3, Qwen2.5 or Llama 3.
 
+    Args:
+        model_path: the folder.
+        settings: how to train.
+        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype that the model computes
+            in.
+
     Raises:
         UserError: a setting or the model folder is wrong.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None) -> None:
+    def __init__(
+        self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None, *, is_frozen: bool = False
+    ) -> None:
         self.settings = settings = settings or TitanSettings()
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -72,8 +83,9 @@ class TitanTrainer:
         self._owns_group = init_process_group()
         try:
             limit_memory(settings.gpu_memory_gib)
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp)
-            dtype, attention = resolve(settings.dtype, settings.attention)
+            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate)
+            dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
+            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -83,16 +95,23 @@ class TitanTrainer:
                 compile=settings.compile,
                 activation_checkpoint=settings.activation_checkpoint,
                 keep_logits_gib=settings.keep_logits_gib,
+                cpu_offload=settings.cpu_offload,
+                reshard_after_forward=settings.reshard_after_forward,
+                fp32_head=settings.fp32_head,
+                weights=dtype if is_frozen else "float32",
             )
         except BaseException:
             self._destroy_group()
             raise
-        self._state = TrainingState(self.model)
+        self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
-        # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
+        # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        self._multiple = math.lcm(settings.tp, 128 if tuned else 1)
-        self.begin()
+        self._multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
+        if is_frozen:
+            self.model.module.requires_grad_(False).eval()
+        else:
+            self.begin()
         batch_mesh = self.parallel.get_optional_mesh("batch")
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
         self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
@@ -118,9 +137,8 @@ class TitanTrainer:
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
-        optimizer = default_adamw(**self._hyperparameters())
-        optimizer.implementation = "foreach" if self.device.type == "cpu" else "fused"
-        self._optimizer = optimizer.build(model_parts=[self.model.module])
+        state = self.settings.optimizer_state
+        self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=state)
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
@@ -217,6 +235,11 @@ class TitanTrainer:
         return [by_sample.get(index, []) for index in range(len(samples))]
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that share the samples of a step."""
+        return self.parallel.dp_replicate * self.parallel.dp_shard
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
@@ -251,7 +274,9 @@ class TitanTrainer:
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-        return self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        whole = self.model.context.whole
+        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
@@ -274,7 +299,7 @@ class TitanTrainer:
             pad_id=0,
             multiple=self._multiple,
             rank=self._data_rank,
-            ranks=self.parallel.dp_shard,
+            ranks=self.data_ranks,
             crossover=flops_crossover(self.model.hf_config),
         )
 
@@ -296,7 +321,7 @@ class TitanTrainer:
         before the first pass: a later copy would wait for the passes that are queued by then.
         """
         padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [batch.to(self.device) for batch in (*batches[:rounds], *padding)]
+        return [self.model.context.part(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
@@ -310,7 +335,8 @@ class TitanTrainer:
 
     def _clip_gradients(self) -> Tensor:
         parameters = list(self.model.module.parameters())
-        return titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        norm = titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        return norm.to(self.device)  # where gradients are in the host's memory, so is their norm
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
@@ -338,7 +364,8 @@ class TitanTrainer:
             extra: what the caller wants back from `load`; must be JSON.
             texts: further files of the folder, by name.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
-                raised by the next `train_step`, `save`, `load` or `close`.
+                raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
+                is written: torch cannot copy such.
             keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
                 trainers/checkpoints.py; 0 keeps all.
 
@@ -351,7 +378,7 @@ class TitanTrainer:
             optimizer_steps=self.step,
             extra=extra,
             texts=texts,
-            asynchronous=asynchronous,
+            asynchronous=asynchronous and self.settings.optimizer_state != "8bit",
             keep_last=keep_last,
         )
         self._forget_empty_moments()
@@ -365,9 +392,10 @@ class TitanTrainer:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         manifest = self._state.load(Path(folder))
-        (scheduler,) = self._scheduler
-        for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            group.update(self._hyperparameters(), lr=lr)
+        for scheduler in self._scheduler:
+            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                set_hyperparameters(group, self._hyperparameters(), lr)
+        restore_state_dtype(self._optimizer, self.settings.optimizer_state)
         self.step = manifest["optimizer_steps"]
         self._forget_empty_moments()
         return dict(manifest["extra"])

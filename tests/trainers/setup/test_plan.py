@@ -64,6 +64,54 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
     ]
 
 
+def test_copies_of_the_weights_follow_one_another() -> None:
+    arguments = ["--trainer.procs=4", "--parallelism.data_parallel_replicate_degree=2", "--ref_model.procs=2"]
+    parts = [(each.service, each.part) for each in processes(read_config(Config, [*arguments, "--grpo.beta=0.1"]))]
+    assert [part for service, part in parts if service == "trainer"] == [
+        "copy 0, FSDP 0, TP 0",
+        "copy 0, FSDP 1, TP 0",
+        "copy 1, FSDP 0, TP 0",
+        "copy 1, FSDP 1, TP 0",
+    ]
+    assert [part for service, part in parts if service == "ref_model"] == [
+        "frozen reference, FSDP 0",
+        "frozen reference, FSDP 1",
+    ]
+
+
+def test_the_plan_says_where_the_optimizer_runs_and_what_is_float32() -> None:
+    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
+    lines = dict(meaning(plan_of(*arguments)))
+    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights, learning rate")
+    assert lines["precision"].startswith("trainer bfloat16 over float32 weights, output layer in float32, engine")
+    lines = dict(meaning(plan_of(*arguments[2:])))  # on the CPU both are so already
+    assert "offloaded" not in lines["optimizer"] and "output layer" not in lines["precision"]
+    bits = plan_of(*arguments[:2], "--training.optimizer_state=bfloat16")
+    assert dict(meaning(bits))["optimizer"].startswith("AdamW, moments in bfloat16, learning rate")
+
+
+def test_the_reference_model_computes_as_the_trainer_does() -> None:
+    arguments = ["--training.dtype=bfloat16", "--training.packing", "--training.fp32_head", "--ref_model.threads=3"]
+    plan = plan_of(*arguments, "--training.max_tokens_per_micro_batch=512")
+    assert plan.reference == {
+        "dtype": "bfloat16",
+        "fp32_head": True,
+        "gpu_memory_gib": 0,
+        "max_tokens_per_micro_batch": 512,
+        "pack_length": 512,
+        "threads": 3,
+    }
+    assert {name: plan.trainer[name] for name in plan.reference if name != "threads"} == {
+        name: value for name, value in plan.reference.items() if name != "threads"
+    }
+
+
+def test_ranks_that_share_rows_are_neighbours() -> None:
+    config = read_config(Config, ["--trainer.procs=4", "--parallelism.context_parallel_degree=2"])
+    parts = [each.part for each in processes(config) if each.service == "trainer"]
+    assert parts == ["FSDP 0, CP 0, TP 0", "FSDP 1, CP 1, TP 0", "FSDP 2, CP 0, TP 0", "FSDP 3, CP 1, TP 0"]
+
+
 def test_shared_gpus_are_handed_out_once_to_each() -> None:
     arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
     shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
