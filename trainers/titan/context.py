@@ -50,7 +50,7 @@ def multiple_of_lengths(ranks: int, *, tensor: int, tuned: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartBatch(MicroBatch):
+class LocalBatch(MicroBatch):
     """A micro-batch of which `selected` and `targets`, (n,), are only those of one rank's part.
 
     A rank without any has one that nobody uses: its output layer takes part in collectives all the same.
@@ -80,7 +80,7 @@ class Context:
         mesh = parallel.get_optional_mesh("cp")
         return cls() if mesh is None else cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
 
-    def part(self, batch: MicroBatch) -> MicroBatch:
+    def local(self, batch: MicroBatch) -> MicroBatch:
         """The micro-batch as this rank computes it. On the CPU: how many places are chosen is not known before."""
         if self.ranks == 1:
             return batch
@@ -92,13 +92,13 @@ class Context:
         if not len(chosen):
             selected, targets = mine.nonzero()[:1, 0], torch.zeros(1, dtype=torch.int64)
         given: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        return PartBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
+        return LocalBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
 
     def cut(self, values: Tensor) -> Tensor:
         """This rank's part (B, L / ranks) of (B, L)."""
         return values[:, head_tail(values.shape[1], self.ranks, values.device)[self.rank]]
 
-    def places_in_part(self, selected: Tensor, length: int) -> Tensor:
+    def local_places(self, selected: Tensor, length: int) -> Tensor:
         """Places in the flattened (B, L / ranks) of this rank's part, for those in the flattened (B, L)."""
         sequence, place = selected // length, selected % length
         size = length // self.ranks
@@ -110,7 +110,7 @@ class Context:
 
         Every rank computes the loss of all tokens from them. Backward, a rank takes the gradient of its own tokens.
         """
-        if not isinstance(batch, PartBatch):
+        if not isinstance(batch, LocalBatch):
             return values
         result: Tensor = _Whole.apply(values, batch.chosen, len(batch.slots), self._group)
         return result

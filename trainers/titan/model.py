@@ -190,7 +190,7 @@ class TitanModel:
 
     def _places(self, tokens: Tensor, selected: Tensor) -> Tensor:
         """Where the output layer finds them: context parallelism gives it this rank's part of the tokens."""
-        return selected if self.context.ranks == 1 else self.context.places_in_part(selected, tokens.shape[1])
+        return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
     def _run(self, tokens: Tensor, positions: Tensor | None) -> Any:
         if self.context.ranks > 1:

@@ -321,7 +321,7 @@ class TitanTrainer:
         before the first pass: a later copy would wait for the passes that are queued by then.
         """
         padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [self.model.context.part(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
+        return [self.model.context.local(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:

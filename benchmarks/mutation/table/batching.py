@@ -7,6 +7,7 @@ from benchmarks.mutation.source import Mutant
 BATCH = ("test_batch.py", "test_invariance.py")
 PACKING = ("test_packing.py", "test_batch.py")
 TRAINER = ("test_trainer.py",)
+CONTEXT = ("test_context.py",)
 AGENT = ("test_token_agent.py", "test_rollout.py")
 THOUGHT = ("test_thought_budget.py", "test_thinking.py")
 
@@ -199,5 +200,26 @@ MUTANTS = (
         old="(low, middle) if stops(middle) else (middle + 1, high)",
         new="(low, middle) if stops(middle - 1) else (middle + 1, high)",
         tests=("test_stop_strings.py",),
+    ),
+    Mutant(
+        name="ranks that share sequences have neighbouring chunks, of which the late ones cost more",
+        function="head_tail",
+        old=".flip(0)",
+        new="",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="a query sees the keys of another rank that come after it",
+        function="Context.mask",
+        old="(queries[:, None] >= keys)",
+        new="(queries[:, None] >= keys.flip(0))",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="the gradient of a token goes back on every rank that shares its sequence",
+        function="_Whole.backward",
+        old="of_whole[chosen]",
+        new="of_whole[chosen] * dist.get_world_size()",
+        tests=CONTEXT,
     ),
 )

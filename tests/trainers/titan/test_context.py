@@ -30,8 +30,9 @@ from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
 from trainers.batching.batch import Sample, empty_batch, pack
 from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.attention import document_mask
-from trainers.titan.context import Context, PartBatch, head_tail, multiple_of_lengths
-from trainers.titan.parallel import init_process_group, resolve
+from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
+from trainers.titan.model import TitanModel
+from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.trainer import TitanTrainer
 
 # -- how a sequence is cut ---------------------------------------------------------------------------------------
@@ -81,12 +82,12 @@ def test_each_target_is_in_the_part_of_one_rank_where_its_token_is(ranks, count,
     multiple = multiple_of_lengths(ranks, tensor=1, tuned=False)
     limits: dict[str, Any] = {"max_tokens": 128, "pack_length": 128 if packed else 0, "multiple": multiple}
     for batch in (*pack(samples, pad_id=0, **limits), empty_batch(multiple)):
-        parts = [Context(ranks, rank).part(batch) for rank in range(ranks)]
+        parts = [Context(ranks, rank).local(batch) for rank in range(ranks)]
         assert sorted(i for part in parts for i in part.chosen.tolist()) == list(range(len(batch.slots)))
         for rank, part in enumerate(parts):
-            assert isinstance(part, PartBatch) and len(part.selected) == len(part.targets) > 0
+            assert isinstance(part, LocalBatch) and len(part.selected) == len(part.targets) > 0
             context = Context(ranks, rank)
-            places = context.places_in_part(part.selected, batch.tokens.shape[1])
+            places = context.local_places(part.selected, batch.tokens.shape[1])
             numbered = torch.arange(batch.tokens.numel()).view(batch.tokens.shape)
             assert torch.equal(context.cut(numbered).flatten()[places], part.selected)
             if len(part.chosen):
@@ -164,6 +165,25 @@ def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
     return {"metrics": metrics, "logprobs": before + trainer.logprobs(samples), "weights": weights}
 
 
+def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
+    """Of two ranks, as a GPU computes them, but without its kernel: on CPU flex attention only has a forward pass.
+
+    Sequences of 256 tokens are longer than the model's positions; what is beyond them is padding.
+    """
+    model = TitanModel(folder, parallel_dims(-1, tp=1, cp=2), dtype="float32", attention="flex")
+    samples, found = make_samples(7), dict[int, list[float]]()
+    limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, tuned=True)}
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for batch in pack(samples, pack_length=pack_length, pad_id=0, **limits):
+            local = model.context.local(batch)
+            values, _ = model.logprobs(local.tokens, local.positions, local.selected, local.targets, 1.0)
+            values = model.context.whole(values, local)
+            is_sampled = batch.scatter(torch.ones_like(values)).bool()
+            for sample, row, sampled in zip(batch.samples, batch.scatter(values), is_sampled, strict=True):
+                found[sample] = row[sampled].tolist()
+    return [found[index] for index in range(len(samples))]
+
+
 def be_a_rank(root: Path, rank: int, count: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -171,6 +191,8 @@ def be_a_rank(root: Path, rank: int, count: int, port: int) -> None:
     for case, changes in CASES[count].items():
         result = take_steps(TitanTrainer(root / "model", dataclasses.replace(SETTINGS, **changes)))
         torch.save(result, root / f"{case} {rank}.pt")
+    if count == 2:
+        torch.save([flex_logprobs(root / "model", length) for length in (0, 256)], root / f"flex {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -181,13 +203,17 @@ def run_ranks(root: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        ranks = [fork.Process(target=be_a_rank, args=(root, rank, count, port)) for rank in range(count)]
-        for process in ranks:
+        running: dict[Any, Any] = {}
+        for rank in range(count):
+            process = fork.Process(target=be_a_rank, args=(root, rank, count, port))
             process.start()
-        while any(process.is_alive() for process in ranks):
-            wait([process.sentinel for process in ranks if process.is_alive()])
-            if any(process.exitcode for process in ranks):
-                sys.exit(1)  # whoever waits for the failed rank is killed by the test
+            running[process.sentinel] = process
+        while running:
+            for sentinel in wait(list(running)):
+                process = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    os._exit(1)  # the test kills the ranks that wait for this one
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +225,7 @@ def root(tmp_path_factory) -> Path:
     command = [sys.executable, __file__, str(root)]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        errors = process.communicate(timeout=280)[1]
+        errors = process.communicate(timeout=240)[1]
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -230,6 +256,14 @@ def test_ranks_that_share_sequences_take_the_steps_of_one(root, alone, count, ca
         assert found["weights"].keys() == alone["weights"].keys()
         for name, expected in alone["weights"].items():
             assert torch.allclose(found["weights"][name], expected, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_flex_attention_gives_the_logprobs_of_one_process(root, alone, rank):
+    expected = alone["logprobs"][:7]  # those before the first step
+    for found in torch.load(root / f"flex {rank}.pt"):
+        for ours, other in zip(found, expected, strict=True):
+            assert ours == pytest.approx(other, abs=1e-4)
 
 
 if __name__ == "__main__":
