@@ -11,7 +11,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainers.batching.batch import Sample, pack
+from trainers.batching.batch import Sample, by_sample, pack
 from trainers.titan.head import check_temperature
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
@@ -64,13 +64,13 @@ class TitanReference:
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """This model's logprobs of the sampled targets: one list per sample, in row order."""
         check_temperature(temperature)
-        by_sample: dict[int, list[float]] = {}
+        found = torch.zeros(sum(sample.num_targets for sample in samples), device=self.model.device)
         for batch in pack(samples, max_tokens=self._max_tokens, pack_length=0, pad_id=0, multiple=self._multiple):
             batch = batch.to(self.model.device)
             inputs = batch.tokens, batch.positions, batch.selected, batch.targets
             values, _ = self.model.logprobs(*inputs, temperature)
-            by_sample.update(zip(batch.samples, batch.split(values), strict=True))
-        return [by_sample.get(index, []) for index in range(len(samples))]
+            found[batch.numbers] = values
+        return by_sample(samples, found)
 
     def close(self) -> None:
         """Destroy the process group, if it was made here. May be called again."""

@@ -32,7 +32,7 @@ class TitanSettings:
     dtype: str = ""
     """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
     max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included."""
+    """Model tokens of one forward pass, padding included; a longer row has one of its own."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
     dp_shard: int = -1
