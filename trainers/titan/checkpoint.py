@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 from forge_env.core.errors import ServiceError, UserError
@@ -93,6 +93,8 @@ class TrainingState:
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
         if asynchronous:
+            # The manager would keep what it did not find as a parameter: a GPU's projections, split, once more.
+            manager.states[MODEL].cached_state_dict.clear()
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
             self._writing = thread.submit(_finish, manager, folder, complete)
             thread.shutdown(wait=False)
