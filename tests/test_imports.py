@@ -51,6 +51,7 @@ OWNERS = {
     "transformers": ["agents/*", "trainers/*"],
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
+    "torchao": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
     "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }

@@ -140,6 +140,17 @@ class TrainingConfig:
     """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    cpu_offload: bool = False
+    """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 bytes a parameter over all processes
+    with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
+    "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """What AdamW's two moments are kept in: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
+    cpu_offload, "8bit" the package torchao."""
+    fp32_head: bool = False
+    """Compute the output layer in float32 with float32 weights, where the trainer computes in bfloat16."""
     compile: bool = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     seq_len: int = 0
@@ -168,7 +179,8 @@ class TrainingConfig:
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
     All groups have to be sampled from the weights that their step, or window of steps, begins with."""
     max_tokens_per_micro_batch: int = 4096
-    """Tokens of one forward pass at most. Few tokens limit how much one long episode pads the others."""
+    """Tokens of one forward pass at most, shared by the processes of context parallelism; a longer row has one of its
+    own, and the rows of a longer episode go to several. Few tokens limit how much one long row pads the others."""
     old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
     """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
     own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
@@ -257,7 +269,8 @@ class ServicesConfig:
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ServiceConfig = field(default_factory=lambda: ServiceConfig(procs=0))
     """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own
-    names ref_logprobs."""
+    names ref_logprobs. Its weights are sharded over the processes of a replica, and a step's samples are split over the
+    replicas."""
 
 
 @dataclass(kw_only=True)
@@ -306,10 +319,14 @@ class ParallelismConfig:
 
     tensor_parallel_degree: int = 1
     data_parallel_shard_degree: int = -1
-    """FSDP; -1 is all processes that tensor parallelism leaves."""
+    """FSDP; -1 is all processes that the other degrees leave."""
     data_parallel_replicate_degree: int = 1
+    """HSDP: groups of processes that each hold all weights, sharded within the group; the gradients of the groups are
+    summed. Less is exchanged between hosts, and each process holds more."""
     pipeline_parallel_degree: int = 1
     context_parallel_degree: int = 1
+    """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. For rows
+    whose activations do not fit on one GPU."""
     expert_parallel_degree: int = 1
 
 

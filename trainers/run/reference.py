@@ -1,4 +1,4 @@
-"""ReferenceActor: the frozen reference model of the KL penalty, in a process of its own.
+"""ReferenceActor: the frozen reference model of the KL penalty, in processes of its own, one for each rank.
 
 It holds the policy that the run's reinforcement learning starts from: the model of `model.path`, or, where a warm-up
 of the same run came first, the warmed-up weights, which are handed to it before the first step. They never change
@@ -25,7 +25,8 @@ KEPT_AS = "reference.safetensors"
 class ReferenceActor(ForgeActor):
     """Computes logprobs under weights that nobody trains.
 
-    The model lives in one thread of its own, so that the actor answers while it computes.
+    In all endpoints the ranks wait for each other, so all of them are called, and the first one answers. The model
+    lives in one thread of its own, so that the actor answers while it computes.
     """
 
     idempotent = frozenset({"logprobs"})
@@ -41,7 +42,8 @@ class ReferenceActor(ForgeActor):
         self._reference = await self._run(_make_reference, self._model, self._settings)
 
     async def on_finish(self) -> None:
-        if self._reference is not None:
+        # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.
+        if self._reference is not None and self._reference.world_size == 1:
             await self._run(self._reference.close)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -51,9 +53,10 @@ class ReferenceActor(ForgeActor):
         await self._run(self._reference.load_file, kept)
 
     @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]] | None:
         """Logprobs of the sampled targets, per sample, in batches."""
-        return await self._run(self._reference.logprobs, samples, temperature)
+        found: list[list[float]] = await self._run(self._reference.logprobs, samples, temperature)
+        return found if self.rank == 0 else None
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         loop = asyncio.get_running_loop()

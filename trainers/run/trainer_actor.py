@@ -51,7 +51,7 @@ def spawn_trainer(
         launcher: its `start("trainer")` waits until the model is loaded.
         model: a Hugging Face folder.
         settings: arguments of `trainers.titan.trainer.TitanSettings`.
-        procs: ranks, which is settings["dp_shard"] times settings["tp"].
+        procs: ranks, which is settings["dp_replicate"] times settings["dp_shard"] times settings["tp"].
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
         store_dtype: of the published weights: that of the engines that fetch them.
@@ -225,9 +225,7 @@ class TrainerActor(ForgeActor):
         if self._loss is None:
             raise UserError("the trainer has no loss: give it one with set_loss(loss), or loss= where it is spawned")
         trainer = self._trainer
-        samples = to_samples(
-            inputs, targets, ranks=trainer.parallel.dp_shard, vocabulary=trainer.model.config.vocab_size
-        )
+        samples = to_samples(inputs, targets, ranks=trainer.data_ranks, vocabulary=trainer.model.config.vocab_size)
         metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
         return float(metrics["loss"])
 

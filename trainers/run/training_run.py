@@ -16,7 +16,7 @@ from trainers.config import RunConfig
 from trainers.metrics.report import Report
 from trainers.metrics.system import SystemMetrics
 from trainers.run.evaluations import Evaluations
-from trainers.run.reference import ReferenceActor
+from trainers.run.reference_calls import ask_reference
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import add_fact, versions
 from trainers.run.services import Services
@@ -107,7 +107,8 @@ class TrainingRun:
         await self.weights.make_room()
         reference = self.services.reference.deadline(self.config.training.step_seconds)
         with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
-            return await reference.route(ReferenceActor.logprobs, samples, self.config.temperature)
+            replicas, shape = self.config.services.ref_model.num_replicas, self.plan.model.shape
+            return await ask_reference(reference, samples, self.config.temperature, replicas=replicas, shape=shape)
 
     async def export(self) -> None:
         """Write the model as a Hugging Face folder."""

@@ -75,6 +75,8 @@ class WeightSync:
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
         self._is_ahead = True  # the trainer of what it published last
+        self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
+        self._committed.set()
 
     @property
     def is_synced(self) -> bool:
@@ -114,6 +116,7 @@ class WeightSync:
         await self.make_room()
         version = self.published + 1
         span = self._timeline.span("weights", "publish", version=version)
+        self._committed.clear()
         with self._startup.phase("weights: publish"), span:
             seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
         self.published, self._published_steps, self._is_ahead = version, steps, False
@@ -130,6 +133,7 @@ class WeightSync:
         with self._startup.phase("weights: commit"), span:
             commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
         self.in_store = version
+        self._committed.set()
         if self.are_asleep:
             await within(self._seconds, self._trainer.call_one(TrainerActor.release_memory), RELEASE)
             self.are_asleep = False
@@ -153,7 +157,8 @@ class WeightSync:
     async def catch_up(self, engine: Spawned) -> None:
         """Give a new engine the weights that the others have, and put it to sleep where they sleep.
 
-        Nothing is awaited after the last look at `in_store` and `are_asleep`.
+        A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
+        after the last look at `in_store` and `are_asleep`.
         """
         version, is_asleep = -1, False
         while (version, is_asleep) != (self.in_store, self.are_asleep):
@@ -166,8 +171,10 @@ class WeightSync:
                     sleep = engine.call_one(PolicyActor.sleep)
                     await unless_gone(within(self._seconds, sleep, "the new engine"), engine.dead)
             except ServiceError:
-                if version == self.in_store:  # otherwise there is a newer one, and this one may be forgotten
+                # Otherwise there is a newer one, or will be in a moment, and this one may be forgotten.
+                if version == self.in_store and self._committed.is_set():
                     raise
+                await unless_gone(within(self._seconds, self._committed.wait(), PUBLISH), engine.dead)
 
     def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""

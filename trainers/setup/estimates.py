@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agents.generator.start import EngineSettings
-from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
-from trainers.config import RunConfig
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
+from trainers.config import RunConfig, ServiceConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
@@ -44,24 +44,29 @@ def estimate_memory(
     if process.service == "store":
         return Memory() if is_on_gpu else store_memory(shape, published=BYTES[config.engine_dtype])
     compute = FLOAT32 if process.gpu is None else BFLOAT16
+    # Of one forward pass. The rows of an episode may go to several: what must fit is the longest row.
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
         assert engine is not None
         return engine_memory(config, shape, engine, cache=engine.kv_cache_gib * GIB, receives=receives)
     if process.service == "ref_model":
-        return reference_memory(shape, tokens=tokens, compute=compute)
+        compute = BFLOAT16 if model_dtype(config, config.services.ref_model) == "bfloat16" else FLOAT32
+        shard, fp32_head = max(1, config.services.ref_model.procs), config.training.fp32_head
+        return reference_memory(shape, tokens=tokens, compute=compute, shard=shard, fp32_head=fp32_head)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
+    replicas = max(1, config.parallelism.data_parallel_replicate_degree)
     return trainer_memory(
         shape,
-        shard=max(1, config.services.trainer.procs // tensor),
+        shard=max(1, config.services.trainer.procs // (tensor * replicas)),
         tensor=tensor,
+        context=max(1, config.parallelism.context_parallel_degree),
         tokens=tokens,
         compute=BFLOAT16 if trainer_dtype(config) == "bfloat16" else FLOAT32,
         checkpointing=config.training.activation_checkpoint,
         compiled=config.training.compile,
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
         published=BYTES[config.engine_dtype],
-        versions=KEEP if is_on_gpu and process.rank == 0 else 0,
+        versions=store.keep if is_on_gpu and store and process.rank == 0 else 0,
     )
 
 
@@ -90,5 +95,10 @@ def engine_memory(
 
 def trainer_dtype(config: RunConfig) -> str:
     """What the trainer computes in: "float32" or "bfloat16"."""
+    return model_dtype(config, config.services.trainer)
+
+
+def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
+    """What the trainer or the reference model computes in: "float32" or "bfloat16"."""
     chosen = config.training.dtype
-    return chosen if chosen != "auto" else "bfloat16" if config.services.trainer.with_gpus else "float32"
+    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"

@@ -155,7 +155,7 @@ def check_fit(
         if placement.gpus_needed > placement.num_hosts * placement.gpus_per_host:
             return False
         try:
-            store, _ = find_store(changed, placement, shape.parameters if shape else 0)
+            store, _ = find_store(changed, placement, shape.parameters if shape else 0, card)
         except UserError:
             return False
         found = plan_memory(changed, placement, shape, store, given)
@@ -208,6 +208,8 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
     services, training = config.services, config.training
     if services.generator.sleep == "no":
         yield "services.generator.sleep", "auto"
+    if config.weights.store in ("auto", "cuda_ipc"):  # one host's memory has the snapshot, rather than a GPU
+        yield "weights.store", "shared_memory"
     if services.generator.kv_cache_gib:
         yield "services.generator.kv_cache_gib", 0.0
     modes = ["none", "selective", "full"]

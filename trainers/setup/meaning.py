@@ -33,9 +33,8 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
         ("optimizer", _about_optimizer(config)),
-        ("precision", f"trainer {trainer_dtype(config)} over float32 weights, engine "
-         f"{'bfloat16' if config.services.generator.with_gpus else 'float32'}"),
-    ]  # fmt: skip
+        ("precision", _about_precision(config)),
+    ]
 
 
 def about_ratio(plan: RunPlan) -> str:
@@ -98,7 +97,19 @@ def _about_optimizer(config: RunConfig) -> str:
     training = config.training
     rise = f", rising over {_count(training.warmup_steps, 'step')}" if training.warmup_steps else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
-    return f"AdamW, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
+    kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
+    on_host = training.cpu_offload and config.services.trainer.with_gpus
+    kept += ", on the CPU with offloaded weights" if on_host else ""
+    return (
+        f"AdamW{kept}, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
+    )
+
+
+def _about_precision(config: RunConfig) -> str:
+    dtype = trainer_dtype(config)
+    head = ", output layer in float32" if config.training.fp32_head and dtype != "float32" else ""
+    engine = "bfloat16" if config.services.generator.with_gpus else "float32"
+    return f"trainer {dtype} over float32 weights{head}, engine {engine}"
 
 
 def _about_model(model: FoundModel) -> str:

@@ -61,6 +61,7 @@ def trainer_memory(
     compute: int,
     checkpointing: str,
     compiled: bool = False,
+    context: int = 1,
     kept_logits: float = 0,
     published: int = FLOAT32,
     versions: int = 0,
@@ -80,12 +81,13 @@ def trainer_memory(
 
     Args:
         shape: the model.
-        shard: ranks that weights are sharded over by FSDP.
+        shard: ranks that weights are sharded over by FSDP, those of context parallelism among them.
         tensor: ranks that each matrix is cut over.
-        tokens: of one micro-batch.
+        tokens: of one micro-batch, which `context` ranks share.
         compute: bytes of a number in the forward pass, 2 or 4.
         checkpointing: "none", "selective" or "full".
         compiled: whether the blocks are.
+        context: ranks that each sequence is cut over.
         kept_logits: bytes of logits up to which they are kept for the backward pass.
         published: bytes of a number in the published weights, 2 or 4.
         versions: of the published weights that this rank keeps.
@@ -95,9 +97,11 @@ def trainer_memory(
     if shard > 1 or compute != FLOAT32:
         gathered = shape.embedding_parameters + 2 * shape.layer_parameters
         step["gathered"] = compute * min(gathered, shape.parameters) / tensor
-    step["activations"] = (
-        activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled) / tensor
+    tokens = -(-tokens // context)
+    kept_of_blocks = activation_bytes(
+        shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
     )
+    step["activations"] = kept_of_blocks / tensor
     logits = tokens * shape.vocab_size / tensor
     kept = compute * logits <= kept_logits
     step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
@@ -113,9 +117,11 @@ def trainer_memory(
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False
+    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False, context: int = 1
 ) -> float:
     """What the backward pass finds kept of one micro-batch, over all layers.
+
+    `tokens` are those of this rank, one of `context` that share the sequences.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
     this architecture: attention is flash attention, which keeps nothing quadratic, there is no dropout, and the MLP has
@@ -127,10 +133,14 @@ def activation_bytes(
     - none, compiled: 3h + 3q + 3k + 3m: a norm and the activated gate are made again inside the kernels that read them
     - selective (the outputs of matrix products and of attention): 2h + 2q + 2k + 2m
     - full: h, the block's input; one block at a time is computed again in whole, and counted once.
+
+    Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
+    all is kept, and in the block that is computed again.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
-    everything = 4 * h + 3 * q + 3 * k + 4 * m
-    fused = 3 * h + 3 * q + 3 * k + 3 * m
+    gathered = 2 * k * (context - 1)
+    everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered
+    fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered
     kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[
         checkpointing
     ]
@@ -189,11 +199,30 @@ def engine_residue(*, tensor: int, graphs: bool) -> float:
     return GIB * (0.6 + 0.6 * graphs + 0.5 * (tensor > 1))
 
 
-def reference_memory(shape: ModelShape, *, tokens: int, compute: int) -> Memory:
-    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch."""
+def reference_memory(
+    shape: ModelShape, *, tokens: int, compute: int, shard: int = 1, fp32_head: bool = False
+) -> Memory:
+    """One process of the frozen reference model.
+
+    - weights: P / shard in the dtype that it computes in; the output layer's in float32 with `fp32_head`.
+    - gathered, where they are sharded: the output layer and two blocks (the one at work and the next).
+    - forward: one block's activations, and an eighth of the logits of a batch.
+
+    Args:
+        shape: the model.
+        tokens: of one batch.
+        compute: bytes of a number in the forward pass, 2 or 4.
+        shard: processes that the weights are sharded over.
+        fp32_head: as `training.fp32_head`.
+    """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
-    return Memory(held={"weights": float(compute * shape.parameters), "forward": forward})
+    head = float((FLOAT32 if fp32_head else compute) * shape.vocab_size * h)
+    weights = head + compute * (shape.parameters - shape.vocab_size * h)
+    held = {"weights": weights / shard, "forward": forward}
+    if shard > 1:
+        held["gathered"] = min(head + compute * 2 * shape.layer_parameters, weights)
+    return Memory(held=held)
 
 
 def store_memory(shape: ModelShape, *, published: int) -> Memory:

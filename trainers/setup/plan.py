@@ -83,15 +83,17 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(checks.check_length, config, model.shape)
     problems.attempt(checks.check_thinking, sound, model.shape)
     problems.attempt(checks.check_services, config)
-    store = problems.attempt(_find_store, config, placement, model.shape)
+    card = problems.attempt(card_size, sound, placement)
+    store = problems.attempt(_find_store, config, placement, model.shape, card)
     problems.attempt(checks.check_parallelism, sound)
+    problems.attempt(checks.check_optimizer, sound)
+    problems.attempt(checks.check_context, sound)
     problems.attempt(checks.check_heads, sound, model.shape)
     problems.attempt(check_hosts, config)
     problems.attempt(checks.check_sharing, sound, placement)
     problems.attempt(checks.check_gpus, placement)
     problems.attempt(checks.check_places, sound, placement)
     engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
-    card = problems.attempt(card_size, sound, placement)
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
     problems.attempt(check_sleep, sound, placement, given)
     problems.add(*of_page.sentences)
@@ -136,7 +138,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         return plan
     config, placement = plan.config, plan.placement
     shape = read_shape(folder / "config.json")
-    store, reason = find_store(config, placement, shape.parameters)
+    store, reason = find_store(config, placement, shape.parameters, plan.card)
     given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
     memory = plan_memory(config, placement, shape, store, given)
     check_fit(config, memory, shape, given, has_reference=placement.has_reference)
@@ -156,13 +158,15 @@ def _unknown(config: RunConfig) -> FoundModel:
     return FoundModel(shape=None, where=f"not found: {config.model.path}")
 
 
-def _find_store(config: RunConfig, placement: Placement, shape: ModelShape | None) -> tuple[WeightStore, str] | None:
+def _find_store(
+    config: RunConfig, placement: Placement, shape: ModelShape | None, card: float | None
+) -> tuple[WeightStore, str] | None:
     """The weight store and why it is that one; None where it depends on the model's sizes, which are not known.
 
     Raises:
         UserError: when the one that the config names cannot work, as far as that is known.
     """
-    store = find_store(config, placement, shape.parameters if shape else 0)
+    store = find_store(config, placement, shape.parameters if shape else 0, card)
     return store if shape else None
 
 

@@ -131,7 +131,7 @@ def check_numbers(config: RunConfig) -> None:
     if shard < 1 and shard != -1:
         raise UserError(
             f"--parallelism.data_parallel_shard_degree is {shard}; it must be at least 1, or -1 for all processes that "
-            "tensor parallelism leaves"
+            "the other degrees leave"
         )
 
 

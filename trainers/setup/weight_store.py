@@ -8,10 +8,18 @@ from trainers.setup.memory import BYTES
 from trainers.setup.placement import Placement
 
 
-def find_store(config: RunConfig, placement: Placement, parameters: int) -> tuple[WeightStore, str]:
+def find_store(
+    config: RunConfig, placement: Placement, parameters: int, card: float | None = None
+) -> tuple[WeightStore, str]:
     """Choose the store of a run whose model has so many parameters; returns it, and a sentence that says why.
 
     The weights are published in the engine's dtype.
+
+    Args:
+        config: of the run.
+        placement: of its processes.
+        parameters: of its model.
+        card: bytes that the run may use of each GPU; None where that is not known.
 
     Raises:
         UserError: when the one that the config names cannot work.
@@ -24,4 +32,5 @@ def find_store(config: RunConfig, placement: Placement, parameters: int) -> tupl
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
+        card=card,
     )

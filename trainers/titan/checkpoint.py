@@ -45,6 +45,8 @@ class TrainingState:
     """All that a step reads and changes, torch's random state included. Every rank calls its methods."""
 
     model: TitanModel
+    optimizer_state: str
+    """What the optimizer keeps its moments in, see `trainers.titan.optimizer`."""
     optimizer: OptimizersContainer = field(init=False)
     scheduler: LRSchedulersContainer = field(init=False)
     _background: CheckpointManager | None = field(default=None, init=False)
@@ -77,6 +79,7 @@ class TrainingState:
         self.wait()
         shape = _shape(self.model.hf_config)
         manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
+        manifest["optimizer_state"] = self.optimizer_state
 
         def complete() -> None:
             checkpoints.write_texts(partial, texts or {})
@@ -145,6 +148,12 @@ class TrainingState:
         manifest = checkpoints.read_manifest(folder)
         if manifest["model"] != _shape(self.model.hf_config):
             raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
+        saved = manifest.get("optimizer_state", "float32")
+        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two are only rounded
+            raise UserError(
+                f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
+                f"{saved!r}."
+            )
         try:
             with warnings.catch_warnings():  # the schedule recomputes its rate in a way that torch warns about
                 warnings.simplefilter("ignore", UserWarning)

@@ -1,8 +1,8 @@
 """Fused projections in checkpoints: each rank splits its own shard, and nothing is gathered.
 
-TorchTitan saves a fused projection (wqkv) as those of queries, keys and values, so that a checkpoint fits a model with
-three matrices, and gathers it for that: every rank then holds a seventh of the model in float32, for as long as the
-state is kept. But the rows of wqkv are ordered by heads of keys, so a shard of whole heads is split where it lies.
+TorchTitan saves a fused projection (wqkv) under the names of queries, keys and values, and gathers it for that:
+every rank then holds a seventh of the model in float32, for as long as the state is kept. But the rows of wqkv are
+ordered by heads of keys, so a shard of whole heads is split where it lies.
 """
 
 from __future__ import annotations
@@ -54,18 +54,21 @@ def _has_whole_heads(part: Any, value: DTensor) -> bool:
     )
 
 
-def _pieces(part: Any, value: DTensor) -> dict[str, DTensor]:
+def _pieces(part: Any, value: DTensor) -> dict[str, Tensor]:
     """This rank's queries, keys and values of a fused parameter, (heads x (queries of a head + 2) x head_dim, ...)."""
     shard = value.to_local()
     grouped = shard.view(-1, part.r_dim, part.head_dim, *shard.shape[1:])
     heads = {"wq": slice(0, part.heads_per_kv), "wk": slice(-2, -1), "wv": slice(-1, None)}
 
-    def piece(rows: Tensor) -> DTensor:
+    def piece(rows: Tensor) -> Tensor:
         local = rows.reshape(-1, *shard.shape[1:]).contiguous()
         shape = torch.Size((value.shape[0] * local.shape[0] // shard.shape[0], *value.shape[1:]))
         stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        return DTensor.from_local(
+        sharded = DTensor.from_local(
             local, value.device_mesh, value.placements, run_check=False, shape=shape, stride=stride
         )
+        return sharded.to(
+            shard.device
+        )  # from_local moves it to the mesh's device, and offloaded weights are on the host
 
     return {name: piece(grouped[:, which]) for name, which in heads.items()}

@@ -7,6 +7,7 @@ from benchmarks.mutation.source import Mutant
 BATCH = ("test_batch.py", "test_invariance.py")
 PACKING = ("test_packing.py", "test_batch.py")
 TRAINER = ("test_trainer.py",)
+CONTEXT = ("test_context.py",)
 AGENT = ("test_token_agent.py", "test_rollout.py")
 THOUGHT = ("test_thought_budget.py", "test_thinking.py")
 
@@ -69,15 +70,64 @@ MUTANTS = (
     ),
     Mutant(
         name="episodes without a valid token count in the denominators",
-        function="_build",
-        old="int(np.count_nonzero(loss_mask.any(-1)))",
-        new="len(order)",
+        function="_is_counted",
+        old="return is_valid",
+        new="return True",
         tests=BATCH,
+    ),
+    Mutant(
+        name="a split episode counts in each of its micro-batches",
+        function="_is_counted",
+        old="rows[0] == read.rows[0] and ",
+        new="",
+        tests=BATCH,
+    ),
+    Mutant(
+        name="the values of a split episode are those of its first rows",
+        function="_Read.targets",
+        old="np.arange(ends[row], ends[row + 1]) for row in rows",
+        new="np.arange(ends[row], ends[row + 1]) - ends[rows[0]] for row in rows",
+        tests=BATCH,
+    ),
+    Mutant(
+        name="every rank adds the loss of a split episode",
+        function="StepLoss.backward",
+        old="if is_counted:",
+        new="if True:",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="a split episode learns nothing from its entropy",
+        function="SplitEpisodes.call_loss",
+        old="self.uses_entropy |= entropies.grad is not None",
+        new="self.uses_entropy = False",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="the gradients of a split episode are those of its first tokens",
+        function="SplitEpisodes.backward",
+        old="self._gradients[:, batch.numbers]",
+        new="self._gradients[:, : len(batch.numbers)]",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="an episode that fits is split",
+        function="_split",
+        old="len(item.places) == 1 or fits(item)",
+        new="len(item.places) == 1",
+        tests=PACKING,
+    ),
+    Mutant(
+        name="rows of split episodes share micro-batches with whole ones",
+        function="_Padded.has_room",
+        old="fits and item.is_part == self.is_part",
+        new="fits",
+        tests=PACKING,
     ),
     Mutant(
         name="an episode's rows are laid over each other in the loss",
         function="_build",
-        old="first = sum(lengths[sample][:row_number])",
+        old="first = sum(lengths[before] for before in rows_of[sample] if before < row_number)",
         new="first = 0",
         tests=BATCH,
     ),
@@ -199,5 +249,26 @@ MUTANTS = (
         old="(low, middle) if stops(middle) else (middle + 1, high)",
         new="(low, middle) if stops(middle - 1) else (middle + 1, high)",
         tests=("test_stop_strings.py",),
+    ),
+    Mutant(
+        name="ranks that share sequences have neighbouring chunks, of which the late ones cost more",
+        function="head_tail",
+        old=".flip(0)",
+        new="",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="a query sees the keys of another rank that come after it",
+        function="Context.mask",
+        old="(queries[:, None] >= keys)",
+        new="(queries[:, None] >= keys.flip(0))",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="the gradient of a token goes back on every rank that shares its sequence",
+        function="_Whole.backward",
+        old="of_whole[chosen]",
+        new="of_whole[chosen] * dist.get_world_size()",
+        tests=CONTEXT,
     ),
 )

@@ -13,15 +13,14 @@ from forge_env.runtime.weights.weight_stream import WeightStream
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEEP = 2  # versions: the newest, and the one that a slow replica may still be reading
-
 
 class WeightStore(ABC):
     """Weights as immutable, versioned snapshots.
 
     A store is small and travels to the actors as an argument of their constructors; what it holds in a process is made
     there. A snapshot is whole or not there: its commit marker is written last. Once a version has been committed it
-    never changes, and the newest `KEEP` of them stay.
+    never changes, and the newest `keep` of them stay. `take` makes room for its own: where one is kept, there is none
+    from then on until the commit.
 
     The trainer's first rank publishes, in two halves, so that the next step can begin after the first one::
 
@@ -34,6 +33,8 @@ class WeightStore(ABC):
             await engine.update_weights(version, state_dict)
     """
 
+    keep: ClassVar[int] = 2
+    """Versions: the newest, and the one that a slow replica may still be reading."""
     needs_process: ClassVar[bool] = False
     """Whether `open` has to be given a process to live in."""
     actors_only: ClassVar[bool] = False

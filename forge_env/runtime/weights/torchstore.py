@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.store import KEEP, WeightStore, published_already
+from forge_env.runtime.weights.store import WeightStore, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.torchstore_compat import import_torchstore
 from forge_env.runtime.weights.weight_stream import WeightStream
@@ -74,8 +74,8 @@ class TorchStoreWeights(WeightStore):
         if await store.exists(f"{_key(taken.version)}/{_MARKER}"):
             raise published_already(taken.version)
         await store.put_state_dict({"layout": taken.layout.to_json(), "weights": taken.flat}, _key(taken.version))
-        if taken.version >= KEEP:
-            await _forget(store, taken.version - KEEP)
+        if taken.version >= self.keep:
+            await _forget(store, taken.version - self.keep)
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:

@@ -59,8 +59,10 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
             packing=True,
             max_tokens_per_micro_batch=512,
         ),
-        services=ServicesConfig(trainer=ServiceConfig(procs=4, threads=3)),
-        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=2),
+        services=ServicesConfig(trainer=ServiceConfig(procs=12, threads=3)),
+        parallelism=ParallelismConfig(
+            tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
+        ),
     )
     settings = TitanSettings(**trainer_settings(config))
     wanted = {
@@ -72,6 +74,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "pack_length": 512,
         "max_tokens_per_micro_batch": 512,
         "tp": 2,
+        "cp": 3,
         "dp_shard": 2,
         "threads": 3,
     }

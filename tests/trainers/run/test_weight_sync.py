@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import ServiceError
+from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
 from trainers.metrics.timeline import Timeline
 from trainers.run.startup import Startup
@@ -120,6 +121,26 @@ async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
     await weights.sync(steps=0)
     weights.changed()
     await weights.catch_up(NewEngine(pull))  # type: ignore[arg-type]
+    assert pulled == [0, 1]
+
+
+async def test_a_new_engine_waits_where_the_store_has_made_room_for_the_next_version(tmp_path: Path) -> None:
+    weights, trainer, _ = made(tmp_path)
+    pulled: list[int] = []
+
+    async def pull(version: int) -> None:
+        pulled.append(version)
+        if ("commit",) not in trainer.asked[2:]:
+            raise ServiceError("the weight store has no version 0; it has none")
+
+    await weights.sync(steps=0)
+    weights.changed()
+    await weights.publish(1)
+    catching_up = asyncio.create_task(weights.catch_up(NewEngine(pull)))  # type: ignore[arg-type]
+    await until(lambda: pulled == [0], "the engine has asked for the version that the others have")
+    assert not catching_up.done()
+    await weights.pull()
+    await catching_up
     assert pulled == [0, 1]
 
 

@@ -66,6 +66,16 @@ GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
             "parallelism needs 1 trainer process, services.trainer.procs is 4: --trainer.procs 1",
         ),
         (
+            ("--parallelism.context_parallel_degree", "4", "--parallelism.tensor_parallel_degree", "2",
+             "--trainer.procs", "4"),
+            "parallelism needs 8 trainer processes, services.trainer.procs is 4: --trainer.procs 8",
+        ),
+        (
+            ("--parallelism.context_parallel_degree", "4", "--trainer.procs", "4", "--env.max_tokens", "6"),
+            "--parallelism.context_parallel_degree is 4, which cuts rows into parts of at least 2 tokens, and "
+            "--env.max_tokens, the longest row, is 6: set the degree to 3 or less",
+        ),
+        (
             ("--training.seq_len", "2048"),
             "--training.seq_len is 2048, and the model made on the spot reads 1024 tokens at most: "
             "set it to that or less",
@@ -80,9 +90,21 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
     ("arguments", "words"),
     [
         (("--parallelism.pipeline_parallel_degree", "2"), ["pipeline_parallel_degree is 2", "set it to 1"]),
-        (("--parallelism.context_parallel_degree", "2"), ["context_parallel_degree is 2", "set it to 1"]),
         (("--parallelism.expert_parallel_degree", "2"), ["expert_parallel_degree is 2", "dense"]),
-        (("--parallelism.data_parallel_replicate_degree", "2"), ["replicate_degree is 2", "set it to 1"]),
+        (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
+        (
+            (
+                "--parallelism.data_parallel_replicate_degree=2",
+                "--trainer.procs=4",
+                "--parallelism.data_parallel_shard_degree=4",
+            ),
+            ["needs 8 trainer processes, services.trainer.procs is 4"],
+        ),
+        (("--training.optimizer_state=bfloat16",), ["for a trainer on GPU", "float32 or 8bit"]),
+        (
+            ("--training.optimizer_state=bfloat16", "--trainer.with_gpus", "--training.cpu_offload"),
+            ["cpu_offload is true", "runs on the CPU", "float32 or 8bit"],
+        ),
         (("--parallelism.data_parallel_shard_degree", "0"), ["shard_degree is 0", "-1"]),
         (
             ("--trainer.num_replicas", "2"),
@@ -92,7 +114,6 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--services.envs.with_gpus", "true"), ["services.envs.with_gpus is true", "set it to false"]),
         (("--services.envs.ping_seconds", "0"), ["services.envs.ping_seconds is 0", "above 0"]),
         (("--generator.procs", "2"), ["services.generator.procs is 2", "--generator.with_gpus true"]),
-        (("--ref_model.procs", "2"), ["services.ref_model.procs is 2", "one process"]),
         (("--ref_model.with_gpus",), ["services.ref_model.procs is 0", "--ref_model.procs 1"]),
         (
             ("--training.deterministic", "--training.staleness", "1"),

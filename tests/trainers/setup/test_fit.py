@@ -100,6 +100,18 @@ def test_settings_of_vllm_reach_the_engine() -> None:
     assert plan.engine.engine_args == {"block_size": 32, "speculative_config": {"method": "ngram"}}
 
 
+def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> None:
+    sleeps = (*ONE, "--generator.sleep=yes")
+    plan = plan_of(*sleeps, "--launcher.gpu_memory_gib=80")
+    assert plan.model.shape is not None and "CUDA IPC" in plan.store_reason
+    training = sum(plan.cards[0].phases["training"].values())
+    size = training - plan.model.shape.parameters  # half of the snapshot is too much
+    option = f"--launcher.gpu_memory_gib={size / 2**30}"
+    (problem,) = problems(plan_of(*sleeps, option))
+    assert "it fits with --weights.store shared_memory" in problem
+    assert problems(plan_of(*sleeps, option, "--weights.store=shared_memory")) == []
+
+
 # ---- which settings fit ----
 
 

@@ -87,6 +87,16 @@ def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
     assert memory.phases[1] == {"published": ranks * 2.0 * 128}
 
 
+def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
+    memory = trainer_memory(SMALL, shard=4, context=4, tensor=1, tokens=16, compute=4, checkpointing="none")
+    assert memory.held == {"state": 16.0 * PARAMETERS / 4}
+    # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
+    assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8)
+    assert memory.phases[0]["logits"] == 4 * 10 * 4 / 8
+    full = activation_bytes(SMALL, 4, compute=4, checkpointing="full", context=4)
+    assert full == 4.0 * (4 * 2 * 8 + 4 * 132 + 12 * 8)
+
+
 def test_checkpointing_keeps_less() -> None:
     shape = replace(SMALL, num_hidden_layers=20)
     none, selective, full = (
@@ -111,6 +121,12 @@ def test_who_receives_the_weights_has_memory_for_them() -> None:
 
 def test_the_reference_and_the_store() -> None:
     assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
+    alone, shared = (reference_memory(SMALL, tokens=8, compute=2, shard=shard).held for shard in (1, 2))
+    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+    assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
+    assert shared["gathered"] == 2 * min(head + 2 * layer, PARAMETERS)
+    wide = reference_memory(SMALL, tokens=8, compute=2, fp32_head=True).held
+    assert wide["weights"] == alone["weights"] + 2 * head
     assert [store_memory(SMALL, published=size).total for size in (2, 4)] == [4 * PARAMETERS, 8 * PARAMETERS]
 
 

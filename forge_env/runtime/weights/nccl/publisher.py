@@ -15,7 +15,7 @@ from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.network import own_address
 from forge_env.runtime.weights.nccl.communicator import SENDER, PairCommunicator, Rendezvous, first_line
 from forge_env.runtime.weights.nccl.connection import Connection
-from forge_env.runtime.weights.store import KEEP, no_version, published_already
+from forge_env.runtime.weights.store import no_version, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout, allocate
 from forge_env.runtime.weights.weight_stream import WeightStream
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
+KEEP = 1  # versions: each takes as much of the trainer's GPU as the engine's weights
 KEY = "publisher"
 """Under which the publisher's address is in the TCPStore of the rendezvous."""
 _RETRY_S = 0.1

@@ -16,12 +16,12 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 from forge_env.runtime.weights.nccl.communicator import Rendezvous
-from forge_env.runtime.weights.nccl.publisher import Publisher, Snapshot
+from forge_env.runtime.weights.nccl.publisher import KEEP, Publisher, Snapshot
 from forge_env.runtime.weights.nccl.puller import PublisherLink, Puller
 from forge_env.runtime.weights.store import WeightStore
 from forge_env.runtime.weights.weight_stream import WeightStream
@@ -33,7 +33,7 @@ SECONDS = 60.0
 
 
 class NcclStore(WeightStore):
-    """Weights from GPU to GPU by NCCL: two snapshots on the trainer's as a rule, and one on that of every puller.
+    """Weights from GPU to GPU by NCCL: one snapshot on the trainer's as a rule, and one on that of every puller.
 
     Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
 
@@ -41,6 +41,8 @@ class NcclStore(WeightStore):
         rendezvous: of a store that has travelled; None for one that is still to be prepared.
         seconds: that either side waits for a message of the other, or for a chunk of the weights.
     """
+
+    keep: ClassVar[int] = KEEP
 
     def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
         self._rendezvous = rendezvous

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
@@ -22,13 +22,15 @@ _DEVICE, _COUNTER = 6, 11
 
 
 class CudaIpcStore(SegmentStore):
-    """Segments are copies of the weights on the GPU of the trainer's first rank, two of them as a rule.
+    """Segments are copies of the weights on the GPU of the trainer's first rank, one of them as a rule.
 
     A segment's file holds the handle by which another process opens the memory. The tensors of `fetch` are views of the
     snapshot itself, and torch cannot forbid writing to them. They end with the trainer's process.
 
     Every process has one GPU, whichever it sees first; the GPUs of the host must reach each other's memory.
     """
+
+    keep: ClassVar[int] = 1
 
     async def close(self) -> None:
         # torch removes the counter file of this process's own memory at its end, and aborts where the file is gone.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
-from forge_env.runtime.weights.store import KEEP, WeightStore, no_version, published_already
+from forge_env.runtime.weights.store import WeightStore, no_version, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.weight_stream import WeightStream
 
@@ -72,7 +72,7 @@ class SegmentStore(WeightStore):
         if self._manifest(version).exists():
             raise published_already(version)
         with self._choosing:
-            self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
+            self._forget(keep=self.keep - 1)  # now, and not after it: the copy goes where the oldest one was
             lock, flat = self._free_segment(max(weights.layout.size, 1), weights.device)
         try:
             weights.copy_to(flat)
