@@ -179,8 +179,8 @@ class TrainingConfig:
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
     All groups have to be sampled from the weights that their step, or window of steps, begins with."""
     max_tokens_per_micro_batch: int = 4096
-    """Tokens of one forward pass at most, shared by the processes of context parallelism. Few tokens limit how much one
-    long episode pads the others."""
+    """Tokens of one forward pass at most, shared by the processes of context parallelism; a longer row has one of its
+    own, and the rows of a longer episode go to several. Few tokens limit how much one long row pads the others."""
     old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
     """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
     own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is

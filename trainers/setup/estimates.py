@@ -44,6 +44,7 @@ def estimate_memory(
     if process.service == "store":
         return Memory() if is_on_gpu else store_memory(shape, published=BYTES[config.engine_dtype])
     compute = FLOAT32 if process.gpu is None else BFLOAT16
+    # Of one forward pass. The rows of an episode may go to several: what must fit is the longest row.
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
         assert engine is not None

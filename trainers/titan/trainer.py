@@ -19,6 +19,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - context.py: context parallelism, where ranks share a sequence.
 - optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
+- backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
 - ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
 - ../objective/loss_metrics.py: what is measured beside it.
@@ -32,7 +33,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,10 +44,11 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import InvariantError, UserError
-from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, by_sample, empty_batch, pack
 from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
+from trainers.titan.backward import SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
 from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
@@ -56,6 +58,15 @@ from trainers.titan.optimizer import build_adamw, check_state, restore_state_dty
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
+
+
+class _Counts(NamedTuple):
+    """What every rank knows of a step's micro-batches."""
+
+    tokens: int  # valid ones, over all ranks
+    episodes: int  # with any, likewise
+    rounds: int  # the most micro-batches that any rank has
+    rounds_of_parts: int  # the most with rows of split episodes
 
 
 class TitanTrainer:
@@ -178,22 +189,29 @@ class TitanTrainer:
         check_temperature(temperature)
         self._check_rows(samples)
         idle = [sample for sample in samples if call.skips_idle and not sample.has_advantage]
-        batches = self._micro_batches([s for s in samples if s.has_advantage] if idle else samples)
-        computed, episodes, rounds = self._count(batches)
+        learned = [s for s in samples if s.has_advantage] if idle else samples
+        batches = self._micro_batches(learned)
+        computed, episodes, rounds, rounds_of_parts = self._count(batches)
         # Every rank has all samples, so this needs no collective.
         left_out = [sum(units) for units in zip(*(sample.units for sample in idle), strict=True)] or [0, 0]
         tokens, episodes = computed + left_out[0], episodes + left_out[1]
         learning_rate = self.learning_rate
         metrics = LossMetrics(loss, self.device)
-        total_loss = torch.zeros((), device=self.device)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
+        step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
+        split = SplitEpisodes(learned, batches, step)
+        # With all left out, one round of padding still gives every parameter its gradient, which is 0.
+        ready = self._rounds(batches, max(rounds, 1) if tokens else 0)
         try:
-            # With all left out, one round of padding still gives every parameter its gradient, which is 0.
-            for batch in self._rounds(batches, max(rounds, 1) if tokens else 0):
-                total_loss += self._backward(
-                    batch, call, normalizer, temperature, metrics, old_is_present=old_is_present
-                )
-            self._sum_over_ranks(total_loss)
+            if tokens and rounds_of_parts:
+                parts = self._padded([batch for batch in ready if batch.is_part], rounds_of_parts)
+                split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
+            for batch in ready:
+                if batch.is_part:
+                    split.backward(batch, *self._logprobs(batch, temperature, with_entropy=split.uses_entropy))
+                else:  # the entropy is for the metrics in any case: only a loss that uses it pays for its gradient
+                    step.backward(batch, *self._logprobs(batch, temperature, with_entropy=True))
+            total_loss = self._sum_over_ranks(step.total)
             self._sum_over_ranks(metrics.sums)
             self._max_over_ranks(metrics.largest)
             norm = self._clip_gradients() if tokens else total_loss.new_zeros(())
@@ -218,21 +236,13 @@ class TitanTrainer:
             "seconds": time.perf_counter() - start,
         }
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
         """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
         check_temperature(temperature)
-        by_sample: dict[int, list[float]] = {}
         self._check_rows(samples)
         batches = self._micro_batches(samples)
-        for batch in self._rounds(batches, self._count(batches)[2]):
-            values, _ = self._logprobs(batch, temperature)
-            by_sample.update(zip(batch.samples, batch.split(values), strict=False))
-        if self._data_group is not None:
-            parts: list[dict[int, list[float]]] = [{} for _ in range(dist.get_world_size(self._data_group))]
-            dist.all_gather_object(parts, by_sample, group=self._data_group)
-            by_sample = {index: values for part in parts for index, values in part.items()}
-        return [by_sample.get(index, []) for index in range(len(samples))]
+        (values,) = self._values(samples, self._rounds(batches, self._count(batches).rounds), temperature)
+        return by_sample(samples, values)
 
     @property
     def data_ranks(self) -> int:
@@ -244,31 +254,26 @@ class TitanTrainer:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
 
-    def _backward(
+    @torch.no_grad()
+    def _values(
         self,
-        batch: MicroBatch,
-        call: LossCall,
-        normalizer: Tensor,
+        samples: Sequence[Sample],
+        batches: Sequence[MicroBatch],
         temperature: float,
-        metrics: LossMetrics,
         *,
-        old_is_present: bool,
+        with_entropy: bool = False,
     ) -> Tensor:
-        """Add one micro-batch's gradients, and what it measures to `metrics`; returns its part of the loss."""
-        # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
-        of_targets, entropies = self._logprobs(batch, temperature, with_entropy=True)  # (N,)
-        logprobs = batch.scatter(of_targets)  # (E, T)
-        entropy = None if entropies is None else batch.scatter(entropies)
-        if old_is_present:
-            batch = dataclasses.replace(batch, old_logprobs=logprobs.detach())
-        logprobs.retain_grad()
-        if units := call.units(*batch.units):
-            value = call(batch, logprobs, entropy, units=units, normalizer=normalizer)
-        else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
-            value = logprobs.nan_to_num().sum() * 0
-        value.backward()
-        metrics.add(batch, logprobs.detach(), None if entropy is None else entropy.detach(), logprobs.grad)
-        return value.detach().float()
+        """(1, M) logprobs, or (2, M) logprobs and entropies, of all sampled targets of the samples.
+
+        Those that are in the batches of any rank; the others are 0. Every rank has equally many batches.
+        """
+        total = sum(sample.num_targets for sample in samples)
+        found = torch.zeros((1 + with_entropy, total), device=self.device)
+        for batch in batches:
+            values = self._logprobs(batch, temperature, with_entropy=with_entropy)
+            if batch.samples:
+                found[:, batch.numbers] = torch.stack([value for value in values if value is not None])
+        return self._sum_over_ranks(found)
 
     def _logprobs(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
@@ -303,25 +308,31 @@ class TitanTrainer:
             crossover=flops_crossover(self.model.hf_config),
         )
 
-    def _count(self, batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
-        """Valid tokens and episodes over all ranks, and the most micro-batches that any rank has."""
+    def _count(self, batches: Sequence[MicroBatch]) -> _Counts:
         units = [batch.units for batch in batches]
-        sums = torch.tensor([sum(t for t, _ in units), sum(e for _, e in units)])
+        sums = [sum(t for t, _ in units), sum(e for _, e in units)]
+        most = [len(batches), sum(batch.is_part for batch in batches)]
         if self._data_group is None:
-            tokens, episodes = sums.tolist()
-            return tokens, episodes, len(batches)
-        rounds = self._max_over_ranks(torch.tensor(len(batches), device=self.device))
-        tokens, episodes = self._sum_over_ranks(sums.to(self.device)).tolist()
-        return tokens, episodes, int(rounds)
+            return _Counts(*sums, *most)
+        return _Counts(
+            *self._sum_over_ranks(torch.tensor(sums, device=self.device)).tolist(),
+            *self._max_over_ranks(torch.tensor(most, device=self.device)).tolist(),
+        )
 
     def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """`rounds` batches on the device.
+        """`rounds` batches on the device, with empty ones at the end.
 
-        Empty ones come last: every rank has to run the model equally often, or collectives never meet. All go there
-        before the first pass: a later copy would wait for the passes that are queued by then.
+        All go there before the first pass: a later copy would wait for the passes that are queued by then.
         """
-        padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [self.model.context.local(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
+        return self._padded([self._placed(batch) for batch in batches[:rounds]], rounds)
+
+    def _padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+        """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
+        return [*batches, *[self._placed(empty_batch(self._multiple))] * (rounds - len(batches))]
+
+    def _placed(self, batch: MicroBatch) -> MicroBatch:
+        """The rank's part of a micro-batch, on the device."""
+        return self.model.context.local(batch).to(self.device)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
