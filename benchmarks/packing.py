@@ -2,8 +2,8 @@
 
     python -m benchmarks.packing [--json FILE]
 
-Rows are lognormal (median 600 tokens, sigma 0.8, at most 8192), sequences 8192 tokens long. For each mix and number of
-ranks: padding as a share of all tokens of all sequences; micro-batches of all ranks; `imbalance`, how much more FLOPs
+Rows are lognormal (median 600 tokens, sigma 0.8, at most 8192), sequences 8192 tokens long. The episodes of ten growing
+rows are split over several micro-batches. For each mix and number of ranks: padding as a share of all tokens of all sequences; micro-batches of all ranks; `imbalance`, how much more FLOPs
 than the mean the busiest rank has; `waiting`, how much longer than the mean the ranks take in lock-step; and the same
 two for a plan that balances tokens.
 """
@@ -38,6 +38,7 @@ MIXES = {
     "1024 rows, 3 an episode": lognormal(1024, 3),
     "512 long rows": lognormal(512, 1, median=3000.0, sigma=0.5),
     "4096 rows": lognormal(4096, 1),
+    "64 episodes of 10 growing rows": [[LENGTH * turn // 10 - e for turn in range(1, 11)] for e in range(64)],
 }
 
 

@@ -7,6 +7,9 @@ packed, as `trainers.batching.packing` plans them), and each `MicroBatch` carrie
 values into the loss layout `(episodes, tokens)`. A loss does not depend on how its tokens were packed, nor on the
 number of ranks.
 
+An episode whose rows do not fit into one micro-batch is split over several, perhaps of several ranks. A loss sees whole
+episodes, so it cannot be called on these micro-batches: `trainers.titan.backward` says what becomes of them.
+
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
 N sampled targets of the micro-batch.
 """
@@ -58,6 +61,11 @@ class Sample:
         )
         return tokens, int(tokens > 0)
 
+    @property
+    def num_targets(self) -> int:
+        """How many sampled targets it has, in all of its rows."""
+        return sum(sum(row.loss_mask[1:]) for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
@@ -77,6 +85,9 @@ class MicroBatch:
     """(N,) int64 places in the flattened (E, T) of the sampled targets, in loss order."""
     targets: Tensor
     """(N,) int64 sampled token ids."""
+    numbers: Tensor
+    """(N,) int64 number of each sampled target among those of all samples given to `pack`, in order of sample and row.
+    """
     loss_mask: Tensor
     """(E, T) bool, True on the targets that count: sampled, with a finite generator logprob."""
     generator_logprobs: Tensor
@@ -88,17 +99,16 @@ class MicroBatch:
     advantages: Tensor
     """(E, 1) float32; (E, T) where a sample of the batch has one for each of its targets."""
     units: tuple[int, int]
-    """Valid tokens, and episodes that have any: what losses are divided by."""
+    """Valid tokens, and episodes that have any: what losses are divided by. A split episode counts where its first row
+    is."""
+    is_part: bool = False
+    """Whether it holds rows of a split episode; the loss layout is then of the rows that are here, and no loss is to be
+    called on it."""
 
     def scatter(self, values: Tensor) -> Tensor:
         """Bring values of the sampled targets only, (N,), into the loss layout, (E, T); zero elsewhere."""
         flat = torch.zeros(self.source.numel(), dtype=values.dtype, device=values.device)
         return flat.index_copy(0, self.slots, values).view(self.source.shape)
-
-    def split(self, values: Tensor) -> list[list[float]]:
-        """Cut values of the sampled targets, (N,), into one list per episode of the batch."""
-        sizes = torch.bincount(self.slots // self.source.shape[1], minlength=len(self.samples))
-        return [part.tolist() for part in values.split(sizes.tolist())]
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
@@ -111,6 +121,30 @@ class MicroBatch:
 
 
 _OPTIONAL = ("reference_logprobs", "old_logprobs")
+
+
+def by_sample(samples: Sequence[Sample], values: Tensor) -> list[list[float]]:
+    """Cut values of all sampled targets of the samples, in order of their `numbers`, into one list for each sample."""
+    return [part.tolist() for part in values.cpu().split([sample.num_targets for sample in samples])]
+
+
+class _Read(NamedTuple):
+    """A sample, and what the model reads of it."""
+
+    sample: Sample
+    lengths: list[int]  # inputs of each row
+    counts: list[int]  # sampled targets of each row
+    start: int  # the number of its first sampled target
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows that are read."""
+        return [row for row, length in enumerate(self.lengths) if length]
+
+    def targets(self, rows: Sequence[int]) -> np.ndarray:
+        """The sampled targets of some rows: their places among those of the sample."""
+        ends = np.cumsum([0, *self.counts])
+        return np.concatenate([np.arange(ends[row], ends[row + 1]) for row in rows])
 
 
 class _Format(NamedTuple):
@@ -136,10 +170,11 @@ def pack(
     """Lay one rank's share of the samples out as micro-batches of at most `max_tokens` model tokens.
 
     With `pack_length` 0 each row is a sequence of its own, padded on the right; otherwise rows share sequences of
-    up to `pack_length` tokens and `positions` restart at each row. An episode's rows stay in one micro-batch, so
-    one episode larger than `max_tokens` (or one row longer than `pack_length`) gets what it needs. Sequence lengths
-    are rounded up to `multiple`. What nothing is learned from is left out: tokens after a row's last sampled one,
-    rows and episodes without a sampled target. A row's first token is never a target.
+    up to `pack_length` tokens and `positions` restart at each row. An episode's rows stay in one micro-batch where it
+    can hold them; otherwise the episode is split, and `MicroBatch.is_part` is true of those that hold its rows. A row
+    longer than `max_tokens` or `pack_length` gets what it needs. Sequence lengths are rounded up to `multiple`. What
+    nothing is learned from is left out: tokens after a row's last sampled one, rows and episodes without a sampled
+    target. A row's first token is never a target.
 
     Packing pays where attention skips what a document does not see (flex, varlen). With the dense mask of the CPU it
     costs the square of the sequence: a model of 2 layers and width 128 on 64 rows of 60 to 140 tokens took 4.1 times
@@ -152,17 +187,21 @@ def pack(
         InvariantError: a row whose fields differ in length, or values that are not one per sampled target. All
             ranks find it, whoever would have got the sample.
     """
-    lengths = [_lengths(index, sample) for index, sample in enumerate(samples)]
+    reads: list[_Read] = []
+    for index, sample in enumerate(samples):
+        start = reads[-1].start + sum(reads[-1].counts) if reads else 0
+        reads.append(_Read(sample, *_lengths(index, sample), start))
+    lengths = [read.lengths for read in reads]
     limits: dict[str, Any] = {"max_tokens": max_tokens, "multiple": multiple, "ranks": ranks, "crossover": crossover}
     if pack_length:
         layouts = plan_packed(lengths, pack_length=pack_length, **limits)[rank]
     else:
         layouts = plan_padded(lengths, **limits)[rank]
     # Decided over all samples, so that a loss sees the same whatever the micro-batches are.
-    learned = [sample for sample, rows in zip(samples, lengths, strict=True) if any(rows)]
+    learned = [read.sample for read in reads if any(read.counts)]
     optional = frozenset(name for name in _OPTIONAL if all(getattr(sample, name) is not None for sample in learned))
     format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), optional=optional)
-    return [_build(samples, lengths, layout, format_) for layout in layouts]
+    return [_build(reads, layout, format_) for layout in layouts]
 
 
 def empty_batch(length: int) -> MicroBatch:
@@ -177,6 +216,7 @@ def empty_batch(length: int) -> MicroBatch:
         selected=index,
         slots=index,
         targets=index,
+        numbers=index,
         loss_mask=torch.zeros((1, 1), dtype=torch.bool),
         generator_logprobs=zero,
         reference_logprobs=None,
@@ -186,33 +226,35 @@ def empty_batch(length: int) -> MicroBatch:
     )
 
 
-def _lengths(index: int, sample: Sample) -> list[int]:
-    """How many inputs the model has to read of each row: those up to the last sampled token."""
-    lengths, sampled = [], 0
+def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
+    """Of each row, how many inputs the model has to read, those up to the last sampled token; and its targets."""
+    lengths, counts = [], []
     for number, row in enumerate(sample.rows):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
         targets = row.loss_mask[1:]
-        sampled += sum(targets)
+        counts.append(sum(targets))
         # Attention is causal: later tokens change nothing.
         lengths.append(next((n for n in range(len(targets), 0, -1) if targets[n - 1]), 0))
+    sampled = sum(counts)
     for name in ("advantage", *_OPTIONAL):
         values = getattr(sample, name)
         if isinstance(values, tuple) and len(values) != sampled:
             raise InvariantError(f"sample {index} has {len(values)} values of {name} for {sampled} sampled targets")
-    return lengths
+    return lengths, counts
 
 
-def _build(samples: Sequence[Sample], lengths: Sequence[Sequence[int]], layout: Layout, format_: _Format) -> MicroBatch:
+def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBatch:
     """Write each row of the layout at its two places: in a sequence of the model, and in its episode's loss row."""
-    longest = max(sum(lengths[sample][row] for sample, row in sequence) for sequence in layout)
+    longest = max(sum(reads[sample].lengths[row] for sample, row in sequence) for sequence in layout)
     B, L = len(layout), round_up(longest, format_.multiple)
     tokens = np.full((B, L), format_.pad_id, dtype=np.int64)
     positions = np.zeros((B, L), dtype=np.int64)
-    order = sorted({sample for sequence in layout for sample, _ in sequence})
+    rows_of = _rows_of_each(layout)
+    order = list(rows_of)
     episode_of = {sample: episode for episode, sample in enumerate(order)}
-    shape = len(order), max(sum(lengths[sample]) for sample in order)  # (E, T)
+    shape = len(order), max(sum(reads[s].lengths[row] for row in rows) for s, rows in rows_of.items())  # (E, T)
     source = np.full(shape, -1, dtype=np.int64)
     targets = np.zeros(shape, dtype=np.int64)
     sampled = np.zeros(shape, dtype=bool)
@@ -220,12 +262,13 @@ def _build(samples: Sequence[Sample], lengths: Sequence[Sequence[int]], layout: 
     for number, sequence in enumerate(layout):
         start = 0
         for sample, row_number in sequence:
-            row, n = samples[sample].rows[row_number], lengths[sample][row_number]
+            lengths = reads[sample].lengths
+            row, n = reads[sample].sample.rows[row_number], lengths[row_number]
             token_ids = np.asarray(row.token_ids[: n + 1], dtype=np.int64)
             inputs = number, slice(start, start + n)  # of (B, L)
             tokens[inputs] = token_ids[:-1]
             positions[inputs] = np.arange(n)
-            first = sum(lengths[sample][:row_number])
+            first = sum(lengths[before] for before in rows_of[sample] if before < row_number)
             outputs = episode_of[sample], slice(first, first + n)  # of (E, T)
             source[outputs] = np.arange(n) + (number * L + start)
             targets[outputs] = token_ids[1:]
@@ -236,9 +279,11 @@ def _build(samples: Sequence[Sample], lengths: Sequence[Sequence[int]], layout: 
     # A sampled token whose generator logprob is not finite has no ratio: it leaves the mask and every count.
     loss_mask = sampled & np.isfinite(generator_logprobs)
     slots = np.flatnonzero(sampled)
+    here = {sample: reads[sample].targets(rows) for sample, rows in rows_of.items()}
     values: dict[str, Any] = dict.fromkeys(_OPTIONAL)
     for name in format_.optional:
-        values[name] = _in_loss_layout([getattr(samples[sample], name) for sample in order], shape, slots)
+        values[name] = _in_loss_layout([_here(reads[s], name, chosen) for s, chosen in here.items()], shape, slots)
+    is_valid = loss_mask.any(-1)
     return MicroBatch(
         samples=tuple(order),
         tokens=torch.from_numpy(tokens),
@@ -247,24 +292,51 @@ def _build(samples: Sequence[Sample], lengths: Sequence[Sequence[int]], layout: 
         selected=torch.from_numpy(source.ravel()[slots]),
         slots=torch.from_numpy(slots),
         targets=torch.from_numpy(targets.ravel()[slots]),
+        numbers=torch.from_numpy(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
         loss_mask=torch.from_numpy(loss_mask),
         generator_logprobs=torch.from_numpy(np.where(loss_mask, generator_logprobs, np.float32(0))),
-        advantages=_advantages([samples[sample].advantage for sample in order], sampled),
-        units=(int(np.count_nonzero(loss_mask)), int(np.count_nonzero(loss_mask.any(-1)))),
+        advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], sampled),
+        units=(
+            int(np.count_nonzero(loss_mask)),
+            sum(_is_counted(reads[s], rows_of[s], bool(is_valid[episode])) for s, episode in episode_of.items()),
+        ),
+        is_part=any(rows != reads[s].rows for s, rows in rows_of.items()),
         **values,
     )
 
 
-def _in_loss_layout(values: list[tuple[float, ...]], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
+def _rows_of_each(layout: Layout) -> dict[int, list[int]]:
+    """The rows of each sample in a layout; both in order."""
+    found: dict[int, list[int]] = {}
+    for sample, row in sorted(place for sequence in layout for place in sequence):
+        found.setdefault(sample, []).append(row)
+    return found
+
+
+def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
+    """Whether an episode counts in the micro-batch that has these rows of it, where `is_valid` says whether one of
+    their tokens is valid."""
+    if rows == read.rows:
+        return is_valid
+    return rows[0] == read.rows[0] and bool(read.sample.units[1])
+
+
+def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
+    """A sample's value of that name; of one for each sampled target, those of the chosen targets."""
+    values = getattr(read.sample, name)
+    return np.asarray(values, dtype=np.float32)[chosen] if isinstance(values, tuple) else values
+
+
+def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.ndarray) -> Tensor:
     """Each episode's values of its sampled targets, as (E, T), zero elsewhere."""
     flat = np.zeros(shape[0] * shape[1], dtype=np.float32)
-    flat[slots] = [value for of_episode in values for value in of_episode]
+    flat[slots] = np.concatenate(values)
     return torch.from_numpy(flat.reshape(shape))
 
 
-def _advantages(values: list[float | tuple[float, ...]], sampled: np.ndarray) -> Tensor:
+def _advantages(values: list[float | np.ndarray], sampled: np.ndarray) -> Tensor:
     """(E, 1), or (E, T) where an episode has one advantage for each of its sampled targets."""
-    if not any(isinstance(value, tuple) for value in values):
+    if not any(isinstance(value, np.ndarray) for value in values):
         return torch.tensor(values, dtype=torch.float32)[:, None]
     advantages = np.zeros(sampled.shape, dtype=np.float32)
     for episode, (is_sampled, value) in enumerate(zip(sampled, values, strict=True)):

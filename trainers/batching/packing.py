@@ -4,8 +4,12 @@ A plan is made for all ranks at once, and every rank makes the same one. Ranks r
 rank has one micro-batch, and the round takes as long as its most expensive one. So a plan is a table of rounds whose
 micro-batches cost about the same, and not a share of the samples for each rank.
 
-Words: an episode is a sequence of row lengths, where a length of 0 is a row that nobody reads; an episode's rows stay
-in one micro-batch. A layout is one micro-batch: its sequences, each a list of `(episode, row)`.
+Words: an episode is a sequence of row lengths, where a length of 0 is a row that nobody reads. A layout is one
+micro-batch: its sequences, each a list of `(episode, row)`.
+
+The rows of an episode stay in one micro-batch where one can hold them. Otherwise the episode is split: each of its rows
+is placed by itself. The loss of a split episode needs the logprobs of all its rows first, which is one more forward
+pass, so the rows of split episodes share no micro-batch with whole episodes, and theirs come first on every rank.
 
 Cost is FLOPs. Forward and backward, a row of n tokens takes 6 P n for the matrices and 6 l w n^2 for causal attention,
 with P the parameters of the matrices, l the layers and w the width of all heads (12 l w for every pair of tokens, and
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Place = tuple[int, int]  # (episode, row)
@@ -52,12 +56,13 @@ def round_up(length: int, multiple: int) -> int:
 
 
 class _Item(NamedTuple):
-    """An episode that has something to read."""
+    """What is placed as one: an episode that has something to read, or one row of a split episode."""
 
     lengths: tuple[int, ...]  # longest first
     places: tuple[Place, ...]  # in the same order
     tokens: int
     cost: float
+    is_part: bool = False  # of a split episode
 
 
 def _items(episodes: Sequence[Sequence[int]], crossover: float) -> list[_Item]:
@@ -70,6 +75,18 @@ def _items(episodes: Sequence[Sequence[int]], crossover: float) -> list[_Item]:
     return items
 
 
+def _split(items: Iterable[_Item], fits: Callable[[_Item], bool], crossover: float) -> list[_Item]:
+    """The same items, with single rows in the place of each episode of several rows that does not fit."""
+    placed: list[_Item] = []
+    for item in items:
+        if len(item.places) == 1 or fits(item):
+            placed.append(item)
+        else:
+            rows = zip(item.lengths, item.places, strict=True)
+            placed += [_Item((n,), (place,), n, row_cost(n, crossover), is_part=True) for n, place in rows]
+    return placed
+
+
 # -- one row to a sequence ---------------------------------------------------------------------------------------------
 
 
@@ -78,13 +95,18 @@ class _Padded:
 
     def __init__(self) -> None:
         self.width = 0  # tokens of a sequence
+        self.is_part = False  # whether its rows are those of split episodes
         self.layout: Layout = []
 
     def has_room(self, item: _Item, max_tokens: int) -> bool:
-        return not self.layout or (len(self.layout) + len(item.places)) * self.width <= max_tokens
+        if not self.layout:
+            return True
+        fits = (len(self.layout) + len(item.places)) * self.width <= max_tokens
+        return fits and item.is_part == self.is_part
 
     def add(self, item: _Item, multiple: int) -> None:
         self.width = self.width or round_up(item.lengths[0], multiple)
+        self.is_part = item.is_part
         self.layout.extend([place] for place in item.places)
 
     def cost(self, crossover: float) -> float:
@@ -101,15 +123,21 @@ def plan_padded(
 ) -> list[list[Layout]]:
     """Plan one row per sequence, each padded to the longest row of its micro-batch.
 
-    Episodes go by their longest row, longest first, so that neighbours need little padding; each to the rank whose
-    micro-batch of the present round is the cheapest of those with room, and when there is none the next round begins.
+    Rows of split episodes go first, then episodes by their longest row, longest first, so that neighbours need little
+    padding; each to the rank whose micro-batch of the present round is the cheapest of those with room, and when there
+    is none the next round begins.
 
     Returns:
         What `plan_packed` returns.
     """
+
+    def fits(item: _Item) -> bool:
+        return len(item.places) * round_up(item.lengths[0], multiple) <= max_tokens
+
     rounds: list[list[_Padded]] = []
     totals = [0.0] * ranks  # of the rounds that are complete
-    for item in sorted(_items(episodes, crossover), key=lambda item: (-item.lengths[0], item.lengths, item.places)):
+    items = _split(_items(episodes, crossover), fits, crossover)
+    for item in sorted(items, key=lambda item: (not item.is_part, -item.lengths[0], item.lengths, item.places)):
         free = [n for n in range(ranks) if rounds and rounds[-1][n].has_room(item, max_tokens)]
         if not free:
             if rounds:
@@ -137,7 +165,8 @@ def plan_packed(
 
     Best-fit decreasing says how few micro-batches do. That many, rounded up to whole rounds, are then filled evenly:
     episodes go by cost, most expensive first, to the cheapest micro-batch with room. Where that fails, because the
-    best fit is nearly full, the best fit itself is the plan. The micro-batches are dealt out by cost, so that those of
+    best fit is nearly full, the best fit itself is the plan. Rows of split episodes are planned likewise, in
+    micro-batches of their own. The micro-batches are dealt out by cost, those of split episodes first, so that those of
     one round are about equal.
 
     With `pack_length` equal to `max_tokens` a micro-batch is one sequence, and padding only what `multiple` asks for. A
@@ -145,7 +174,7 @@ def plan_packed(
 
     Args:
         episodes: lengths of each episode's rows.
-        max_tokens: tokens of a micro-batch, padding included. An episode that needs more has one of its own.
+        max_tokens: tokens of a micro-batch, padding included. A row that needs more has one of its own.
         pack_length: tokens of a sequence; a longer row gets what it needs.
         multiple: lengths of sequences are rounded up to it.
         ranks: how many share the work.
@@ -157,18 +186,33 @@ def plan_packed(
     items = _items(episodes, crossover)
     length = _sequence_length(items, max_tokens=max_tokens, pack_length=pack_length, multiple=multiple)
     most = max(1, max_tokens // length)
-    small: list[_Item] = []
-    large: list[_Packed] = []
-    for item in items:
+
+    def fits(item: _Item) -> bool:
         # Where even one sequence is more than a micro-batch may have, nothing shares one.
-        if length <= max_tokens and (item.tokens <= length or _Packed(length, most).add(item)):
-            small.append(item)
+        return length <= max_tokens and (item.tokens <= length or _Packed(length, most).add(item))
+
+    whole: list[_Item] = []
+    parts: list[_Item] = []
+    alone: list[_Packed] = []
+    for item in _split(items, fits, crossover):
+        if fits(item):
+            (parts if item.is_part else whole).append(item)
         else:
-            large.append(_alone(item, max(length, round_up(item.lengths[0], multiple))))
-    fewest = _best_fit(small, length, most)
-    count = round_up(len(fewest) + len(large), ranks) - len(large)
-    batches = (_spread(small, count, length, most) or fewest) + large
-    return _deal([batch for batch in batches if batch.items], multiple, ranks)
+            alone.append(_alone(item, max(length, round_up(item.lengths[0], multiple))))
+    fewest, fewest_of_parts = _best_fit(whole, length, most), _best_fit(parts, length, most)
+    count = round_up(len(fewest) + len(fewest_of_parts) + len(alone), ranks) - len(alone)
+    # What is left over after rounding up goes where there is more to compute.
+    share = round(count * _share_of_parts(whole, parts))
+    count_of_parts = min(max(share, len(fewest_of_parts)), count - len(fewest))
+    batches = _spread(whole, count - count_of_parts, length, most) or fewest
+    batches += _spread(parts, count_of_parts, length, most) or fewest_of_parts
+    return _deal([batch for batch in [*batches, *alone] if batch.items], multiple, ranks)
+
+
+def _share_of_parts(whole: Iterable[_Item], parts: Iterable[_Item]) -> float:
+    """The share of all FLOPs that the rows of split episodes take: forward twice, where backward is two forwards."""
+    of_whole, of_parts = sum(item.cost for item in whole), sum(item.cost for item in parts) * 4 / 3
+    return of_parts / (of_whole + of_parts) if of_parts else 0.0
 
 
 class _Packed:
@@ -182,7 +226,7 @@ class _Packed:
         self.room = length * most  # tokens left in all; whether an episode of that size fits depends on its rows
 
     def add(self, item: _Item) -> bool:
-        """Place an episode's rows, each in the fullest sequence with room; changes nothing if one of them has none."""
+        """Place an item's rows, each in the fullest sequence with room; changes nothing if one of them has none."""
         if item.tokens > self.room:
             return False
         free, chosen = self.free.copy(), []
@@ -210,6 +254,10 @@ class _Packed:
     def cost(self) -> float:
         return sum(item.cost for item in self.items)
 
+    @property
+    def is_part(self) -> bool:
+        return self.items[0].is_part
+
 
 def _sequence_length(items: Iterable[_Item], *, max_tokens: int, pack_length: int, multiple: int) -> int:
     """`pack_length` within the limit, or what the longest row needs that is still within the limit."""
@@ -225,7 +273,7 @@ def _alone(item: _Item, length: int) -> _Packed:
 
 
 def _best_fit(items: Iterable[_Item], length: int, most: int) -> list[_Packed]:
-    """Best-fit decreasing: each episode, largest first, goes to the fullest micro-batch with room for it."""
+    """Best-fit decreasing: each item, largest first, goes to the fullest micro-batch with room for it."""
     batches: list[_Packed] = []
     rooms: list[tuple[int, int]] = []  # (room, index into batches), in order
     for item in sorted(items, key=lambda item: (-item.tokens, item.lengths, item.places)):
@@ -243,7 +291,7 @@ def _best_fit(items: Iterable[_Item], length: int, most: int) -> list[_Packed]:
 
 
 def _spread(items: Iterable[_Item], count: int, length: int, most: int) -> list[_Packed]:
-    """Fill `count` micro-batches to about equal cost; the empty list when an episode finds no room."""
+    """Fill `count` micro-batches to about equal cost; the empty list when an item finds no room."""
     batches = [_Packed(length, most) for _ in range(count)]
     loads = [(0.0, number) for number in range(count)]  # a heap: the cheapest first
     parked: list[tuple[int, float, int]] = []  # a heap of those that had no room: the emptiest first
@@ -265,9 +313,12 @@ def _spread(items: Iterable[_Item], count: int, length: int, most: int) -> list[
 
 
 def _deal(batches: Iterable[_Packed], multiple: int, ranks: int) -> list[list[Layout]]:
-    """Deal micro-batches out by cost, the ranks taking turns at being first, so that their totals even out too."""
+    """Deal micro-batches out by cost, the ranks taking turns at being first, so that their totals even out too.
+
+    Those of split episodes come first: all ranks then have them in the same rounds.
+    """
     plans: list[list[Layout]] = [[] for _ in range(ranks)]
-    for number, batch in enumerate(sorted(batches, key=lambda batch: -batch.cost)):
+    for number, batch in enumerate(sorted(batches, key=lambda batch: (not batch.is_part, -batch.cost))):
         round_number, turn = divmod(number, ranks)
         plans[ranks - 1 - turn if round_number % 2 else turn].append(_smallest(batch, multiple))
     return plans

@@ -10,7 +10,7 @@ from torch import Tensor
 from trainers.batching.batch import MicroBatch
 from trainers.objective.loss_terms import keep, kl_estimate, log_ratio
 
-SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy")
+SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy", "has_entropy")
 COUNTS = ("with_advantage", "without_gradient")
 """Of episodes, where the others are of tokens."""
 
@@ -18,7 +18,7 @@ COUNTS = ("with_advantage", "without_gradient")
 class LossMetrics:
     """Collects the metrics of one optimizer step over its micro-batches.
 
-    `sums`, (10,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
+    `sums`, (11,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
 
     The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
     The KL estimates and the difference are always against the generator.
@@ -30,7 +30,6 @@ class LossMetrics:
 
     def __init__(self, loss: Any, device: torch.device) -> None:
         self._clipped = getattr(loss, "clipped", None)
-        self._has_entropy = False
         # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
         self.sums = torch.zeros(len(SUMS) + len(COUNTS), dtype=torch.float64, device=device)
         # The largest ratio, and the smallest with its sign turned.
@@ -55,7 +54,6 @@ class LossMetrics:
         low, high = (none, none)
         if self._clipped is not None:
             low, high = self._clipped(ratio_log, batch.advantages.double().expand(mask.shape), mask)
-        self._has_entropy |= entropy is not None
         parts = {
             "ratio": ratio,
             "ratio_squared": ratio * ratio,
@@ -65,6 +63,7 @@ class LossMetrics:
             "clipped_low": low,
             "clipped_high": high,
             "entropy": none if entropy is None else keep(entropy, mask),
+            "has_entropy": none if entropy is None else mask,
         }
         matters = ((batch.advantages != 0) & mask).any(-1)  # (episodes,)
         learns = torch.zeros_like(matters) if gradient is None else (gradient != 0).any(-1)
@@ -102,4 +101,4 @@ class LossMetrics:
             "episodes_without_gradient": sums["without_gradient"] / max(sums["with_advantage"], 1.0),
             "ess": mean["ratio"] ** 2 / mean["ratio_squared"] if mean["ratio_squared"] else 0.0,
         }
-        return values | ({"entropy": mean["entropy"]} if self._has_entropy else {})
+        return values | ({"entropy": mean["entropy"]} if sums["has_entropy"] else {})

@@ -33,20 +33,24 @@ def init_process_group() -> bool:
     return True
 
 
-def parallel_dims(dp_shard: int, tp: int, cp: int = 1) -> ParallelDims:
-    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that `tp` and `cp` leave.
+def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1) -> ParallelDims:
+    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that the other degrees leave.
 
     Raises:
-        UserError: they do not multiply to the number of ranks.
+        UserError: the degrees do not multiply to the number of ranks.
     """
     world = dist.get_world_size()
-    data = world // (tp * cp) if dp_shard == -1 else dp_shard
-    if data * tp * cp != world:
-        raise UserError(f"dp_shard={dp_shard} times tp={tp} times cp={cp} must be the number of ranks, {world}.")
+    shard = max(1, world // (dp_replicate * tp * cp)) if dp_shard == -1 else dp_shard
+    if dp_replicate * shard * tp * cp != world:
+        raise UserError(
+            f"dp_replicate={dp_replicate} times dp_shard={dp_shard} times tp={tp} times cp={cp} must be the number of "
+            f"ranks, {world}."
+        )
     titan_dist.set_spmd_backend(SPMD_BACKEND)
     return ParallelDims.from_config(
         ParallelismConfig(
-            data_parallel_shard_degree=data,
+            data_parallel_replicate_degree=dp_replicate,
+            data_parallel_shard_degree=shard,
             tensor_parallel_degree=tp,
             context_parallel_degree=cp,
             spmd_backend=SPMD_BACKEND,

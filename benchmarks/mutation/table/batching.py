@@ -9,6 +9,7 @@ PACKING = ("test_packing.py", "test_batch.py")
 TRAINER = ("test_trainer.py",)
 CONTEXT = ("test_context.py",)
 AGENT = ("test_token_agent.py", "test_rollout.py")
+THOUGHT = ("test_thought_budget.py", "test_thinking.py")
 
 MUTANTS = (
     Mutant(
@@ -69,15 +70,64 @@ MUTANTS = (
     ),
     Mutant(
         name="episodes without a valid token count in the denominators",
-        function="_build",
-        old="int(np.count_nonzero(loss_mask.any(-1)))",
-        new="len(order)",
+        function="_is_counted",
+        old="return is_valid",
+        new="return True",
         tests=BATCH,
+    ),
+    Mutant(
+        name="a split episode counts in each of its micro-batches",
+        function="_is_counted",
+        old="rows[0] == read.rows[0] and ",
+        new="",
+        tests=BATCH,
+    ),
+    Mutant(
+        name="the values of a split episode are those of its first rows",
+        function="_Read.targets",
+        old="np.arange(ends[row], ends[row + 1]) for row in rows",
+        new="np.arange(ends[row], ends[row + 1]) - ends[rows[0]] for row in rows",
+        tests=BATCH,
+    ),
+    Mutant(
+        name="every rank adds the loss of a split episode",
+        function="StepLoss.backward",
+        old="if is_counted:",
+        new="if True:",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="a split episode learns nothing from its entropy",
+        function="SplitEpisodes.call_loss",
+        old="self.uses_entropy |= entropies.grad is not None",
+        new="self.uses_entropy = False",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="the gradients of a split episode are those of its first tokens",
+        function="SplitEpisodes.backward",
+        old="self._gradients[:, batch.numbers]",
+        new="self._gradients[:, : len(batch.numbers)]",
+        tests=("test_invariance.py",),
+    ),
+    Mutant(
+        name="an episode that fits is split",
+        function="_split",
+        old="len(item.places) == 1 or fits(item)",
+        new="len(item.places) == 1",
+        tests=PACKING,
+    ),
+    Mutant(
+        name="rows of split episodes share micro-batches with whole ones",
+        function="_Padded.has_room",
+        old="fits and item.is_part == self.is_part",
+        new="fits",
+        tests=PACKING,
     ),
     Mutant(
         name="an episode's rows are laid over each other in the loss",
         function="_build",
-        old="first = sum(lengths[sample][:row_number])",
+        old="first = sum(lengths[before] for before in rows_of[sample] if before < row_number)",
         new="first = 0",
         tests=BATCH,
     ),
@@ -139,10 +189,52 @@ MUTANTS = (
     ),
     Mutant(
         name="the digest is of the prompt that was asked, and not of the one that the engine saw",
-        function="TokenAgent.act",
-        old="digest(completion.prompt_ids)",
-        new="digest(prompt)",
+        function="sample_within",
+        old="return first, [first.prompt_ids]",
+        new="return first, [tuple(prompt)]",
         tests=AGENT,
+    ),
+    Mutant(
+        name="a thought over its budget goes on",
+        function="sample_within",
+        old="if is_in_thought(first.token_ids) else ()",
+        new="if False else ()",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="an answer at the budget is ended like a thought",
+        function="sample_within",
+        old="if is_in_thought(first.token_ids) else ()",
+        new="",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="what a turn's second request saw is not checked",
+        function="sample_within",
+        old="rest.prompt_ids != (*first.prompt_ids, *begun)",
+        new="not rest.prompt_ids",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="inserted tokens do not count towards the turn",
+        function="sample_within",
+        old="max_tokens=sampling.max_tokens - len(begun)",
+        new="max_tokens=sampling.max_tokens - len(first.token_ids)",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="a call in a thought that a limit has cut off is made",
+        function="Renderer.read",
+        old='finish_reason == "length"',
+        new='finish_reason == "cut"',
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="both requests of a turn have one seed",
+        function="_turn_seed",
+        old=" + number * 104_729",
+        new="",
+        tests=THOUGHT,
     ),
     Mutant(
         name="all turns of an episode have one seed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError
-from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, by_sample, empty_batch, pack
 
 
 def make_row(token_ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> Row:
@@ -63,38 +64,60 @@ def loss_layout(batches: list[MicroBatch]) -> dict[int, tuple]:
 @settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 4]))
 def test_packing_and_padding_give_the_loss_the_same_values(samples, max_tokens, pack_length, multiple):
-    padded = pack(samples, max_tokens=max_tokens, pack_length=0, pad_id=0)
+    padded = pack(samples, max_tokens=1000, pack_length=0, pad_id=0)
     packed = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0, multiple=multiple)
-    assert loss_layout(padded) == loss_layout(packed)
+    whole = {index for batch in packed if not batch.is_part for index in batch.samples}
+    whole -= {index for batch in packed if batch.is_part for index in batch.samples}
+    expected = {index: values for index, values in loss_layout(padded).items() if index in whole}
+    assert loss_layout([batch for batch in packed if not batch.is_part]) == expected
 
 
-@settings(deadline=None)
-@given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]))
-def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_length):
-    batches = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0)
-    seen: dict[int, list[tuple[int, float]]] = {}
+def every_target(batches: list[MicroBatch]) -> dict[int, tuple]:
+    """Sample, token, generator logprob, advantage and model value of every sampled target, by its number."""
+    seen = {}
     for batch in batches:
         lines = (batch.slots // batch.source.shape[1]).tolist()
-        logprobs = batch.generator_logprobs.flatten()[batch.slots].tolist()
-        for line, target, logprob in zip(lines, batch.targets.tolist(), logprobs, strict=True):
-            seen.setdefault(batch.samples[line], []).append((target, logprob))
+        columns = (
+            batch.targets,
+            *(
+                values.expand(batch.source.shape).flatten()[batch.slots]
+                for values in (
+                    batch.generator_logprobs,
+                    batch.advantages,
+                    batch.scatter(model_values(batch).flatten()[batch.selected]),
+                )
+            ),
+        )
         assert len(set(batch.selected.tolist())) == len(batch.selected) == int(batch.loss_mask.sum())
-    for index, sample in enumerate(samples):
-        expected = [
-            (row.token_ids[i], row.generator_logprobs[i])
-            for row in sample.rows
-            for i in range(1, len(row.loss_mask))
-            if row.loss_mask[i]
-        ]
-        assert seen.get(index, []) == expected
+        for number, line, *values in zip(batch.numbers.tolist(), lines, *(c.tolist() for c in columns), strict=True):
+            assert number not in seen
+            seen[number] = (batch.samples[line], *values)
+    return seen
+
+
+@settings(deadline=None)
+@given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]), st.integers(1, 3))
+def test_every_sampled_target_appears_exactly_once(samples, max_tokens, pack_length, ranks):
+    """Whatever the micro-batches are, on one rank or another; also where its episode is split."""
+    samples = [replace(s, advantage=tuple(float(n) for n in range(s.num_targets))) for s in samples]
+    limits = {"max_tokens": max_tokens, "pack_length": pack_length, "pad_id": 0, "ranks": ranks}
+    found = every_target([batch for rank in range(ranks) for batch in pack(samples, rank=rank, **limits)])
+    expected = [
+        (index, row.token_ids[i], row.generator_logprobs[i])
+        for index, sample in enumerate(samples)
+        for row in sample.rows
+        for i in range(1, len(row.loss_mask))
+        if row.loss_mask[i]
+    ]
+    assert [found[number][:3] for number in range(len(found))] == expected
+    assert found == every_target(pack(samples, max_tokens=1000, pack_length=0, pad_id=0))
 
 
 @settings(deadline=None)
 @given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5, 16]))
-def test_micro_batches_keep_to_the_limit_unless_one_episode_alone_needs_more(samples, max_tokens, pack_length):
+def test_micro_batches_keep_to_the_limit_unless_one_row_needs_more(samples, max_tokens, pack_length):
     for batch in pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0):
-        most_rows = max(len(samples[index].rows) for index in batch.samples)
-        assert batch.tokens.numel() <= max_tokens or len(batch.tokens) <= most_rows
+        assert batch.tokens.numel() <= max_tokens or (len(batch.tokens) == 1 and batch.source.shape[0] == 1)
 
 
 def test_one_episode_of_two_rows_worked_by_hand():
@@ -110,7 +133,7 @@ def test_one_episode_of_two_rows_worked_by_hand():
     assert batch.generator_logprobs.tolist() == [[0.0, -3.0, -4.0, -2.0, -3.0]]
     assert batch.advantages.tolist() == [[2.0]]
     assert batch.units == (4, 1)
-    assert batch.split(torch.tensor([1.0, 2.0, 3.0, 4.0])) == [[1.0, 2.0, 3.0, 4.0]]
+    assert batch.numbers.tolist() == [0, 1, 2, 3] and not batch.is_part
 
 
 def test_packed_positions_restart_with_each_row_and_with_the_padding():
@@ -130,10 +153,30 @@ def test_non_finite_generator_logprobs_leave_the_mask_and_the_counts():
     assert batch.targets.tolist() == [2, 3, 4]  # their logprobs are still wanted
 
 
+def test_an_episode_of_two_rows_that_do_not_fit_together_worked_by_hand():
+    first = make_row([5, 6, 7, 8], [False, False, True, True], [0.0, 0.0, math.nan, math.nan])
+    second = make_row([9, 3, 4, 2], [False, True, True, False])
+    sample = Sample(rows=(first, second), advantage=(1.0, 2.0, 3.0, 4.0), old_logprobs=(-1.0, -2.0, -3.0, -4.0))
+    other = Sample(rows=(make_row([1, 2], [False, True]),), advantage=5.0, old_logprobs=(-5.0,))
+    one, two, three = pack([other, sample], max_tokens=4, pack_length=0, pad_id=0)
+    assert [(batch.samples, batch.is_part) for batch in (one, two, three)] == [
+        ((1,), True),
+        ((1,), True),
+        ((0,), False),
+    ]
+    assert one.tokens.tolist() == [[5, 6, 7]] and two.tokens.tolist() == [[9, 3]]
+    assert one.numbers.tolist() == [1, 2] and two.numbers.tolist() == [3, 4] and three.numbers.tolist() == [0]
+    assert one.advantages.tolist() == [[0.0, 1.0, 2.0]] and two.advantages.tolist() == [[3.0, 4.0]]
+    assert two.old_logprobs is not None and two.old_logprobs.tolist() == [[-3.0, -4.0]]
+    # It counts as an episode where its first row is, though the valid tokens are those of the second.
+    assert [batch.units for batch in (one, two, three)] == [(0, 1), (2, 0), (1, 1)]
+    assert by_sample([other, sample], torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0])) == [[0.5], [1.0, 2.0, 3.0, 4.0]]
+
+
 @settings(deadline=None)
-@given(samples_strategy)
-def test_a_sample_knows_its_part_of_the_denominators(samples):
-    batches = pack(samples, max_tokens=40, pack_length=0, pad_id=0)
+@given(samples_strategy, st.integers(1, 40), st.sampled_from([0, 5]))
+def test_a_sample_knows_its_part_of_the_denominators(samples, max_tokens, pack_length):
+    batches = pack(samples, max_tokens=max_tokens, pack_length=pack_length, pad_id=0)
     assert [sum(sample.units[i] for sample in samples) for i in (0, 1)] == [
         sum(b.units[i] for b in batches) for i in (0, 1)
     ]

@@ -1,7 +1,12 @@
-"""Plans of micro-batches: everything once, within the limits, nearly full, and even over ranks."""
+"""Plans of micro-batches: everything once, within the limits, nearly full, and even over ranks.
+
+An episode is split over micro-batches only where one cannot hold all of its rows.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 from collections import Counter
@@ -33,8 +38,8 @@ def cost(layout: Layout, episodes: list[list[int]], *, padded: bool) -> float:
     return sum(row_cost(episodes[e][r]) for sequence in layout for e, r in sequence)
 
 
-def check_plan(plans: list[list[Layout]], episodes: list[list[int]], ranks: int) -> None:
-    """What holds for every plan, whatever the limits."""
+def check_plan(plans: list[list[Layout]], episodes: list[list[int]], ranks: int) -> set[int]:
+    """What holds for every plan, whatever the limits; returns the episodes that are split."""
     assert len(plans) == ranks
     counts = [len(plan) for plan in plans]
     assert max(counts) - min(counts) <= 1, "ranks run in lock-step"
@@ -42,33 +47,49 @@ def check_plan(plans: list[list[Layout]], episodes: list[list[int]], ranks: int)
     assert all(sequence for layout in layouts for sequence in layout)
     placed = Counter(place for layout in layouts for sequence in layout for place in sequence)
     assert placed == Counter((e, r) for e, rows in enumerate(episodes) for r, length in enumerate(rows) if length)
-    home = {e: number for number, layout in enumerate(layouts) for sequence in layout for e, _ in sequence}
+    homes: dict[int, set[int]] = {}
     for number, layout in enumerate(layouts):
-        assert {home[e] for sequence in layout for e, _ in sequence} == {number}, "an episode was cut"
+        for sequence in layout:
+            for e, _ in sequence:
+                homes.setdefault(e, set()).add(number)
+    split = {e for e, numbers in homes.items() if len(numbers) > 1}
+    for plan in plans:
+        are_parts = [[e in split for sequence in layout for e, _ in sequence] for layout in plan]
+        kinds = [any(of_rows) for of_rows in are_parts]
+        assert kinds == sorted(kinds, reverse=True), "split episodes come first, in the same rounds on all ranks"
+    return split
+
+
+def check_limit(layout: Layout, episodes: list[list[int]], multiple: int, max_tokens: int) -> None:
+    """Only a row that is longer than the limit needs more, and it shares with nothing."""
+    assert area(layout, episodes, multiple) <= max_tokens or sum(map(len, layout)) == 1
 
 
 @settings(deadline=None)
 @given(episodes_strategy, st.integers(1, 60), st.fixed_dictionaries(limits))
 def test_packed_plans_keep_every_row_once_and_the_limits(episodes, pack_length, given_limits):
     plans = plan_packed(episodes, pack_length=pack_length, **given_limits)
-    check_plan(plans, episodes, given_limits["ranks"])
+    split = check_plan(plans, episodes, given_limits["ranks"])
     multiple, max_tokens = given_limits["multiple"], given_limits["max_tokens"]
+    sequence = min(pack_length, max_tokens) // multiple * multiple
+    assert all(sum(episodes[e]) > sequence for e in split), "an episode was split that fits into one sequence"
     longest_row = max((length for rows in episodes for length in rows), default=0)
     for layout in (layout for plan in plans for layout in plan):
         assert width(layout, episodes, multiple) <= round_up(max(pack_length, longest_row), multiple)
-        alone = len({e for sequence in layout for e, _ in sequence}) == 1
-        assert area(layout, episodes, multiple) <= max_tokens or alone
+        check_limit(layout, episodes, multiple, max_tokens)
 
 
 @settings(deadline=None)
 @given(episodes_strategy, st.fixed_dictionaries(limits))
 def test_padded_plans_keep_every_row_once_and_the_limits(episodes, given_limits):
     plans = plan_padded(episodes, **given_limits)
-    check_plan(plans, episodes, given_limits["ranks"])
+    multiple, max_tokens = given_limits["multiple"], given_limits["max_tokens"]
+    for e in check_plan(plans, episodes, given_limits["ranks"]):
+        read = [length for length in episodes[e] if length]
+        assert len(read) * round_up(max(read), multiple) > max_tokens, "an episode was split that fits"
     for layout in (layout for plan in plans for layout in plan):
         assert all(len(sequence) == 1 for sequence in layout)
-        alone = len({e for sequence in layout for e, _ in sequence}) == 1
-        assert area(layout, episodes, given_limits["multiple"]) <= given_limits["max_tokens"] or alone
+        check_limit(layout, episodes, multiple, max_tokens)
 
 
 @settings(deadline=None)
@@ -151,6 +172,46 @@ def test_ranks_have_the_same_rounds_and_about_the_same_flops_in_each(pack_length
     assert costs.max(0).sum() / per_rank.mean() <= (1.05 if pack_length else 1.3), "waiting in lock-step"
 
 
+GROWING = [3_200 * n for n in range(1, 11)]
+"""Rows of an episode whose history is rewritten at each turn: 176,000 tokens, the longest row 32,000."""
+
+
+@pytest.mark.parametrize("pack_length", [0, 32_768])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_what_must_fit_is_the_longest_row(pack_length, ranks):
+    episodes = [GROWING, *cut(lognormal(64, seed=4), [1, 3])]
+    given = {"max_tokens": 32_768, "ranks": ranks}
+    plans = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else plan_padded(episodes, **given)
+    assert check_plan(plans, episodes, ranks) == {0}
+    assert max(area(layout, episodes) for plan in plans for layout in plan) <= 32_768
+    homes = {rank for rank, plan in enumerate(plans) for layout in plan for s in layout for e, _ in s if e == 0}
+    assert len(homes) >= min(ranks, 6), "one rank would compute a large episode while the others wait"
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_split_episodes_waste_little_and_are_balanced(ranks):
+    episodes = [[n - 100 * i for n in GROWING] for i in range(12)] + cut(lognormal(256, seed=5), [1, 2])
+    plans = plan_packed(episodes, max_tokens=32_768, pack_length=32_768, ranks=ranks)
+    assert check_plan(plans, episodes, ranks) == set(range(12))
+    costs = np.zeros((ranks, max(map(len, plans))))
+    for rank, plan in enumerate(plans):
+        costs[rank, : len(plan)] = [cost(layout, episodes, padded=False) for layout in plan]
+    assert costs.sum(1).max() / costs.sum(1).mean() <= 1.1
+    assert costs.max(0).sum() / costs.sum(1).mean() <= 1.25, "waiting in lock-step"
+    assert len([x for plan in plans for x in plan]) <= round_up(
+        math.ceil(sum(map(sum, episodes)) / 32_768 / 0.8), ranks
+    )
+
+
+@pytest.mark.parametrize(("pack_length", "digest"), [(0, "023fed12e7ffa703"), (8192, "1ed1f2d868ecd54d")])
+def test_plans_of_episodes_that_fit_stay_what_they_are(pack_length, digest):
+    """A resumed run repeats its steps bit by bit, also by a later version."""
+    episodes = [[1 + (37 * e * e + 101 * r) % 2000 for r in range(e % 4)] for e in range(200)]
+    given = {"max_tokens": 8192, "multiple": 8, "ranks": 3}
+    plans = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else plan_padded(episodes, **given)
+    assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == digest
+
+
 def test_flops_and_not_tokens_are_shared_out():
     episodes = [[8000], *([1000] for _ in range(8))]  # the same number of tokens, not the same number of FLOPs
     first, second = plan_packed(episodes, max_tokens=16000, pack_length=16000, ranks=2, crossover=2000.0)
@@ -165,9 +226,15 @@ def test_micro_batches_worked_by_hand():
     # Two micro-batches of two sequences of 7 do; filled evenly they hold 6 and 5, and 7, 2 and 1. The larger is first.
     (plan,) = plan_packed([[7], [6], [5], [2], [1]], max_tokens=14, pack_length=7, crossover=math.inf)
     assert plan == [[[(1, 0)], [(2, 0)]], [[(0, 0)], [(3, 0), (4, 0)]]]
-    # Three rows of an episode that is larger than the limit: three sequences of 4 waste nothing, two of 8 would.
-    (plan,) = plan_packed([[4, 4, 4]], max_tokens=8, pack_length=8)
-    assert plan == [[[(0, 0)], [(0, 1)], [(0, 2)]]]
+    # Three rows of an episode that is larger than the limit go to two micro-batches, before the episode that fits.
+    (plan,) = plan_packed([[3, 3], [4, 4, 4]], max_tokens=8, pack_length=8)
+    assert plan == [[[(1, 0), (1, 2)]], [[(1, 1)]], [[(0, 0), (0, 1)]]]
+    (plan,) = plan_padded([[3, 3], [4, 4, 4]], max_tokens=8)
+    assert plan == [[[(1, 0)], [(1, 1)]], [[(1, 2)]], [[(0, 0)], [(0, 1)]]]
+    # A row that is longer than the limit has a micro-batch of its own, and so its episode is split.
+    assert plan_packed([[9, 2]], max_tokens=8, pack_length=8) == [[[[(0, 0)]], [[(0, 1)]]]]
+    # What fits into a micro-batch, but not into one sequence of it, is not split.
+    assert plan_packed([[4, 4, 4]], max_tokens=15, pack_length=5) == [[[[(0, 0)], [(0, 1)], [(0, 2)]]]]
     # A row that is not read has no place; an episode without rows neither.
     assert plan_packed([[0, 3], [], [0]], max_tokens=8, pack_length=8) == [[[[(0, 1)]]]]
     assert plan_packed([], max_tokens=8, pack_length=8, ranks=2) == [[], []]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
-from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.config import EnvConfig, ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
 from trainers.run import services
 from trainers.run.trainer_actor import allocator
 from trainers.setup.meaning import about_services
@@ -36,6 +37,15 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
     assert seen == ["0,1", "2,3", "4,5,6", ""]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,7, 3")  # those of the run, which calls them 0 to 2
     assert generators(0)["CUDA_VISIBLE_DEVICES"] == "GPU-a,7"
+
+
+def test_all_agents_think_as_the_config_says() -> None:
+    for thinking in ("off", "on"):
+        config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=9))
+        agents = services._agents(make_plan(config), "folder", cast(Any, None))
+        assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
+        assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
+        assert config.env.limits().max_thinking_tokens == 9
 
 
 def test_the_trainer_is_given_what_the_config_says() -> None:

@@ -1,17 +1,18 @@
 """How samples are cut into micro-batches, ranks and sequences changes neither the loss nor a gradient.
 
-Every loss runs on a small causal model whose documents see nothing of each other, in float64, through the same `pack`
-and `LossCall` as the trainer. A micro-batch holds its logprobs and advantages in float32, as the engine gave them;
-they are widened here after packing, so each value is the same number however it was packed.
+Every loss runs on a small causal model whose documents see nothing of each other, in float64, through the same `pack`,
+`StepLoss` and `SplitEpisodes` as the trainer. A micro-batch holds its logprobs and advantages in float32, as the engine
+gave them; they are widened here after packing, so each value is the same number however it was packed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from forge_env.core.episode import Row
-from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.batching.batch import MicroBatch, Sample, by_sample, pack
 from trainers.losses import (
     CISPOLoss,
     DAPOLoss,
@@ -32,6 +33,8 @@ from trainers.losses import (
     SimpleGRPOLoss,
 )
 from trainers.objective.loss_call import LossCall
+from trainers.objective.loss_metrics import LossMetrics
+from trainers.titan.backward import SplitEpisodes, StepLoss
 
 VOCABULARY, WIDTH = 7, 3
 POLICY: dict[str, Callable[..., nn.Module]] = {
@@ -89,41 +92,69 @@ def widen(batch: MicroBatch) -> MicroBatch:
     return replace(batch, **wide)
 
 
-Result = tuple[float, tuple[Tensor, ...], dict[int, list[float]]]
+class WideStep(StepLoss):
+    def backward(self, batch: MicroBatch, *args: Any, **options: Any) -> None:
+        super().backward(widen(batch), *args, **options)
 
 
-def train(samples: list[Sample], loss: Any, *, ranks: int = 1, **packing: Any) -> Result:
-    """The step that the trainer takes: the loss, the gradients of the model, and those of each sampled logprob.
+class Result(NamedTuple):
+    """What a step gives."""
 
-    Ranks come one after the other; their sums are what the all-reduce of the trainer gives.
-    """
+    loss: float
+    gradients: tuple[Tensor, ...]
+    """Of the model's parameters."""
+    by_token: list[list[float]]
+    """Gradients of the sampled logprobs of each sample."""
+    metrics: dict[str, float]
+    split: set[int]
+    """The samples whose rows were in several micro-batches."""
+
+
+def train(samples: list[Sample], loss: Any, *, ranks: int = 1, old_is_present: bool = False, **packing: Any) -> Result:
+    """The step that the trainer takes. Ranks come one after the other; their sums are those of its all-reduce."""
     model, call = MeanModel(), LossCall(loss)
     given_packing = {"max_tokens": 12, "pack_length": 0, "pad_id": 0} | packing
-    batches = [widen(b) for rank in range(ranks) for b in pack(samples, rank=rank, ranks=ranks, **given_packing)]
+    batches_of = [pack(samples, rank=rank, ranks=ranks, **given_packing) for rank in range(ranks)]
+    batches = [batch for of_rank in batches_of for batch in of_rank]
     tokens, episodes = sum(b.units[0] for b in batches), sum(b.units[1] for b in batches)
     normalizer = torch.tensor(float(call.units(tokens, episodes)), dtype=torch.float64)
-    total = 0.0
-    by_token: dict[int, list[float]] = {}
-    for batch in batches:
-        if not (units := call.units(*batch.units)):
-            continue
+    metrics = LossMetrics(loss, normalizer.device)
+
+    def forward(batch: MicroBatch) -> tuple[Tensor, Tensor]:
         distribution = model.logits(batch.tokens, batch.positions, batch.selected).log_softmax(-1)
-        picked = distribution.gather(-1, batch.targets[:, None])[:, 0]
-        picked.retain_grad()
-        entropy = batch.scatter(-(distribution.exp() * distribution).sum(-1)) if "entropy" in call.names else None
-        value = call(batch, batch.scatter(picked), entropy, units=units, normalizer=normalizer)
-        value.backward()
-        total += value.item()
-        assert picked.grad is not None
-        by_token |= zip(batch.samples, batch.split(picked.grad), strict=True)
-    gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
-    return total, gradients, by_token
+        return distribution.gather(-1, batch.targets[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+
+    values = torch.zeros((2, sum(sample.num_targets for sample in samples)), dtype=torch.float64)
+    with torch.no_grad():
+        for batch in (batch for batch in batches if batch.is_part):
+            values[:, batch.numbers] = torch.stack(forward(batch))
+    total = 0.0
+    gradients = torch.zeros_like(values[0])
+    for of_rank in batches_of:
+        step = WideStep(call, normalizer, metrics, old_is_present=old_is_present)
+        split = SplitEpisodes(samples, of_rank, step)
+        split.call_loss(values)
+        for batch in of_rank:
+            logprobs, entropies = forward(batch)
+            logprobs.retain_grad()
+            (split if batch.is_part else step).backward(batch, logprobs, entropies)
+            assert logprobs.grad is not None
+            gradients[batch.numbers] = logprobs.grad
+        total += step.total.item()
+    return Result(
+        loss=total,
+        gradients=tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()),
+        by_token=by_sample(samples, gradients),
+        metrics=metrics.values(tokens),
+        split={index for batch in batches if batch.is_part for index in batch.samples},
+    )
 
 
 def assert_same(found: Result, expected: Result) -> None:
-    assert found[0] == pytest.approx(expected[0], rel=1e-10, abs=1e-12)
-    for one, other in zip(found[1], expected[1], strict=True):
+    assert found.loss == pytest.approx(expected.loss, rel=1e-10, abs=1e-12)
+    for one, other in zip(found.gradients, expected.gradients, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)  # torch.testing takes seconds to import
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-10, abs=1e-12)
 
 
 @st.composite
@@ -206,9 +237,9 @@ def test_only_tokens_that_count_have_a_gradient(given_samples, old, pack_length)
     given_samples = give_old(given_samples, old)
     for name, make in LOSSES.items():
         note(name)
-        _, _, by_token = train(given_samples, make(), pack_length=pack_length)
-        for index, gradients in by_token.items():
-            for generator, gradient in zip(sampled_targets(given_samples[index]), gradients, strict=True):
+        by_token = train(given_samples, make(), pack_length=pack_length).by_token
+        for sample, gradients in zip(given_samples, by_token, strict=True):
+            for generator, gradient in zip(sampled_targets(sample), gradients, strict=True):
                 assert math.isfinite(gradient)
                 assert math.isfinite(generator) or gradient == 0.0
 
@@ -259,10 +290,10 @@ def test_extreme_ratios_give_finite_losses_and_gradients(given_samples, old, dat
     ]
     for name, make in LOSSES.items():
         note(name)
-        value, gradients, by_token = train(given_samples, make())
-        assert math.isfinite(value)
-        assert all(gradient.isfinite().all() for gradient in gradients)
-        assert all(math.isfinite(gradient) for found in by_token.values() for gradient in found)
+        found = train(given_samples, make())
+        assert math.isfinite(found.loss)
+        assert all(gradient.isfinite().all() for gradient in found.gradients)
+        assert all(math.isfinite(gradient) for of_sample in found.by_token for gradient in of_sample)
 
 
 class MyLoss:
@@ -281,6 +312,72 @@ def test_a_users_local_mean_becomes_the_mean_over_everything(given_samples, max_
     assert_same(split, whole)
 
 
+class Coupled:
+    """A user's loss that only whole episodes can give: each token's term depends on the others, and on the entropy."""
+
+    normalizer_unit = "episodes"
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        loss_mask: Tensor,
+        entropy: Tensor,
+        normalizer: Tensor,
+    ) -> Tensor:
+        ratio = torch.where(loss_mask, logprobs - old_logprobs, 0.0).exp()
+        uncertainty = torch.where(loss_mask, entropy, 0.0).cumsum(-1)
+        following = torch.where(loss_mask, logprobs, 0.0).flip(-1).cumsum(-1).flip(-1)
+        per_episode = (ratio * uncertainty * torch.tanh(following) * advantages * loss_mask).sum(-1)
+        return (per_episode**2).sum() / normalizer
+
+
+def long_samples() -> list[Sample]:
+    """Episodes of one to four rows, each longer than the one before; some with an advantage for each token."""
+    generator = random.Random(0)
+    found = []
+    for episode in range(4):
+        given_rows = []
+        for number in range(1, 2 + episode):
+            mask = tuple(place > 0 and generator.random() < 0.7 for place in range(3 * number))
+            given_rows.append(
+                Row(
+                    token_ids=tuple(generator.randrange(VOCABULARY) for _ in mask),
+                    loss_mask=mask,
+                    generator_logprobs=tuple(generator.gauss(-2.0, 0.3) if sampled else 0.0 for sampled in mask),
+                    versions=(0,) * len(mask),
+                )
+            )
+        sample = Sample(rows=tuple(given_rows))
+        count = sample.num_targets
+        found.append(
+            replace(
+                sample,
+                advantage=tuple(generator.gauss(0, 1) for _ in range(count)) if episode % 2 else 1.5,
+                reference_logprobs=tuple(generator.gauss(-2.0, 0.3) for _ in range(count)),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("old_is_present", [False, True])
+@pytest.mark.parametrize("name", [*LOSSES, "coupled"])
+def test_split_episodes_give_the_step_of_whole_ones(name, old_is_present):
+    """The loss, every gradient and every metric, on one rank and on three."""
+    given_samples = give_old(long_samples(), not old_is_present)
+    loss = Coupled() if name == "coupled" else LOSSES[name]()
+    whole = train(given_samples, loss, max_tokens=10_000, old_is_present=old_is_present)
+    learns = any(bool((gradient != 0).any()) for gradient in whole.gradients)
+    assert not whole.split and (learns or name == "sequence mask")
+    for packing in ({"pack_length": 0}, {"pack_length": 0, "ranks": 3}, {"pack_length": 12, "ranks": 2}):
+        found = train(given_samples, loss, max_tokens=12, old_is_present=old_is_present, **packing)
+        assert found.split >= {2, 3}
+        assert_same(found, whole)
+        if old_is_present:
+            assert (found.metrics["ratio_min"], found.metrics["ratio_max"]) == (1.0, 1.0)
+
+
 def test_the_split_is_a_real_one():
     """Otherwise the tests above would compare a batch with itself."""
     row = Row(
@@ -290,7 +387,7 @@ def test_the_split_is_a_real_one():
         versions=(-1, 0, 0, 0),
     )
     given_samples = [Sample(rows=(row, row), advantage=float(n)) for n in range(4)]
-    limits = {"max_tokens": 6, "pad_id": 0, "ranks": 2}
+    limits = {"max_tokens": 6, "pad_id": 0, "ranks": 2}  # an episode each
     for pack_length in (0, 6):
         parts = [pack(given_samples, pack_length=pack_length, rank=rank, **limits) for rank in range(2)]
         assert [len(part) for part in parts] == [2, 2]

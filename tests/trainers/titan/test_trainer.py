@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,11 +30,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError, UserError
+from tests.helpers.disks import full_disk
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
-from trainers.losses import CISPOLoss, GRPOLoss, GSPOLoss, SFTLoss
+from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -128,10 +128,6 @@ def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: floa
     return values
 
 
-def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.hf_state_dict().items()}
-
-
 # -- the same model as transformers ------------------------------------------------------------------------------
 
 
@@ -139,7 +135,7 @@ def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_equal_those_of_transformers(any_model, make_trainer, pack_length, temperature):
     reference = Qwen3ForCausalLM.from_pretrained(any_model)
-    trainer = make_trainer(any_model, pack_length=pack_length, max_tokens_per_micro_batch=100)
+    trainer = make_trainer(any_model, pack_length=pack_length, max_tokens_per_micro_batch=50)  # splits some episodes
     unsampled = Row(token_ids=(1, 2), loss_mask=(False, False), generator_logprobs=(0.0, 0.0), versions=(-1, -1))
     samples = [*make_samples(), Sample(rows=(unsampled,))]
     ours = trainer.logprobs(samples, temperature)
@@ -156,9 +152,9 @@ def test_logits_and_weights_equal_those_of_transformers(any_model, make_trainer)
         ours = trainer.model.logits(tokens, None, torch.arange(90)).view(3, 30, -1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
     saved = load_file(any_model / "model.safetensors")
-    assert set(saved) == set(trainer.hf_state_dict())
-    for name, value in trainer.hf_state_dict().items():
-        assert torch.equal(value, saved[name]) and value.is_contiguous() and not value.requires_grad
+    assert set(saved) == set(weights(trainer))
+    for name, value in weights(trainer).items():
+        assert torch.equal(value, saved[name])
 
 
 def test_an_export_is_what_transformers_loads(any_model, make_trainer, tmp_path):
@@ -212,6 +208,41 @@ def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_traine
             assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
         for name, value in state.items():
             torch.testing.assert_close(value, results[0][1][name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("loss", [GRPOLoss(), GSPOLoss(0.1, 0.1), CISPOLoss(entropy_coef=0.01), MyLoss()])
+@pytest.mark.parametrize("pack_length", [0, 40])
+def test_growing_rows_of_one_episode_need_the_memory_of_the_longest(model, make_trainer, loss, pack_length):
+    """Ten rows of 4 to 40 tokens, 220 in all: the step is that of the whole episode, from passes of 40 tokens."""
+    samples = [growing_rows(seed) for seed in range(3)] + make_samples(3)
+    samples = [dataclasses.replace(s, reference_logprobs=(-4.5,) * s.num_targets) for s in samples]
+    passes, results = [], []
+    for changes in ({}, {"pack_length": pack_length, "max_tokens_per_micro_batch": 40}):
+        trainer = make_trainer(model, eps=1e-3, **changes)
+        sizes: list[int] = []
+        trainer.model.module.register_forward_pre_hook(lambda _, args, sizes=sizes: sizes.append(args[0].numel()))
+        metrics = [trainer.train_step(samples, loss, old_is_present=present) for present in (False, True)]
+        passes.append(sizes)
+        results.append((metrics, weights(trainer)))
+    assert max(passes[0]) >= 220 and max(passes[1]) <= 40
+    (whole, expected), (split, state) = results
+    for ours, theirs in zip(split, whole, strict=True):
+        assert ours | {"seconds": 0} == pytest.approx(theirs | {"seconds": 0}, abs=1e-5, rel=1e-4)
+    assert (split[1]["ratio_min"], split[1]["ratio_max"]) == (1.0, 1.0)
+    for name, value in state.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
+
+
+def growing_rows(seed: int) -> Sample:
+    """An episode of ten rows of 4, 8, ... 40 tokens, as of a history that is rewritten at each turn."""
+    rng = random.Random(seed)
+    rows = []
+    for n in range(4, 44, 4):
+        mask = tuple(i >= n - 3 for i in range(n))
+        logprobs = tuple(rng.gauss(-4.5, 0.1) if m else 0.0 for m in mask)
+        token_ids = tuple(rng.randrange(VOCABULARY) for _ in mask)
+        rows.append(Row(token_ids=token_ids, loss_mask=mask, generator_logprobs=logprobs, versions=(0,) * n))
+    return Sample(rows=tuple(rows), advantage=rng.gauss(0, 1))
 
 
 def test_a_loss_without_normalizer_is_weighted_by_its_share(model, make_trainer):
@@ -589,17 +620,6 @@ def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_t
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
 
 
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: the kernel refuses the write, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest
 def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(model, make_trainer, tmp_path, size):
     trainer = make_trainer(model)
@@ -726,7 +746,12 @@ def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, mat
 # -- several ranks -----------------------------------------------------------------------------------------------
 
 
-CASES = {"tp-tied": ("tied", {"tp": 2})}  # of the slices of FSDP the quick tests are those of the trainer's actor
+# Of whole episodes on the slices of FSDP, the quick tests are those of the trainer's actor.
+CASES = {
+    "tp-tied": ("tied", {"tp": 2}),
+    "fsdp-split": ("untied", {"dp_shard": 2, "max_tokens_per_micro_batch": 40}),
+    "tp-split": ("untied", {"tp": 2, "pack_length": 40, "max_tokens_per_micro_batch": 40}),
+}
 MORE_CASES = {
     "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
     "fsdp-untied": ("untied", {"dp_shard": 2}),
@@ -757,6 +782,33 @@ def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
     return {"metrics": metrics, "logprobs": trainer.logprobs(make_samples(7))}
 
 
+def coupled(logprobs, old_logprobs, advantages, loss_mask, entropy, normalizer):
+    """A loss of which each token's term depends on the others of its episode, and on their entropy."""
+    ratio = torch.where(loss_mask, logprobs - old_logprobs, 0.0).exp()
+    weight = torch.where(loss_mask, entropy - logprobs, 0.0).cumsum(-1).tanh()
+    return ((ratio * weight * advantages * loss_mask).sum(-1) ** 2).sum() / normalizer
+
+
+EVERY_LOSS = {
+    "grpo": GRPOLoss(),
+    "grpo, token": GRPOLoss(aggregation="token"),
+    "grpo, constant": GRPOLoss(aggregation="constant", constant=40.0),
+    "dapo": DAPOLoss(beta=0.1),
+    "gspo": GSPOLoss(0.1, 0.1),
+    "sapo": SAPOLoss(),
+    "cispo": CISPOLoss(entropy_coef=0.01),
+    "reinforce": ReinforceLoss(),
+    "coupled": coupled,
+}
+
+
+def step_of_every_loss(trainer: TitanTrainer) -> dict[str, dict[str, float]]:
+    """Metrics of one step of each; the trainer's learning rate should be next to nothing."""
+    samples = [*(growing_rows(seed) for seed in range(2)), *make_samples(4)]
+    samples = [dataclasses.replace(s, reference_logprobs=(-4.5,) * s.num_targets) for s in samples]
+    return {name: trainer.train_step(samples, loss, old_is_present=True) for name, loss in EVERY_LOSS.items()}
+
+
 TEN_STEPS = {"fsdp": {"dp_shard": 2}, "tp": {"tp": 2}}
 LOSSES = {"grpo": GRPOLoss(), "four arguments": MyLoss()}
 
@@ -781,6 +833,10 @@ def be_a_rank(root: Path) -> None:
         trainer = TitanTrainer(root / kind, TitanSettings(**settings))
         result = train_three_steps(trainer, root / case)
         (root / case / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+        if "max_tokens_per_micro_batch" in changes:
+            trainer = TitanTrainer(root / kind, TitanSettings(**settings | {"learning_rate": 1e-12}))
+            every_loss = json.dumps(step_of_every_loss(trainer))
+            (root / case / f"every-loss-{os.environ['RANK']}.json").write_text(every_loss)
     curves = {}
     for case, changes in json.loads((root / "ten_steps.json").read_text()).items():
         settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
@@ -817,16 +873,17 @@ def two_ranks_of_families(tmp_path_factory) -> Path:
     return run_ranks(root, FAMILY_CASES, seconds=840)
 
 
-def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, seconds: float = 240) -> Path:
+def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, world: int = 2, seconds: float = 240) -> Path:
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "ten_steps.json").write_text(json.dumps(ten_steps or {}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = []
-    for rank in ("0", "1"):
-        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+    for rank in map(str, range(world)):
+        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, __file__, str(root)]
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
@@ -834,13 +891,23 @@ def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, seconds
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    assert not any(process.returncode for process in ranks), "\n".join(errors)
     return root
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
     compare_with_one(two_ranks / CASES[case][0], two_ranks / case, make_trainer)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "split" in name])
+def test_split_episodes_on_two_ranks_give_the_step_of_whole_ones_for_every_loss(two_ranks, make_trainer, case):
+    expected = step_of_every_loss(make_trainer(two_ranks / "untied", learning_rate=1e-12))
+    for rank in (0, 1):
+        found = json.loads((two_ranks / case / f"every-loss-{rank}.json").read_text())
+        for name in EVERY_LOSS:
+            assert expected[name]["grad_norm"] > 1e-3, name
+            assert found[name] | {"seconds": 0} == pytest.approx(expected[name] | {"seconds": 0}, abs=1e-5, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -856,9 +923,9 @@ def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, ma
     compare_with_one(two_ranks_of_families / FAMILY_CASES[case][0], two_ranks_of_families / case, make_trainer)
 
 
-def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
+def compare_with_one(kind: Path, out: Path, make_trainer, *, world: int = 2) -> None:
     alone = train_three_steps(make_trainer(kind))
-    for rank in (0, 1):
+    for rank in range(world):
         together = json.loads((out / f"{rank}.json").read_text())
         for ours, expected in zip(together["metrics"], alone["metrics"], strict=True):
             assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)

@@ -1,0 +1,132 @@
+"""From logprobs to gradients: the loss of one optimizer step, of whole episodes and of split ones.
+
+A loss sees whole episodes, (E, T): GSPO's ratio, the mean over an episode and a user's own loss may couple any of its
+tokens. An episode whose rows are in several micro-batches, perhaps of several ranks, is never in memory as one graph.
+Its gradient is taken by the chain rule, d loss / d weights = sum over tokens of d loss / d logprob x d logprob /
+d weights, and likewise of the entropy:
+
+1. A forward pass without gradient of the micro-batches of split episodes gives the logprobs and entropies of their
+   tokens, which are added up over the ranks.
+2. The loss is called on each split episode, with these as leaves: that is the first factor, one number per token.
+3. A forward pass with gradient of each of these micro-batches, and a backward pass from its logprobs and entropies,
+   which begins with the numbers of step 2.
+
+That is exact for every loss, and costs split episodes one more forward pass. Every rank that holds rows of an episode
+calls the loss on it; the one with the first row adds it to the loss of the step and to the metrics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from trainers.batching.batch import MicroBatch, Sample, pack
+from trainers.objective.loss_call import LossCall
+from trainers.objective.loss_metrics import LossMetrics
+
+
+class StepLoss:
+    """The loss of one optimizer step, called on one micro-batch after the other.
+
+    Args:
+        call: the loss.
+        normalizer: scalar, the number of its units over all micro-batches and ranks.
+        metrics: what is measured beside it.
+        old_is_present: see `TitanTrainer.train_step`.
+    """
+
+    def __init__(self, call: LossCall, normalizer: Tensor, metrics: LossMetrics, *, old_is_present: bool) -> None:
+        self._call = call
+        self._normalizer = normalizer
+        self._metrics = metrics
+        self._old_is_present = old_is_present
+        self.total = torch.zeros_like(normalizer)
+        """This rank's part of the loss."""
+
+    def backward(
+        self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None, *, is_counted: bool = True
+    ) -> None:
+        """Call the loss on whole episodes and add to the gradients of what the logprobs and entropies come from.
+
+        Args:
+            batch: on the device of the other tensors.
+            logprobs: (N,) of the sampled targets of the batch, with gradient.
+            entropies: (N,) likewise, or None.
+            is_counted: whether the loss and the metrics of the batch are this rank's to add.
+        """
+        laid_out = batch.scatter(logprobs)  # (E, T)
+        entropy = None if entropies is None else batch.scatter(entropies)
+        if self._old_is_present:
+            batch = dataclasses.replace(batch, old_logprobs=laid_out.detach())
+        laid_out.retain_grad()
+        if units := self._call.units(*batch.units):
+            value = self._call(batch, laid_out, entropy, units=units, normalizer=self._normalizer)
+        else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
+            value = laid_out.nan_to_num().sum() * 0
+        value.backward()
+        if is_counted:
+            measured = None if entropy is None else entropy.detach()
+            self._metrics.add(batch, laid_out.detach(), measured, laid_out.grad)
+            self.total += value.detach()
+
+
+class SplitEpisodes:
+    """Split episodes of which this rank has rows.
+
+    Args:
+        samples: those that were given to `pack`.
+        batches: this rank's micro-batches, of which those with rows of split episodes count here.
+        step: the loss.
+    """
+
+    def __init__(self, samples: Sequence[Sample], batches: Sequence[MicroBatch], step: StepLoss) -> None:
+        self._step = step
+        self._gradients: Tensor | None = None  # (2, all sampled targets): of the logprobs, and of the entropies
+        self.uses_entropy = False
+        """Whether the loss has a gradient by the entropies."""
+        self._episodes: list[tuple[MicroBatch, slice, bool]] = []
+        parts = [batch for batch in batches if batch.is_part]
+        ends = [0, *accumulate(sample.num_targets for sample in samples)] if parts else []
+        for index in sorted({sample for part in parts for sample in part.samples}):
+            first, end = ends[index], ends[index + 1]
+            is_counted = any(bool((part.numbers == first).any()) for part in parts)
+            self._episodes.append((_whole(samples[index], parts[0]), slice(first, end), is_counted))
+
+    def call_loss(self, values: Tensor) -> None:
+        """Call the loss on each of the episodes, and keep its gradients for `backward`.
+
+        Args:
+            values: (2, number of all sampled targets) logprobs and entropies; 0 outside of split episodes.
+        """
+        self._gradients = torch.zeros_like(values)
+        for whole, targets, is_counted in self._episodes:
+            logprobs, entropies = (value[targets].clone().requires_grad_() for value in values)
+            self._step.backward(whole.to(values.device), logprobs, entropies, is_counted=is_counted)
+            for kept, leaf in zip(self._gradients, (logprobs, entropies), strict=True):
+                if leaf.grad is not None:
+                    kept[targets] = leaf.grad
+            self.uses_entropy |= entropies.grad is not None
+
+    def backward(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
+        """Add the gradients of a micro-batch with rows of split episodes; the arguments are those of `StepLoss`."""
+        assert self._gradients is not None
+        of_logprobs, of_entropies = self._gradients[:, batch.numbers]
+        if entropies is not None and self.uses_entropy:
+            torch.autograd.backward([logprobs, entropies], [of_logprobs, of_entropies])
+        else:
+            torch.autograd.backward([logprobs], [of_logprobs])
+
+
+def _whole(sample: Sample, part: MicroBatch) -> MicroBatch:
+    """The loss layout of an episode, (1, T). It has those optional values that `part` has, as all micro-batches do."""
+    if part.reference_logprobs is None:
+        sample = dataclasses.replace(sample, reference_logprobs=None)
+    if part.old_logprobs is None:
+        sample = dataclasses.replace(sample, old_logprobs=None)
+    (whole,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
+    return whole
