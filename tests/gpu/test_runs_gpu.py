@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forge_env.core.episode import read_jsonl
 from trainers.grpo import Config
 from trainers.setup.plan import make_plan
 from trainers.setup.read_config import read_config
@@ -32,6 +33,18 @@ def test_a_run_in_the_shape_of_qwen3(qwen3: Path, tmp_path: Path) -> None:
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--env.max_turn_tokens", "128", "--tasks", "64"]
     said = run(tmp_path / "run", *options, "--dataset.held_out", "32", "--training.learning_rate", "1e-6")
     assert "weights go through GPU memory (CUDA IPC)" in said
+    check(tmp_path / "run", steps=3)
+
+
+@pytest.mark.timeout(420)
+def test_a_run_of_a_model_that_thinks(tmp_path: Path) -> None:
+    """Its demonstrations begin with an empty thought, so its thoughts are over their budget, and are ended."""
+    options = ["--env", "math", "--steps", "3", "--warmup.steps", "80", "--generator.cuda_graphs=false"]
+    options += ["--env.thinking", "on", "--env.max_thinking_tokens", "1", "--env.max_turn_tokens", "40"]
+    run(tmp_path / "run", *options)
+    turns = [turn for e in read_jsonl(tmp_path / "run" / "episodes" / "train.jsonl") for turn in e.turns]
+    ended = [turn for turn in turns if turn.num_written < len(turn.token_ids)]
+    assert len(ended) > len(turns) / 2 and all(len(turn.context_digest.split()) == 2 for turn in ended)
     check(tmp_path / "run", steps=3)
 
 

@@ -130,6 +130,9 @@ def _about_env(config: RunConfig) -> str:
     env, data = config.env, config.dataset
     tasks = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
     limits = f"{_count(env.max_turns, 'turn')}, {env.max_turn_tokens:,} tokens a turn, {env.max_tokens:,} in all"
+    if env.thinking != "off":
+        thought = f", a thought of at most {env.max_thinking_tokens:,} tokens" if env.max_thinking_tokens else ""
+        limits += f"; thinking {env.thinking}{thought}"
     every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
     return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
 
