@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from forge_env.runtime.weights import WeightStore
     from trainers.batching.batch import Sample
 
@@ -67,9 +69,14 @@ class ReferenceActor(ForgeActor):
         await self._run(self._reference.load_file, kept)
 
     @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
         """Logprobs of the sampled targets, per sample, in batches."""
-        return await self._run(self._reference.logprobs, samples, temperature)
+        return await self._run(self._logprobs, samples, temperature)
+
+    def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
+        from trainers.batching.packed_samples import as_arrays
+
+        return as_arrays(self._reference.logprobs(samples, temperature))
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         loop = asyncio.get_running_loop()

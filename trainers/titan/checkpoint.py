@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class TrainingState:
         step: int,
         optimizer_steps: int,
         extra: Mapping[str, Any],
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:

@@ -323,7 +323,7 @@ class TitanTrainer:
         step: int,
         extra: Mapping[str, Any],
         *,
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -335,7 +335,7 @@ class TitanTrainer:
             folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: what the caller wants back from `load`; must be JSON.
-            texts: further files of the folder, by name.
+            texts: further files of the folder, by name each its lines.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
                 raised by the next `train_step`, `save`, `load` or `close`.
             keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
