@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from forge_env.core.env import Env
-from forge_env.core.episode import Turn
+from forge_env.core.episode import Episode, Turn
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, Task, ToolSpec, ToolUse
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
@@ -94,6 +94,24 @@ class ReadingTrainer(ForgeActor):
         """Return the number of tokens and of episodes, as the metrics of a step."""
         tokens = await asyncio.to_thread(_count, samples)
         return {"loss": 0.0, "skipped": 0.0, "tokens": float(tokens), "episodes": float(len(samples))}
+
+    @concurrent_endpoint
+    async def logprobs(self, samples: Sequence[Any], temperature: float) -> list[np.ndarray]:
+        """Return a number for each sampled token, in the form in which the trainer's actor returns them."""
+        return await asyncio.to_thread(_zeros, samples)
+
+    @concurrent_endpoint
+    async def save(self, folder: str, step: int, extra: dict[str, Any], **options: Any) -> None:
+        """Take what a checkpoint is given."""
+
+
+def own_reward(episode: Episode) -> float:
+    """A reward function of the user's own that reads every token, and takes its time."""
+    return sum(token % 2 for turn in episode.turns for token in turn.token_ids) / episode.num_sampled
+
+
+def _zeros(samples: Sequence[Any]) -> list[np.ndarray]:
+    return [np.zeros(sum(np.count_nonzero(row.loss_mask) for row in sample.rows)) for sample in samples]
 
 
 def _count(samples: Sequence[Any]) -> int:

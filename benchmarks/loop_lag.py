@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -45,6 +46,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service, ServiceOptions
+from forge_env.utils.gc_settings import relax_garbage_collector
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.alarms import make_alarm
@@ -74,6 +76,16 @@ class Probe:
 
     part: str = "rollouts"
     lags: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    collections: list[float] = field(default_factory=list)
+    """Seconds of each run of the garbage collector, in any thread; all others wait for it."""
+    _collecting: float = 0.0
+
+    def collected(self, phase: str, info: Any) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        else:
+            self.collections.append(time.perf_counter() - self._collecting)
 
     async def watch(self) -> None:
         clock, cpu = time.perf_counter(), time.thread_time()
@@ -145,7 +157,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         loop.slow_callback_duration = options.slow / 1000
     groups = options.episodes // SIBLINGS
     arguments = ["--env", "benchmarks.long_episodes:LongEnv", "--grpo.n_samples", str(SIBLINGS)]
-    config = parse(grpo.Config, [*arguments, *options.options], SHORT_OPTIONS)
+    config = parse(grpo.Config, [*arguments, "--steps", str(options.steps), *options.options], SHORT_OPTIONS)
     plan, startup, probe = make_plan(config), Startup(), Probe()
     sampled = options.tokens // TURNS - ADDED
     agent = {"added": ADDED, "sampled": sampled, "seconds": options.seconds}
@@ -189,7 +201,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 services=services,
                 rollouts=rollouts,
                 evaluations=Evaluations(plan, report, rollouts, weights, {}),
-                train_tasks=LongEnv.tasks(count=groups * (options.steps + 1)),
+                train_tasks=LongEnv.tasks(count=2 * groups * options.steps),
                 checkpoint=None,
                 pids=launcher.pids,
                 results={},
@@ -200,20 +212,28 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 objective=plan.objective,
                 tasks=TaskOrder(tasks=run.train_tasks, seed=0),
                 alarm=make_alarm(config, report.say),
-                make_samples=SampleMaker(objective=plan.objective),
+                make_samples=SampleMaker(
+                    objective=plan.objective,
+                    reference=run.old_logprobs if plan.objective.kl_reference == "model" else None,
+                ),
                 started=time.perf_counter(),
                 probe=probe,
             )
-            settings = LoopSettings(steps=options.steps, batch_size=groups)
+            settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=config.staleness)
             pids = [pid for name, found in launcher.pids().items() if name.startswith("envs") for pid in found]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())
+            relax_garbage_collector()  # as open_run does
+            gc.callbacks.append(probe.collected)
             await Loop(work, plan.objective, settings).run()
             after = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching.cancel()
+            gc.callbacks.remove(probe.collected)
     spent = [(b - a) / options.steps for a, b in zip(before, after, strict=True)]
     names = ("loop_cpu_seconds", "controller_cpu_seconds", "envs_cpu_seconds", "seconds")
-    return {"a_step": dict(zip(names, spent, strict=True)), "parts": probe.figures(), **_files(folder)}
+    longest = 1000 * max(probe.collections, default=0.0)
+    figures = {"a_step": dict(zip(names, spent, strict=True)), "longest_collection_ms": longest}
+    return {**figures, "parts": probe.figures(), **_files(folder)}
 
 
 def cpu_of(pid: int) -> float:
@@ -244,6 +264,7 @@ def main() -> None:
         figures = asyncio.run(measure(options, Path(folder) / "run"))
     for part, found in figures["parts"].items():
         print(f"{part:>32}  " + "  ".join(f"{name} {value:,.1f}" for name, value in found.items()))
+    print(f"longest run of the garbage collector: {figures['longest_collection_ms']:.1f} ms")
     print("a step: " + "  ".join(f"{name} {value:.2f}" for name, value in figures["a_step"].items()))
     if options.json:
         settings = {"episodes": options.episodes, "tokens": options.tokens, "turns": TURNS, "steps": options.steps}

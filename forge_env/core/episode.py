@@ -133,7 +133,8 @@ class Episode:
 
     @property
     def num_sampled(self) -> int:
-        return sum(turn.num_tokens for turn in self.turns if turn.kind == "sampled")
+        # The spans cover the sampled tokens, and are not packed.
+        return sum(count for turn in self.turns if turn.kind == "sampled" for _, count in turn.versions)
 
     @property
     def is_trainable(self) -> bool:
