@@ -109,7 +109,6 @@ class Loop:
                     await self._wave(prompts)
                 else:
                     groups.create_task(self._rollout(self._admit(prompts)))
-                    await asyncio.sleep(0)  # a message to begin each of a thousand groups is not one turn of the loop
 
     async def training(self) -> None:
         """Train on the groups that the schedule takes, and put the new weights into the engines."""
