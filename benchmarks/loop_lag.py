@@ -46,7 +46,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service, ServiceOptions
-from forge_env.utils.gc_settings import relax_garbage_collector
+from forge_env.utils.gc_settings import shorten_collections
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.alarms import make_alarm
@@ -223,7 +223,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             pids = [pid for name, found in launcher.pids().items() if name.startswith("envs") for pid in found]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())
-            relax_garbage_collector()  # as open_run does
+            shorten_collections()  # as open_run does
             gc.callbacks.append(probe.collected)
             await Loop(work, plan.objective, settings).run()
             after = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()

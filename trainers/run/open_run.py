@@ -17,7 +17,7 @@ from forge_env.evaluation.digests import changed, environment_digests
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
-from forge_env.utils.gc_settings import relax_garbage_collector
+from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.report import Report
 from trainers.model.make import count_parameters, make_model
@@ -102,8 +102,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             )
             if not checkpoint:  # one that goes on has its record cut first
                 run.measure_system()
-            # With the defaults, a collection of all that is imported stops every thread for some tenths of a second.
-            relax_garbage_collector()
+            shorten_collections()
             yield run
 
 
