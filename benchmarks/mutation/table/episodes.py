@@ -195,6 +195,20 @@ MUTANTS = (
         tests=EPISODE,
     ),
     Mutant(
+        name="tokens that travelled are cut at the wrong place",
+        function="Turn.__getattr__",
+        old="unpack(arrived.ids[:end]",
+        new="unpack(arrived.ids[4:end]",
+        tests=("test_packed.py",),
+    ),
+    Mutant(
+        name="sampled tokens of a row that travelled have no logprobs",
+        function="join_turns",
+        old="packed.logprobs or bytes(8 * k)",
+        new="bytes(8 * k)",
+        tests=(*EPISODE, "test_packed.py"),
+    ),
+    Mutant(
         name="a turn may have fewer logprobs than tokens",
         function="Turn.__post_init__",
         old="len(self.logprobs) == len(self.token_ids)",

@@ -96,6 +96,15 @@ def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_pat
     assert [event.step for event in events.Scalars("warmup/loss")] == [5]
 
 
+def test_a_mark_waits_for_what_is_still_to_be_written(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    report, disk = open_report(), threading.Event()
+    report._record.write(disk.wait)
+    report.episodes("train", [episode(0.5)])
+    threading.Timer(0.1, disk.set).start()
+    mark = report.mark()
+    assert mark["bytes"]["episodes/train.jsonl"] == (tmp_path / "episodes" / "train.jsonl").stat().st_size > 0
+
+
 def test_a_record_with_a_gap_is_refused_and_left_alone(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     report = open_report()
     write_steps(report, 1, 2)
