@@ -85,6 +85,7 @@ def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_pat
         (2, 0.2, 2.0),
     ]
     write_steps(again, 3)
+    again.mark()  # what was to be written is on the disk
     assert steps_in(tmp_path)[-1] == ("train", 3) and len(again.curve) == 3
     assert trained_steps(tmp_path) == [1, 2, 3]
     assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2, 0.3]
