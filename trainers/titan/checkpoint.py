@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class TrainingState:
         step: int,
         optimizer_steps: int,
         extra: Mapping[str, Any],
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:

@@ -361,7 +361,7 @@ class TitanTrainer:
         step: int,
         extra: Mapping[str, Any],
         *,
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -373,7 +373,7 @@ class TitanTrainer:
             folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: what the caller wants back from `load`; must be JSON.
-            texts: further files of the folder, by name.
+            texts: further files of the folder, by name each its lines.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
                 raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
                 is written: torch cannot copy such.
