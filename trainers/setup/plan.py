@@ -18,7 +18,7 @@ from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup import checks
 from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.engine import episodes_at_once
-from trainers.setup.fit import Given, card_size, check_fit, check_sleep, plan_memory
+from trainers.setup.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
 from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.packages import check_ours, check_packages, missing_packages
@@ -97,6 +97,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
     problems.attempt(check_sleep, sound, placement, given)
+    problems.attempt(check_speculation, sound, given)
     problems.add(*of_page.sentences)
     problems.attempt(checks.check_data, config)
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)

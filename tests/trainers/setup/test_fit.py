@@ -96,6 +96,8 @@ def test_settings_of_vllm_that_are_refused_are_problems_of_the_plan(option: str,
 def test_settings_of_vllm_reach_the_engine() -> None:
     plan = plan_of("--generator.engine.block_size=32", "--generator.engine.speculative_config.method=ngram")
     assert plan.engine.engine_args == {"block_size": 32, "speculative_config": {"method": "ngram"}}
+    (problem,) = plan.problems
+    assert problem.startswith("--services.generator.engine.speculative_config is refused on a CPU")
 
 
 def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> None:
