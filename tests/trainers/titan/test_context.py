@@ -136,9 +136,9 @@ PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {"cp 2": {"cp": 2}, "cp 2, packed": {"cp": 2, "activation_checkpoint": "full", **PACKED}},
     4: {
-        "cp 4": {"cp": 4, "max_tokens_per_micro_batch": 100},
+        "cp 4, split episodes": {"cp": 4, "max_tokens_per_micro_batch": 48},
         "cp 4, packed": {"cp": 4, **PACKED},
-        "cp 2, fsdp 2": {"cp": 2, "dp_shard": 2},
+        "cp 2, fsdp 2, split episodes": {"cp": 2, "dp_shard": 2, "max_tokens_per_micro_batch": 48},
         "cp 2, fsdp 2, packed": {"cp": 2, "dp_shard": 2, **PACKED},
         "cp 2, tp 2": {"cp": 2, "tp": 2},
     },
