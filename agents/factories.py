@@ -25,6 +25,7 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
+    _check_thinking(settings)
     if settings.idle_seconds is not None:
         raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
@@ -49,6 +50,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         raise UserError(
             "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
         )
+    _check_thinking(settings)
     model, _, url = re.sub(r"@(?=https?://)", "\0", endpoint, count=1).partition("\0")
     agent = ChatAgent(
         model,
@@ -65,3 +67,11 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
     )
     async with agent:
         yield agent
+
+
+def _check_thinking(settings: AgentSettings) -> None:
+    if settings.thinking is not None:
+        raise UserError(
+            f"thinking is {settings.thinking!r}, which is for local models, vllm: and checkpoint:, whose prompts are "
+            "rendered here: leave --thinking out"
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from forge_env.core.errors import UserError
 
@@ -37,17 +39,31 @@ def context_length(folder: Path) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
+def fetch_config(name: str) -> Path:
+    """Download nothing but the config.json of a model of the hub; returns its path in the hub's cache.
+
+    Raises:
+        UserError: when the hub does not have it.
+    """
+    return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
+
+
 def _download(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+    return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
+
+
+def _from_hub(name: str, download: Callable[[Any], str]) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        import huggingface_hub
     except ImportError:
         raise UserError(
             f"to download {name} the package huggingface-hub is needed: pip install 'forge-env[cpu]'"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+        return Path(download(huggingface_hub))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"the model {name} is no local folder and could not be downloaded: {reason}") from None

@@ -15,6 +15,7 @@ from forge_env.registry.registry import env_class, load
 from forge_env.utils.threads import invoke
 
 if TYPE_CHECKING:
+    from agents.renderer.families import Thinking
     from agents.renderer.rendering import Renderer
 
 Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
@@ -22,7 +23,12 @@ Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitabl
 
 
 def scripted_agent(
-    env: str, script: str = "expert", *, model: str = "", answer_seconds: float = ANSWER_SECONDS
+    env: str,
+    script: str = "expert",
+    *,
+    model: str = "",
+    thinking: Thinking = "off",
+    answer_seconds: float = ANSWER_SECONDS,
 ) -> ScriptedAgent:
     """Return the agent that a name stands for.
 
@@ -31,25 +37,27 @@ def scripted_agent(
         script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function"
             calls a function of the conversation.
         model: folder of a model; with one, the turns hold its tokens.
+        thinking: see `ScriptedAgent`.
         answer_seconds: see `ScriptedAgent`.
 
     Raises:
         UserError: when the environment has no expert, or there is no such function.
     """
+    settings: dict[str, Any] = {"model": model, "thinking": thinking, "answer_seconds": answer_seconds}
     if script == "null":
-        return ScriptedAgent(say_nothing, model=model, answer_seconds=answer_seconds)
+        return ScriptedAgent(say_nothing, **settings)
     if script != "expert":
         function = load(script)
         if not callable(function):
             raise UserError(f"{script!r} is {function!r}; a script is a function of the messages so far")
-        return ScriptedAgent(function, model=model, name=script, answer_seconds=answer_seconds)
+        return ScriptedAgent(function, name=script, **settings)
     expert = getattr(env_class(env), "expert", None)
     if expert is None:
         raise UserError(
             f"the environment {env} has no expert, which its demonstrations and the tiny model come from: "
             "give it a staticmethod expert(messages), or train a --model with --warmup.steps 0"
         )
-    return ScriptedAgent(expert, model=model, name=f"expert of {env}", answer_seconds=answer_seconds)
+    return ScriptedAgent(expert, name=f"expert of {env}", **settings)
 
 
 async def say_nothing(messages: list[Message]) -> Message:
@@ -69,16 +77,24 @@ class ScriptedAgent:
     Args:
         script: the function.
         model: folder of a model.
+        thinking: whether that model thinks, see `Renderer`: with it, the tokens of an answer begin with the message's
+            reasoning_content, or with an empty thought.
         name: of the script, for messages; that of the function by default.
         answer_seconds: time limit for an answer, in seconds.
     """
 
     def __init__(
-        self, script: Script, *, model: str = "", name: str = "", answer_seconds: float = ANSWER_SECONDS
+        self,
+        script: Script,
+        *,
+        model: str = "",
+        thinking: Thinking = "off",
+        name: str = "",
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._script = script
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
-        self._renderer = _renderer(model) if model else None
+        self._renderer = _renderer(model, thinking) if model else None
         self.answer_seconds = answer_seconds
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -152,10 +168,10 @@ def _wrong_with_call(call: Any) -> str:
     return ""
 
 
-def _renderer(model: str) -> Renderer:
+def _renderer(model: str, thinking: Thinking) -> Renderer:
     from agents.renderer.rendering import Renderer  # needs the tokenizer packages; text agents do not
 
-    return Renderer(model)
+    return Renderer(model, thinking=thinking)
 
 
 class ScriptedPolicy:

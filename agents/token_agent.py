@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
-from forge_env.core.episode import Turn, digest
+from agents.thought_budget import context_digest, sample_within
+from forge_env.core.episode import Turn
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
-from forge_env.core.types import Action, Message, Sampling, ToolSpec
+from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
 
 _DEFAULT_TURN = NextTurn()
 
@@ -22,12 +24,22 @@ class TokenAgent:
         policy: where tokens come from.
         temperature: sampling temperature; 0 is greedy.
         top_p: see `Sampling`; 1 in training.
+        thinking: whether the model thinks before it answers, see `Renderer`. `EpisodeLimits.max_thinking_tokens` limits
+            a thought.
     """
 
     completes = True
 
-    def __init__(self, model: str, policy: Policy, *, temperature: float = 1.0, top_p: float = 1.0) -> None:
-        self.renderer = Renderer(model)
+    def __init__(
+        self,
+        model: str,
+        policy: Policy,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        thinking: Thinking = "off",
+    ) -> None:
+        self.renderer = Renderer(model, thinking=thinking)
         self._policy = policy
         self._temperature = temperature
         self._top_p = top_p
@@ -55,19 +67,7 @@ class TokenAgent:
             room = min(room, asked.max_tokens)
         if room < 1:
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
-        completion = await self._policy.generate(
-            prompt,
-            Sampling(
-                temperature=self._temperature,
-                top_p=self._top_p,
-                max_tokens=room,
-                seed=None if conversation.seed is None else _turn_seed(conversation.seed, len(conversation.turns)),
-                stop_token_ids=self.renderer.stop_token_ids,
-                stop=asked.stop,
-            ),
-            request_id=f"{conversation.request_id}/{len(conversation.turns)}",
-            session=conversation.request_id,
-        )
+        completion, seen = await self._sample(conversation, asked, prompt, room)
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
@@ -81,7 +81,7 @@ class TokenAgent:
             logprobs=completion.generator_logprobs,
             versions=completion.versions,
             starts_row=starts_row,
-            context_digest=digest(completion.prompt_ids),  # of the prompt that the engine reports
+            context_digest=context_digest(seen, completion.versions),
             finish_reason=completion.finish_reason,
         )
         if conversation.asked is not None:
@@ -92,11 +92,42 @@ class TokenAgent:
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
         return turn, action
 
+    async def _sample(
+        self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int
+    ) -> tuple[Completion, list[tuple[int, ...]]]:
+        """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
+        turn, seed = len(conversation.turns), conversation.seed
+        thinks = self.renderer.thinks and asked.prompt is None  # a plain prompt has no template, and so no thought
+
+        async def ask(prompt_ids: Sequence[int], sampling: Sampling, number: int) -> Completion:
+            return await self._policy.generate(
+                prompt_ids,
+                replace(sampling, seed=None if seed is None else _turn_seed(seed, turn, number)),
+                request_id=f"{conversation.request_id}/{turn}" + (f"+{number}" if number else ""),
+                session=conversation.request_id,
+            )
+
+        return await sample_within(
+            ask,
+            prompt,
+            Sampling(
+                temperature=self._temperature,
+                top_p=self._top_p,
+                max_tokens=room,
+                stop_token_ids=self.renderer.stop_token_ids,
+                stop=asked.stop,
+            ),
+            budget=conversation.max_thinking_tokens if thinks else 0,
+            close=self.renderer.close_thought,
+            is_in_thought=self.renderer.is_in_thought,
+        )
+
 
 def _as_message(prompt: str) -> Message:
     return {"role": "user", "content": prompt}
 
 
-def _turn_seed(seed: int, turn: int) -> int:
-    """A seed per turn: equal episode seeds give equal turns, and different turns have different seeds."""
-    return (seed * 1_000_003 + turn * 7_919) % 2**31
+def _turn_seed(seed: int, turn: int, number: int) -> int:
+    """A seed per request of a turn: equal episode seeds give equal turns, and different requests have different
+    seeds."""
+    return (seed * 1_000_003 + turn * 7_919 + number * 104_729) % 2**31

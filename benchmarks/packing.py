@@ -3,9 +3,9 @@
     python -m benchmarks.packing [--json FILE]
 
 Rows are lognormal (median 600 tokens, sigma 0.8, at most 8192), sequences 8192 tokens long. The episodes of ten growing
-rows are split over several micro-batches. For each mix and number of ranks: padding as a share of all tokens of all sequences; micro-batches of all ranks; `imbalance`, how much more FLOPs
-than the mean the busiest rank has; `waiting`, how much longer than the mean the ranks take in lock-step; and the same
-two for a plan that balances tokens.
+rows are split over several micro-batches. For each mix and number of ranks: padding as a share of all tokens of all
+sequences; micro-batches of all ranks; `imbalance`, how much more FLOPs than the mean the busiest rank has; `waiting`,
+how much longer than the mean the ranks take in lock-step; and the same two for a plan that balances tokens.
 """
 
 from __future__ import annotations

@@ -74,11 +74,6 @@ class Holder(ForgeActor):
         assert all(float(tensor[-1, -1]) == float(name) for name, tensor in self._copies.items())
         return seconds
 
-    @concurrent_endpoint
-    async def verify(self, store: str, version: int) -> None:
-        """Wait for the checksum of a version, so that it does not run beside the next measurement."""
-        await self._stores[store].verify(version)
-
     def _take(self, found: dict[str, Tensor]) -> None:
         for name, tensor in found.items():
             self._copies[name].copy_(tensor)
@@ -121,7 +116,6 @@ async def _measure(trainer: Any, engine: Any, nbytes: int) -> dict[str, Any]:
         warm = "first " if version < SEGMENTS else ""
         note("copy in the trainer", await ask(trainer.copy.call_one()))
         note(f"{warm}publish", await ask(trainer.publish.call_one("shared_memory", version)))
-        await ask(engine.verify.call_one("shared_memory", version))
         note("copy in the engine", await ask(engine.copy.call_one()))
         note(f"{warm}fetch", await ask(engine.fetch.call_one("shared_memory", version)))
     for version in range(RPC_ROUNDS):

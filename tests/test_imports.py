@@ -33,8 +33,8 @@ ROOMS = {
     "forge_env": """core utils registry rollout tool_env records evaluation gymnasium check report viewer runtime
         former_paths cli __main__""",
     "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
-    "forge_env.runtime.weights": "tensor_layout store torchstore_compat torchstore one_host nccl choice",
-    "agents": "model_folder stop_strings renderer token_agent chat scripted factories generator",
+    "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
+    "agents": "model_folder stop_strings thought_budget renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
     "envs": "task_splits jsonl_tasks processes math code_exec external gymnasium_text reasoning tool_api actors",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
@@ -51,6 +51,7 @@ OWNERS = {
     "transformers": ["agents/*", "trainers/*"],
     "vllm": ["agents/generator/*"],
     "torchtitan": ["trainers/titan/*"],
+    "torchao": ["trainers/titan/*"],
     "docker": ["sandboxes/*"],
     "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
 }

@@ -65,6 +65,12 @@ class EnvConfig:
     """Sampled tokens of one turn at most."""
     max_tokens: int = 512
     """Prompt and sampled tokens of an episode at most."""
+    thinking: Literal["off", "on", "template"] = "off"
+    """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
+    family's chat template does by default."""
+    max_thinking_tokens: int = 0
+    """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
+    but that of the turn."""
     step_seconds: float = 60.0
     episode_seconds: float = 300.0
     """Of the environment's own time, without generation and queues."""
@@ -83,6 +89,7 @@ class EnvConfig:
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
             max_tokens=self.max_tokens,
+            max_thinking_tokens=self.max_thinking_tokens,
             step_seconds=self.step_seconds,
             episode_seconds=self.episode_seconds,
             scoring_seconds=self.scoring_seconds,
@@ -133,6 +140,17 @@ class TrainingConfig:
     """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    cpu_offload: bool = False
+    """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 bytes a parameter over all processes
+    with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
+    "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """What AdamW's two moments are kept in: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
+    cpu_offload, "8bit" the package torchao."""
+    fp32_head: bool = False
+    """Compute the output layer in float32 with float32 weights, where the trainer computes in bfloat16."""
     compile: bool = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     seq_len: int = 0
@@ -161,8 +179,8 @@ class TrainingConfig:
     """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
     All groups have to be sampled from the weights that their step, or window of steps, begins with."""
     max_tokens_per_micro_batch: int = 4096
-    """Tokens of one forward pass at most; a longer row has one of its own, and the rows of a longer episode go to
-    several. Few tokens limit how much one long row pads the others."""
+    """Tokens of one forward pass at most, shared by the processes of context parallelism; a longer row has one of its
+    own, and the rows of a longer episode go to several. Few tokens limit how much one long row pads the others."""
     old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
     """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
     own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
@@ -226,7 +244,16 @@ class ServiceConfig:
 class GeneratorConfig(ServiceConfig):
     kv_cache_gib: float = 0.0
     """For keys and values, on each process; 0 is 1 GiB on CPU, and on GPU what all requests of the run need at their
-    longest, or what is left."""
+    longest, or what gpu_memory_utilization leaves."""
+    gpu_memory_utilization: float = 0.9
+    """On GPU: the share of the card up to which the engine's cache may fill it, beside the engine's weights and what
+    else is on the card."""
+    sleep: Literal["auto", "yes", "no"] = "auto"
+    """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
+    and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`. Those that
+    the run sets itself, or that tokens and logprobs depend on, are refused."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
     worker_process: bool = False
@@ -242,7 +269,8 @@ class ServicesConfig:
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ServiceConfig = field(default_factory=lambda: ServiceConfig(procs=0))
     """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own
-    names ref_logprobs."""
+    names ref_logprobs. Its weights are sharded over the processes of a replica, and a step's samples are split over the
+    replicas."""
 
 
 @dataclass(kw_only=True)
@@ -261,6 +289,8 @@ class LauncherConfig:
     """Of the hosts that name none."""
     gpus_per_host: int = 0
     """GPUs of each host; 0 is as many as this machine has."""
+    gpu_memory_gib: float = 0.0
+    """What trainer, engine and plan believe each GPU to have, in GiB: no more than it has; 0 is what it has."""
     share_gpus: Literal["auto", "yes", "no"] = "auto"
     """Whether generator, trainer and reference model have the same GPUs; "auto" shares them where one machine has fewer
     than they ask for together."""
@@ -289,10 +319,14 @@ class ParallelismConfig:
 
     tensor_parallel_degree: int = 1
     data_parallel_shard_degree: int = -1
-    """FSDP; -1 is all processes that tensor parallelism leaves."""
+    """FSDP; -1 is all processes that the other degrees leave."""
     data_parallel_replicate_degree: int = 1
+    """HSDP: groups of processes that each hold all weights, sharded within the group; the gradients of the groups are
+    summed. Less is exchanged between hosts, and each process holds more."""
     pipeline_parallel_degree: int = 1
     context_parallel_degree: int = 1
+    """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. For rows
+    whose activations do not fit on one GPU."""
     expert_parallel_degree: int = 1
 
 
@@ -400,6 +434,11 @@ class RunConfig:
         dtype, services = self.training.dtype, self.services
         coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
         return "bfloat16" if coarse else "float32"
+
+    @property
+    def engine_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the engine computes in, and the weights are published in."""
+        return "bfloat16" if self.services.generator.with_gpus else "float32"
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

@@ -12,7 +12,8 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ class VLLMEngine:
         self._watchdog: asyncio.Task[None] | None = None
         self._answered = 0
         self._is_commanded = False  # whether the engine's thread runs a command rather than steps
+        self._is_asleep = False  # changed only in the engine's thread
         self._broken = ""
         self._closed = False
         self.version = 0
@@ -153,12 +155,42 @@ class VLLMEngine:
             raise
         return [_answer(answer) for answer in answers]
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine sleeps, see `sleep`."""
+        return self._is_asleep
+
+    async def sleep(self) -> None:
+        """Give the GPU memory of weights and cache back, between two steps; new weights wake the engine.
+
+        Requests in flight are not lost: they wait, and after the engine has woken they are computed again from their
+        tokens, with the new weights from there on. So does a request that comes meanwhile. On a CPU the engine only
+        stops. An engine that sleeps already goes on sleeping.
+
+        Raises:
+            PolicyError: when the engine was started without `EngineSettings.sleep`.
+        """
+        if not self._settings.sleep:
+            raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
+
+        def fall_asleep() -> None:
+            if self._is_asleep:
+                return
+            self._finish_scheduled_steps()
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+            # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store.
+            self._engine.collective_rpc("sleep", kwargs={"level": 2})
+            self._is_asleep = True
+
+        await self._command(fall_asleep)
+
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
-        """Load new weights, by their Hugging Face names, into the live engine between two steps."""
+        """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it."""
 
         def swap() -> None:
             self._finish_scheduled_steps()
-            self._engine.collective_rpc(load_weights, args=(state_dict,))
+            with self._waking():
+                self._engine.collective_rpc(load_weights, args=(state_dict,))
             self._set_version(version)
 
         await self._command(swap)
@@ -166,7 +198,7 @@ class VLLMEngine:
     async def pull_weights(
         self, version: int, store: WeightStore, *, stored_as: int | None = None, seconds: float = PULL_S
     ) -> dict[str, float]:
-        """Load new weights between two steps; every worker process fetches them from the store.
+        """Load new weights between two steps; every worker process fetches them from the store. Wakes the engine.
 
         Args:
             version: of the weights.
@@ -182,7 +214,8 @@ class VLLMEngine:
 
         def pull() -> dict[str, float]:
             self._finish_scheduled_steps()
-            pulls = self._engine.collective_rpc(pull_weights, timeout=seconds, args=arguments)
+            with self._waking():
+                pulls = self._engine.collective_rpc(pull_weights, timeout=seconds, args=arguments)
             self._set_version(version)
             return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
 
@@ -253,7 +286,7 @@ class VLLMEngine:
             await asyncio.sleep(seconds / _CHECKS)
             before, progress = progress, self._progress()
             # The first request may compile for minutes: the start of an engine has its own time limit.
-            is_working = self._waiting and self._answered and not self._is_commanded
+            is_working = self._waiting and self._answered and not self._is_commanded and not self._is_asleep
             stalled = stalled + 1 if is_working and progress == before else 0
         self._break(f"the engine hangs: it has {len(self._waiting)} requests, and made no step for {seconds:g} s")
 
@@ -293,7 +326,7 @@ class VLLMEngine:
         while True:
             if not self._admit_requests():
                 return
-            if self._engine.has_unfinished_requests():
+            if self._engine.has_unfinished_requests() and not self._is_asleep:
                 started = time.perf_counter()
                 self._stats.request_steps += len(self._pending)
                 self._step()
@@ -320,14 +353,25 @@ class VLLMEngine:
         finally:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Around the loading of weights: a sleeping engine gets memory for them before, and for its cache after."""
+        if not self._is_asleep:
+            yield
+            return
+        self._engine.collective_rpc("wake_up", kwargs={"tags": ["weights"]})
+        yield
+        self._engine.collective_rpc("wake_up", kwargs={"tags": ["kv_cache"]})
+        self._is_asleep = False
+
     def _admit_requests(self) -> bool:
         """Handle the inbox, and wait for more requests where a delay pays; returns False after close."""
         while True:
-            if self._batch is not None:
+            if self._batch is not None and not self._is_asleep:
                 if self._engine.has_unfinished_requests():
                     return True
                 self._begin(self._batch)
-            wait = self._batch_delay.seconds_to_wait(len(self._pending))
+            wait = None if self._is_asleep else self._batch_delay.seconds_to_wait(len(self._pending))
             try:
                 item = self._inbox.get(block=wait != 0, timeout=wait or None)
             except queue.Empty:

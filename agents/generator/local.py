@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.start import EngineSettings
@@ -20,6 +20,7 @@ from forge_env.core.types import Action, Completion, Sampling, ToolSpec
 from forge_env.utils.deadlines import queued
 
 if TYPE_CHECKING:
+    from agents.renderer.families import Thinking
     from forge_env.registry.agent_spec import AgentSettings
 
 START_SECONDS = 1800.0
@@ -104,10 +105,11 @@ class LocalAgent(TokenAgent):
 
     Args:
         context: the context length, in tokens of prompt and completion.
+        sampling: as for `TokenAgent`.
     """
 
-    def __init__(self, model: str, policy: LocalPolicy, *, temperature: float, top_p: float, context: int) -> None:
-        super().__init__(model, policy, temperature=temperature, top_p=top_p)
+    def __init__(self, model: str, policy: LocalPolicy, *, context: int, **sampling: Any) -> None:
+        super().__init__(model, policy, **sampling)
         self._context = context
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -120,7 +122,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     """Open vllm:MODEL, a Hugging Face folder or hub id.
 
     Raises:
-        UserError: when there is no such model or no vLLM, or --temperature is given with --deterministic.
+        UserError: when there is no such model or no vLLM, --temperature is given with --deterministic, or --thinking
+            on for a model that has no thinking.
         PolicyError: when the engine does not start.
     """
     temperature = 1.0 if settings.temperature is None else settings.temperature
@@ -141,7 +144,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
         answer_seconds=settings.answer_seconds,
     )
     top_p = 1.0 if settings.top_p is None else settings.top_p
-    agent = LocalAgent(str(folder), policy, temperature=temperature, top_p=top_p, context=context)
+    thinking = cast("Thinking", settings.thinking or "off")  # the renderer checks it
+    agent = LocalAgent(str(folder), policy, context=context, temperature=temperature, top_p=top_p, thinking=thinking)
     async with policy:
         yield agent
 

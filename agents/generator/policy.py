@@ -18,7 +18,7 @@ from forge_env.core.types import Completion, Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.runtime.calls.client import ServiceClient
-from forge_env.runtime.weights import SharedMemoryStore, WeightStore
+from forge_env.runtime.weights import SharedMemoryStore, WeightStore, WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,8 +109,13 @@ class PolicyActor(ForgeActor):
         return self._engine.stats
 
     @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Give the GPU memory of weights and cache back until the next `pull`, see `VLLMEngine.sleep`."""
+        await self._engine.sleep()
+
+    @concurrent_endpoint
     async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:
-        """Load a published snapshot into the live engine; returns the seconds of fetching and swapping.
+        """Load a published snapshot into the live engine, which wakes it; returns the seconds of fetching and swapping.
 
         Args:
             version: of the snapshot.
@@ -134,7 +139,7 @@ class PolicyActor(ForgeActor):
     ) -> None:
         """Relay weights that only this process can fetch to the engine's worker processes."""
         self._relayed += 1  # the relay publishes every number once, and a version may be pulled twice
-        await relay.commit(await asyncio.to_thread(relay.take, self._relayed, state_dict))
+        await relay.commit(await asyncio.to_thread(relay.take, self._relayed, WeightStream.of(state_dict)))
         await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
 
 

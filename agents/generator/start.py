@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class EngineSettings:
     """Size of the KV cache in every worker. On a GPU, 0 takes what gpu_memory_fraction leaves."""
     gpu_memory_fraction: float = 0.9
     """Share of the GPU's memory, for an engine that has the GPU alone; ignored if kv_cache_gib is set."""
+    gpu_memory_gib: float = 0.0
+    """What the GPU is believed to have; 0 is what it has. It counts where gpu_memory_fraction does."""
+    sleep: bool = False
+    """Whether the engine can be put to sleep, which gives its GPU memory back; see `VLLMEngine.sleep`."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
     cache_on_update: str = "keep"
     """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
     enforce_eager: bool = True
@@ -75,33 +82,38 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if settings.has_worker_processes:  # a forked child of a process with threads and an open GPU does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
+    on_gpu = torch.cuda.is_available()
     fraction, cache = settings.gpu_memory_fraction, None
-    if settings.kv_cache_gib and torch.cuda.is_available():
+    if settings.kv_cache_gib and on_gpu:
         # With the bytes given, the fraction is only how much must be free at the start: other processes share the GPU.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
+    elif settings.gpu_memory_gib and on_gpu:
+        fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     # The stable path matters only for compiled graphs, and it is not valid in vLLM's worker processes.
     name = model if settings.enforce_eager or settings.has_worker_processes else stable_path(model)
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=name,
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_requests,
-            gpu_memory_utilization=fraction,
-            kv_cache_memory_bytes=cache,
-            enforce_eager=settings.enforce_eager,
-            tensor_parallel_size=settings.tensor_parallel,
-            distributed_executor_backend="mp" if settings.has_worker_processes else None,
-            seed=settings.seed,
-            enable_prefix_caching=True,
-            # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
-            enable_chunked_prefill=torch.cuda.is_available(),
-            skip_tokenizer_init=True,
-            disable_log_stats=True,
-            # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.
-            logprobs_mode="processed_logprobs",
-        )
-    )
+    arguments = {
+        "model": name,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_requests,
+        "gpu_memory_utilization": fraction,
+        "kv_cache_memory_bytes": cache,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
+        "seed": settings.seed,
+        "enable_prefix_caching": True,
+        # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
+        "enable_chunked_prefill": on_gpu,
+        # vLLM puts weights and cache into a memory pool that it can empty. It switches torch's expandable segments
+        # off while it fills the pool, where the environment has them on.
+        "enable_sleep_mode": settings.sleep and on_gpu,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.
+        "logprobs_mode": "processed_logprobs",
+    }
+    engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | dict(settings.engine_args))))
     if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     return engine

@@ -26,7 +26,8 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
 
     Args:
         worker: vLLM's worker.
-        weights: full tensors by their Hugging Face names, in any dtype and on any device.
+        weights: full tensors by their Hugging Face names, on any device; in any dtype, and without a cast, or memory
+            for one, in the model's.
     """
     import torch
 
@@ -36,9 +37,8 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             worker.model_runner.get_model().load_weights(weights.items())
         return
-    # Elsewhere layers have repacked their weights, and vLLM repacks the new ones. Cast here: vLLM would log a warning
-    # for
-    # every tensor.
+    # Elsewhere layers have repacked their weights, and vLLM repacks the new ones. Another dtype is cast here, tensor by
+    # tensor: vLLM would log a warning for each of them.
     cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
     worker.reload_weights(weights_iterator=cast)
 

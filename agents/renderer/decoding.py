@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from forge_env.core.episode import Turn
 from forge_env.core.types import Message
 
 
-def open_decoder(model: str | Path) -> Callable[[Turn], Message]:
+def open_decoder(model: str | Path, thinking: Thinking = "off") -> Callable[[Turn], Message]:
     """Return a function that decodes the tokens of a turn into its message.
+
+    Args:
+        model: the folder of the model that wrote them.
+        thinking: as they were sampled, see `Renderer`.
 
     Raises:
         UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
     """
-    renderer = Renderer(model)
+    renderer = Renderer(model, thinking=thinking)
 
     def decode(turn: Turn) -> Message:
         return renderer.read(turn.token_ids, turn.finish_reason).message

@@ -9,21 +9,27 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from renderers import Llama3RendererConfig, Qwen3RendererConfig, create_renderer
 
 from agents.renderer.qwen25 import Qwen25Renderer
 from agents.renderer.tokenizer import FastTokenizer, chat_template
-from forge_env.core.errors import UserError
+from forge_env.core.errors import UserError, nearest
+
+Thinking = Literal["off", "on", "template"]
+"""Whether a model thinks before it answers; "template" is what the chat template of its family does by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Settings of one model family. Thinking is off if it can be switched."""
+    """Settings of one model family."""
 
     create: Callable[[FastTokenizer, str], Any]
-    """Creates the renderer from the tokenizer and the chat template."""
+    """Creates the renderer from the tokenizer and the chat template. The model does not think."""
+    create_thinking: Callable[[FastTokenizer, str], Any] | None = None
+    """Creates the renderer with which the model may think, as the chat template does by default; None if the family has
+    no thinking."""
     models: str = ""
     """The family's common name, if other families share the architecture's name."""
     template: tuple[str, ...] = ()
@@ -39,7 +45,10 @@ class Family:
     them."""
 
 
-_QWEN3 = Family(create=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)))
+_QWEN3 = Family(
+    create=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
+    create_thinking=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=True)),
+)
 _QWEN25 = Family(
     create=Qwen25Renderer,
     models="Qwen2.5",
@@ -55,6 +64,10 @@ _LLAMA3 = Family(
     dialect="llama",
     one_call=True,
 )
+THINK, END_THINK = "<think>", "</think>"
+CLOSE_THOUGHT = f"\n{END_THINK}\n\n"
+"""What a chat template writes between a thought and the answer."""
+_BEGUN = rf"assistant\n{THINK}"  # in a generation prompt; in a string literal of the template a line end is \n
 # architecture of config.json -> family
 FAMILIES = {
     "Qwen3ForCausalLM": _QWEN3,
@@ -84,3 +97,29 @@ def find_family(folder: Path) -> Family:
             f"of this architecture, only {family.models} is supported"
         )
     return family
+
+
+def check_thinking(folder: Path, thinking: str) -> bool:
+    """Return whether the model in a folder thinks with this setting, one of `Thinking`.
+
+    Raises:
+        UserError: for another setting, for "on" with a model that has no thinking, and for a chat template that begins
+            the thought itself.
+    """
+    if thinking not in get_args(Thinking):
+        raise UserError(f"thinking is {thinking!r}. {nearest(thinking, get_args(Thinking))}")
+    if thinking == "off":
+        return False
+    family, template = find_family(folder), chat_template(folder)
+    has_thinking = family.create_thinking is not None and (THINK in template or not template)
+    if thinking == "on" and not has_thinking:
+        raise UserError(
+            f"thinking is on, and the model in {folder} has no thinking, by its architecture or its chat template: set "
+            "it to off, or choose another model"
+        )
+    if has_thinking and _BEGUN in template:
+        raise UserError(
+            f"thinking is {thinking}, and the chat template in {folder} writes {THINK} itself before each answer; only "
+            "models that write it themselves, such as Qwen3-8B, are supported: set it to off, or choose another model"
+        )
+    return has_thinking

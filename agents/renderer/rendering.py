@@ -17,7 +17,7 @@ from typing import Any
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from agents.renderer.dialects import parse, to_openai
-from agents.renderer.families import find_family
+from agents.renderer.families import CLOSE_THOUGHT, END_THINK, THINK, Thinking, check_thinking, find_family
 from agents.renderer.model_json import flaw
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer, chat_template
@@ -29,21 +29,33 @@ from forge_env.core.types import Action, Message, ToolCall, ToolSpec
 class Renderer:
     """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, Qwen2.5, Llama from 3.1 on.
 
+    Args:
+        model: the folder.
+        thinking: whether the model thinks before it answers. Without thinking, a prompt of Qwen3 ends with an empty
+            thought. With thinking, the thoughts of earlier turns are kept or dropped as the family's template does:
+            Qwen3 keeps those since the last message of a user, so they stay through a loop of tool calls.
+
     Raises:
-        UserError: when the model family is not supported, or the tokenizer is not of that family.
+        UserError: when the model family is not supported, or the tokenizer is not of that family; when the model has no
+            thinking and `thinking` is "on".
     """
 
-    def __init__(self, model: str | Path) -> None:
+    def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
         self._family = find_family(Path(model))
+        self.thinks = check_thinking(Path(model), thinking)
         self._tokenizer = FastTokenizer(model)
+        create = self._family.create_thinking if self.thinks else self._family.create
+        assert create is not None, "check_thinking has found the family to have thinking"
         try:
-            self._renderer = self._family.create(self._tokenizer, chat_template(Path(model)))
+            self._renderer = create(self._tokenizer, chat_template(Path(model)))
         except AssertionError as error:
             raise UserError(f"the tokenizer in {model} is not of the model's family: {error}") from None
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         special = sorted([*self._tokenizer.special_tokens, *self._family.marks], key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._reasoning = self._tokenizer.convert_tokens_to_ids("<think>")
+        self._think, self._end_think = self._tokenizer.convert_tokens_to_ids([THINK, END_THINK])
+        self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE_THOUGHT)) if self.thinks else ()
+        """The tokens that end a thought; the answer comes next."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
@@ -63,7 +75,10 @@ class Renderer:
         messages = self._defused(conversation.messages)
         if self._family.one_call:
             messages = _one_call_each(messages)
-        return self._render(messages, tools, add_generation_prompt=True), 0, True
+        prompt = self._render(messages, tools, add_generation_prompt=True)
+        if self.thinks and row and prompt[: len(row)] == row:  # no thought to drop, so that nothing is rewritten
+            return prompt, len(row), False
+        return prompt, 0, True
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
         """Like `next_prompt`, for a prompt without a template.
@@ -90,14 +105,20 @@ class Renderer:
         return (row + new, len(row), False) if is_old else (new, 0, True)
 
     def write(self, message: Message) -> list[int]:
-        """Return the tokens of `message` as a model would sample them, with the end-of-turn token."""
+        """Return the tokens of `message` as a model would sample them, with the end-of-turn token.
+
+        With thinking they begin with the message's reasoning, or with an empty thought, as the template renders it.
+
+        Raises:
+            UserError: for a message with reasoning, where the model does not think.
+        """
         question: list[Any] = [{"role": "user", "content": "?"}]
         prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
         full = self._tokenizer.decode(self._render([*question, message]))
         if not full.startswith(prompt):
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
-                f"leave reasoning_content out of {message!r}"
+                f"let it think (thinking on), or leave reasoning_content out of {message!r}"
             )
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         answer = self._tokenizer.encode(full[len(prompt) :])
@@ -124,10 +145,22 @@ class Renderer:
         """Return a conversation as the model's input text, with special tokens."""
         return self._tokenizer.decode(self._render(messages, tools))
 
+    def is_in_thought(self, token_ids: Sequence[int]) -> bool:
+        """Whether the tokens of a turn begin with a thought, which they do not end."""
+        if self._think not in token_ids or self._end_think in token_ids:
+            return False
+        return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
+
     def read(self, token_ids: Sequence[int], finish_reason: str) -> Action:
-        """Parse sampled tokens into an action. No sampled text raises."""
+        """Parse sampled tokens into an action. No sampled text raises.
+
+        A thought becomes `reasoning_content`, and a call in it is no call. A call ends a thought that has no end of its
+        own, but not where a limit has cut the thought off.
+        """
+        if self.thinks and finish_reason == "length" and self.is_in_thought(token_ids):
+            return self._cut_thought(token_ids)
         try:
-            # Without the prompt: it matters only if it opens the reasoning, and thinking is off.
+            # Without the prompt: it matters only if it opens the reasoning, which no supported template does.
             parsed = self._renderer.parse_response(list(token_ids))
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
@@ -141,6 +174,11 @@ class Renderer:
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+
+    def _cut_thought(self, token_ids: Sequence[int]) -> Action:
+        thought = self.decode([t for t in token_ids[list(token_ids).index(self._think) :] if t != self._think])
+        message: Message = {"role": "assistant", "content": "", "reasoning_content": thought}
+        return Action(message=message, finish_reason="length")
 
     def _unreadable(self, token_ids: Sequence[int], finish_reason: str, error: Exception) -> Action:
         text = self._tokenizer.decode([t for t in token_ids if t not in self.stop_token_ids])
@@ -177,7 +215,7 @@ class Renderer:
         role = new[0]["role"] if new else ""
         parts = self._bridges.get(role)
         # A turn that ended with the stop token, without reasoning: the continuation depends on the new messages only.
-        is_plain = sampled[-1] == self.stop_token_ids[0] and self._reasoning not in sampled
+        is_plain = sampled[-1] == self.stop_token_ids[0] and self._think not in sampled
         if parts is not None and is_plain and all(message["role"] == role for message in new):
             return row + parts.fill(self._tokenizer, [message["content"] for message in new])
         bridged = self._renderer.bridge_to_next_turn(

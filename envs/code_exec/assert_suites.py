@@ -24,6 +24,7 @@ from typing import Any
 
 from envs.code_exec.values import DECODER, ENCODER, is_encoded
 from forge_env.core.sandbox import Call, ExecRequest, Limits
+from forge_env.utils.syntax import parse_python
 
 MAX_RESULT_CHARACTERS = 2**20
 """Limit of all results that a suite gets, as JSON."""
@@ -227,7 +228,7 @@ def read_suite(code: str, prelude: str = "", answer: str = "") -> Suite:
         SyntaxError: when it cannot be parsed.
         CannotRunApart: when it passes other than plain data, or compares identities.
     """
-    tree = ast.parse(code)
+    tree = parse_python(code)
     if strange := sorted(_used_at_once(prelude) - _bound(prelude) - _BUILTINS - _OF_MODULES):
         raise CannotRunApart(f"its set-up code uses {strange[0]}, which only the answer can define")
     free = _used(code) - _bound(code) - _bound(prelude) - _BUILTINS - _OF_MODULES
@@ -295,7 +296,7 @@ class _Guard(ast.NodeTransformer):
     """Lets an assert pass while a result is missing."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        [guard] = ast.parse("try:\n    pass\nexcept Exception:\n    if not _guessing():\n        raise").body
+        [guard] = parse_python("try:\n    pass\nexcept Exception:\n    if not _guessing():\n        raise").body
         assert isinstance(guard, ast.Try)
         guard.body = [node]
         return guard
@@ -350,7 +351,7 @@ def _is_fixed(node: ast.AST) -> bool:
 
 def _classes(source: str) -> set[str]:
     try:
-        return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+        return {node.name for node in ast.walk(parse_python(source)) if isinstance(node, ast.ClassDef)}
     except (SyntaxError, ValueError):
         return set()
 

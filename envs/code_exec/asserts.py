@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from forge_env.utils.syntax import parse_python
+
 CallTest = dict[str, Any]
 
 _BUILTINS = frozenset(dir(builtins))
@@ -29,7 +31,7 @@ def read_check(source: str, entry_point: str) -> list[CallTest]:
     Raises:
         ValueError, SyntaxError: without such a function, and for a source that cannot be parsed.
     """
-    module = ast.parse(source)
+    module = parse_python(source)
     check = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None)
     if check is None or len(check.args.args) != 1:
         raise ValueError("its tests define no check(candidate)")
@@ -51,7 +53,7 @@ def read_asserts(sources: Sequence[str]) -> list[CallTest]:
     """
     tests: list[CallTest] = []
     for source in sources:
-        statements = ast.parse(source.strip()).body
+        statements = parse_python(source.strip()).body
         called, rest = _split(statements, None)
         if rest:  # in one suite with the statements before them, whose names they may use
             body = textwrap.indent("\n".join(map(ast.unparse, statements)), "    ")
@@ -66,7 +68,7 @@ def called_function(tests: Sequence[CallTest]) -> str:
         if test["type"] == "call":
             return str(test["function"])
     for test in tests:
-        for node in ast.walk(ast.parse(test["code"])):
+        for node in ast.walk(parse_python(test["code"])):
             calls = ast.walk(node) if isinstance(node, ast.Assert) else ()
             for call in calls:
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id not in _BUILTINS:

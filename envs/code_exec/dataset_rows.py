@@ -13,6 +13,7 @@ from envs.code_exec.assert_suites import read_suite
 from envs.code_exec.asserts import called_function, read_asserts, read_check
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.utils.syntax import parse_python
 
 Row = Mapping[str, Any]
 Tests = list[dict[str, Any]]
@@ -88,7 +89,7 @@ def _human_eval(row: Row) -> tuple[str, dict[str, Any], str]:
 
 def _without(source: str, function: str) -> str:
     """Return the imports and helpers of a prompt without its stub, which would replace a missing function."""
-    module = ast.parse(source)
+    module = parse_python(source)
     module.body = [n for n in module.body if not (isinstance(n, ast.FunctionDef) and n.name == function)]
     return ast.unparse(module)
 

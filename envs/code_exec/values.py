@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forge_env.utils.syntax import parse_python
+
 ENCODER = """
 def _plain(value):
     if value is None or type(value) in (bool, int, float, str):
@@ -106,7 +108,7 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
 
 def _accepts(test: Mapping[str, Any], value: Any) -> bool:
     how = test.get("compare", "exact")
-    accepted = [ast.literal_eval(text) for text in test["accepted"]]
+    accepted = [ast.literal_eval(parse_python(text.lstrip(" \t"), mode="eval")) for text in test["accepted"]]
     if how == "truth":
         return bool(value) is accepted[0]
     if how == "close":

@@ -20,6 +20,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Message, Task
 from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.syntax import parse_python
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
@@ -162,7 +163,7 @@ def calculate(expression: str) -> str:
     if len(expression) > 200:
         return "Error: the expression is longer than 200 characters"
     try:
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _value(parse_python(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError) as error:
         return f"Error: {error.args[0] if error.args else 'the expression cannot be read'}"
     return str(value)

@@ -24,12 +24,14 @@ _AGENT = (
 _ANSWER_SECONDS = "Time limit of one answer; else 1800 for a script, 120 for an endpoint, none for a local model."
 _IDLE_SECONDS = "Silence after which an answer is given up: an endpoint then streams; else 300 for a local model."
 _LIMIT = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
+_THINKING = "Whether a local model thinks: off, on or template; else as a checkpoint's training did, and off for vllm:."
 _SAMPLING = "Of sampling; else 1, or the endpoint's default."
 
 Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
 Tools = Annotated[list[str], typer.Option(help="Value of the environment's option tools; may be repeated.")]
 Command = Annotated[str, typer.Option(help="Value of the environment's option command, for example of external.")]
 Sampling = Annotated[float | None, typer.Option(help=_SAMPLING)]
+Thinking = Annotated[str | None, typer.Option(help=_THINKING)]
 Limit = Annotated[int | None, typer.Option(help=_LIMIT)]
 Seconds = Annotated[float | None, typer.Option(help=_LIMIT)]
 AnswerSeconds = Annotated[float | None, typer.Option(help=_ANSWER_SECONDS)]
@@ -51,9 +53,11 @@ def evaluate(
     temperature: Sampling = None,
     top_p: Sampling = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and exactly repeatable.")] = False,
+    thinking: Thinking = None,
     max_turns: Limit = None,
     max_turn_tokens: Limit = None,
     max_tokens: Limit = None,
+    max_thinking_tokens: Limit = None,
     step_seconds: Seconds = None,
     episode_seconds: Seconds = None,
     scoring_seconds: Seconds = None,
@@ -69,13 +73,14 @@ def evaluate(
 
     Exits with 1 when no episode ended without a fault of the machinery.
     """
-    from forge_env.evaluation.plan import EvalPlan
+    from forge_env.evaluation.plan import EvalPlan, thinking_of
 
     options = parse_options(option, tools, command)
     given_limits = {
         "max_turns": max_turns,
         "max_turn_tokens": max_turn_tokens,
         "max_tokens": max_tokens,
+        "max_thinking_tokens": max_thinking_tokens,
         "step_seconds": step_seconds,
         "episode_seconds": episode_seconds,
         "scoring_seconds": scoring_seconds,
@@ -91,6 +96,7 @@ def evaluate(
         temperature=temperature,
         top_p=top_p,
         deterministic=deterministic,
+        thinking=thinking or thinking_of(agent),
         answer_seconds=answer_seconds,
         idle_seconds=idle_seconds,
         limits=_limits(agent, env, options, given_limits),

@@ -11,6 +11,7 @@ import typer
 
 from forge_env.cli.output import Json, emit, note, say
 from forge_env.core.errors import UserError
+from forge_env.utils.syntax import parse_python
 
 KindOption = Annotated[Literal["auto", "env", "tools"], typer.Option(help="Kind of the target; auto detects it.")]
 UserOption = Annotated[bool, typer.Option("--user", help="Use the user's file, which holds for all projects.")]
@@ -196,7 +197,7 @@ def _with_base_url(target: str, base_url: str) -> str:
 
 def _list_names(path: Path) -> str:
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = parse_python(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

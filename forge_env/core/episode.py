@@ -16,11 +16,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 from forge_env.core.errors import InvariantError, UserError
-from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
+from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
 SCHEMA_VERSION = 2
 TurnKind = Literal["text", "tokens", "sampled"]
@@ -58,10 +59,12 @@ class Turn:
     logprobs: tuple[float, ...] = ()
     """Of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
     versions: tuple[tuple[int, int], ...] = ()
-    """Spans (weight version, number of tokens) that cover `token_ids`."""
+    """Spans (weight version, number of tokens) that cover `token_ids`; the version of tokens that the agent inserted,
+    to end a thought for example, is NOT_SAMPLED, and their logprob 0."""
     starts_row: bool = False
     context_digest: str = ""
-    """`digest` of the whole prompt as the engine reported it; empty for demonstrations."""
+    """`digest` of the whole prompt as the engine reported it; empty for demonstrations. Where generation went on after
+    inserted tokens, a space and the digest of that prompt follow."""
     finish_reason: str = "stop"
     reward: float = 0.0
     """The environment's step reward for this turn, a part of `Episode.reward`."""
@@ -92,6 +95,11 @@ class Turn:
     def generator_logprobs(self) -> tuple[float, ...]:
         """The logprobs of `token_ids` under the policy that sampled them; empty where there are none."""
         return self.logprobs
+
+    @property
+    def num_written(self) -> int:
+        """Number of `token_ids` that the model sampled, or the expert wrote: all but those that were inserted."""
+        return len(self.token_ids) - sum(n for version, n in self.versions if version == NOT_SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +235,7 @@ class Episode:
 
     @property
     def num_sampled(self) -> int:
-        return sum(len(turn.token_ids) for turn in self.turns if turn.kind == "sampled")
+        return sum(turn.num_written for turn in self.turns if turn.kind == "sampled")
 
     @property
     def is_trainable(self) -> bool:
@@ -237,7 +245,7 @@ class Episode:
     @property
     def versions(self) -> tuple[int, ...]:
         """The weight versions that sampled it, ascending."""
-        return tuple(sorted({version for turn in self.turns for version, _ in turn.versions}))
+        return tuple(sorted({version for turn in self.turns for version, _ in turn.versions} - {NOT_SAMPLED}))
 
     def to_json(self) -> str:
         """One line of JSON, lossless: `Episode.from_json(e.to_json()) == e`."""
@@ -351,22 +359,37 @@ def _join(turns: Sequence[Turn]) -> Row:
     for turn in turns:
         n, k = len(turn.prompt_ids), len(turn.token_ids)
         row_hash.update(array("i", turn.prompt_ids))
-        if turn.context_digest:
-            is_same = row_hash.hexdigest() == turn.context_digest
+        at = 0
+        for start, seen in _requests(turn):
+            row_hash.update(array("i", turn.token_ids[at:start]))
+            is_same = row_hash.hexdigest() == seen
             _require(is_same, "what the engine saw is the concatenation of the row")
-        row_hash.update(array("i", turn.token_ids))
+            at = start
+        row_hash.update(array("i", turn.token_ids[at:]))
         ids += turn.prompt_ids
         ids += turn.token_ids
-        loss_mask += [False] * n + [True] * k
         generator_logprobs += [0.0] * n + list(turn.generator_logprobs or [0.0] * k)
         spans = [version for version, count in turn.versions for _ in range(count)]
-        versions += [-1] * n + (spans or [-1] * k)
+        loss_mask += [False] * n + ([version != NOT_SAMPLED for version in spans] or [True] * k)
+        versions += [NOT_SAMPLED] * n + (spans or [NOT_SAMPLED] * k)
     return Row(
         token_ids=tuple(ids),
         loss_mask=tuple(loss_mask),
         generator_logprobs=tuple(generator_logprobs),
         versions=tuple(versions),
     )
+
+
+def _requests(turn: Turn) -> list[tuple[int, str]]:
+    """The requests that a turn was sampled by: where in its tokens each begins, and the digest of the prompt it saw."""
+    digests = turn.context_digest.split()
+    if len(turn.versions) < 2:
+        starts = [0]
+    else:
+        ends = accumulate(count for _, count in turn.versions[:-1])
+        starts = [0, *(end for end, (version, _) in zip(ends, turn.versions, strict=False) if version == NOT_SAMPLED)]
+    _require(not digests or len(digests) == len(starts), "each request of a turn has a digest of what the engine saw")
+    return list(zip(starts, digests, strict=False))
 
 
 def _turn_from(item: dict[str, Any]) -> Turn:

@@ -43,6 +43,8 @@ class Conversation:
     seed: int | None = None
     max_turn_tokens: int = 512
     max_tokens: int = 4096
+    max_thinking_tokens: int = 0
+    """See `EpisodeLimits`."""
     turns: list[Turn] = field(default_factory=list)
     observation: tuple[Message, ...] = ()
     asked: NextTurn | None = None

@@ -123,15 +123,22 @@ class Outcome(StrEnum):
         return self.is_valid or self is Outcome.TIMEOUT
 
 
+NOT_SAMPLED = -1
+"""The weight version of tokens that no weights sampled: those of prompts, and those that an agent inserted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
     """Limits of an episode, in counts and seconds."""
 
     max_turns: int = 8
     max_turn_tokens: int = 512
-    """Maximum number of sampled tokens of one turn."""
+    """Maximum number of sampled tokens of one turn, and of those that an agent inserts into it."""
     max_tokens: int = 4096
     """Maximum number of prompt and sampled tokens of a training row: the context length."""
+    max_thinking_tokens: int = 0
+    """Maximum number of tokens of a thought, which the agent then ends; 0 is no maximum. It has an effect where the
+    model of a `TokenAgent` thinks."""
     step_seconds: float = 60.0
     """Time limit of one `reset` or `step`. A tool has its own, shorter limit: `ToolOptions.timeout`."""
     episode_seconds: float = 600.0
@@ -188,7 +195,8 @@ class Completion:
     logprobs: tuple[float, ...]
     """Of each sampled token, at the sampling temperature; `generator_logprobs` from here to the loss."""
     versions: tuple[tuple[int, int], ...]
-    """Spans (weight version, number of tokens) that cover `token_ids` in order."""
+    """Spans (weight version, number of tokens) that cover `token_ids` in order; the version of tokens that were
+    inserted is NOT_SAMPLED, and their logprob 0."""
     text: str = ""
     finish_reason: str = "stop"
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -182,6 +182,7 @@ def has_digests(plan: Mapping[str, Any]) -> bool:
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """Return how the plan of a folder differs from another plan, as part of a sentence; "" if it does not."""
     names = (plan.keys() | present.keys()) - {"version", "depends_on", "task_digest"}
+    present = {**present, **_added(present, plan)}
     differing = sorted(name for name in names if plan.get(name) != present.get(name))
     if differing:
         settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)
@@ -190,6 +191,14 @@ def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     if present.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
         parts.append("the tasks")
     return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""
+
+
+def _added(present: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a plan lacks because an older forge_env wrote it, which knew what is now the default only."""
+    limits = present.get("limits")
+    if isinstance(limits, dict):
+        limits = {"max_thinking_tokens": 0, **limits}
+    return {"thinking": present.get("thinking", plan.get("thinking") and "off"), "limits": limits}
 
 
 def fault_class(episode: Episode) -> str:

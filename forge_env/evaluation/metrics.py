@@ -1,11 +1,11 @@
-"""Figures of tools over many episodes: durations, calls, errors and faults."""
+"""Figures over many episodes: of tools, their durations, calls, errors and faults; and of training rows."""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from forge_env.core.episode import Episode
@@ -80,3 +80,15 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
             **({f"tool/{name}/faults": tool.faults} if tool.faults else {}),
         }
     return metrics
+
+
+def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return rollout/rows_per_episode, the mean number of rows, and rollout/repeated_tokens: the share of the tokens of
+    all rows that repeats the beginning of the row before, and so is computed again."""
+    turns = [turn for episode in episodes for turn in episode.turns if turn.kind != "text"]
+    tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in turns)
+    repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
+    return {
+        "rollout/rows_per_episode": sum(turn.starts_row for turn in turns) / max(len(episodes), 1),
+        "rollout/repeated_tokens": repeated / max(tokens, 1),
+    }

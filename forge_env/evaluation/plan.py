@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import UserError
+from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on
 from forge_env.records.run_files import limits_from, trained_config
@@ -18,6 +18,9 @@ from forge_env.rollout.factory import EnvFactory
 
 PLAN_VERSION = 2
 """Version 2 added the digests of `forge_env.evaluation.digests`."""
+LOCAL = ("vllm", "checkpoint")
+"""Kinds of agents whose prompts are rendered here."""
+THINKING = ("off", "on", "template")
 
 
 class Attempt(NamedTuple):
@@ -58,13 +61,19 @@ class EvalPlan:
     temperature: float | None = None
     top_p: float | None = None
     deterministic: bool = False
+    thinking: str | None = None
+    """See `AgentSettings`; of a local model never None."""
     answer_seconds: float | None = None
     """See `AgentSettings`. An answer that exceeds a time limit is left out of the figures, which so depend on it."""
     idle_seconds: float | None = None
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
-        split_agent(self.agent)
+        kind, _ = split_agent(self.agent)
+        if self.thinking is None and kind in LOCAL:
+            object.__setattr__(self, "thinking", "off")
+        if self.thinking not in (None, *THINKING):
+            raise UserError(f"thinking is {self.thinking!r}. {nearest(self.thinking, THINKING)}")
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
@@ -75,9 +84,16 @@ class EvalPlan:
             if seconds is not None and not 0 < seconds < float("inf"):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{name} is {seconds:g}; give {option} a number of seconds above 0, or leave it out")
-        wrong = [f"{name} is {value:g}" for name, value in asdict(self.limits).items() if not value > 0]
+        limits = {**asdict(self.limits), "max_thinking_tokens": self.limits.max_thinking_tokens + 1}  # 0 is no limit
+        wrong = [f"{name} is {getattr(self.limits, name):g}" for name, value in limits.items() if not value > 0]
         if wrong:
             raise UserError(f"wrong limits of an episode: {', '.join(wrong)}; each must be above 0")
+        thought, turn = self.limits.max_thinking_tokens, self.limits.max_turn_tokens
+        if thought >= turn:
+            raise UserError(
+                f"max_thinking_tokens is {thought}, and a turn has max_turn_tokens, {turn}, at most: raise "
+                "--max-turn-tokens, which the thought and the answer share, or leave --max-thinking-tokens out"
+            )
 
     def to_dict(self, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
@@ -108,6 +124,17 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
     env = config[1] if config else {}
     declared = {} if env.get("name") == factory.name else factory.declared_limits()
     return replace(limits_from(env), **declared)
+
+
+def thinking_of(agent: str) -> str | None:
+    """Return whether an agent thinks if the caller does not say so: a checkpoint does what it did in its training.
+
+    Raises:
+        UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
+    """
+    kind, argument = split_agent(agent)
+    config = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
+    return config[1].get("thinking") if config else None
 
 
 def all_attempts(tasks: Sequence[Task], n: int) -> dict[Attempt, Task]:

@@ -53,6 +53,7 @@ async def run_evaluation(
         temperature=plan.temperature,
         top_p=plan.top_p,
         deterministic=plan.deterministic,
+        thinking=plan.thinking,
         max_tokens=plan.limits.max_tokens,
         concurrency=concurrency,
         requests_per_minute=requests_per_minute,

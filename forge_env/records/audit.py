@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge_env.core.episode import Episode, Turn
-from forge_env.core.errors import ForgeError
-from forge_env.core.types import Message, Outcome
-from forge_env.records.run_files import FAULTS, all_files, episode_line
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.types import NOT_SAMPLED, Message, Outcome
+from forge_env.records.run_files import FAULTS, all_files, episode_line, run_settings
 
 Decoder = Callable[[Turn], Message]
 """Returns the message that a turn's tokens decode to."""
@@ -69,6 +69,15 @@ def model_of(run: Path) -> Path | None:
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
+def thinking_of(run: Path) -> str:
+    """Return whether the model of a run thought, as its settings say; "off" if that is unknown."""
+    try:
+        settings = run_settings(run)
+    except UserError:
+        return "off"
+    return settings.thinking if settings else "off"
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         yield from enumerate(file, 1)
@@ -111,5 +120,6 @@ def _check_turn(turn: Turn) -> Iterator[str]:
     if not all(math.isfinite(p) and p <= 1e-4 for p in turn.generator_logprobs):
         yield "a logprob is no finite number up to 0"
     versions = [version for version, _ in turn.versions]
-    if versions != sorted(versions) or min(versions) < 0:
+    sampled = [version for version in versions if version != NOT_SAMPLED]
+    if versions[0] < 0 or sampled != sorted(sampled) or min(sampled) < 0:
         yield f"its weight versions are {versions}: they never fall, and start at 0"

@@ -31,6 +31,8 @@ class RunSettings:
     """None if they are not recorded."""
     agent: str = ""
     """The agent of an evaluation."""
+    thinking: str = "off"
+    """Whether the model thought before it answered."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Digests of the environment's code, recorded by an evaluation; see `forge_env.evaluation.digests`."""
 
@@ -153,5 +155,6 @@ def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -
         options=options,
         limits=limits_from(limits),
         agent=str(saved.get("agent") or ""),
+        thinking=str(saved.get("thinking") or "off"),
         environment=environment if isinstance(environment, dict) else {},
     )

@@ -39,6 +39,8 @@ class AgentSettings:
     """Probability mass that is sampled from; None is all of it, or the default of an endpoint."""
     deterministic: bool = False
     """Greedy, one request at a time and without a prefix cache, so that a run repeats exactly on one machine."""
+    thinking: str | None = None
+    """Whether a local model thinks before it answers: "off", "on" or "template"; None is off."""
     max_tokens: int = 4096
     """Context length: tokens of a row, prompt and answers together."""
     concurrency: int = 16

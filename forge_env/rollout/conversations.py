@@ -46,4 +46,5 @@ class Conversations:
             seed=self._seed + number * _SEED_STRIDE,
             max_turn_tokens=self._limits.max_turn_tokens,
             max_tokens=self._limits.max_tokens,
+            max_thinking_tokens=self._limits.max_thinking_tokens,
         )

@@ -30,6 +30,7 @@ from forge_env.rollout.env_results import (
     recorded_info,
 )
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke
 
@@ -131,6 +132,8 @@ async def run_episode(
                 run.info["close_error"] = close_error
             _add_final_info(env, run.info)
     turns = run.conversations.turns
+    if repeated := repeated_tokens(turns):
+        run.info["repeated_tokens"] = repeated
     reward = sum(turn.reward for turn in turns) + run.reward
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward

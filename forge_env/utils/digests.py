@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from forge_env.utils.syntax import parse_python
+
 _DIGEST_BYTES = 8
 _READERS = 4
 """Threads that read files; one thread takes about a second for each GB."""
@@ -145,7 +147,7 @@ def _package(path: Path, root: Path) -> tuple[str, ...]:
 def _imports(content: bytes, package: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the modules that a file may import, their names split at the dots."""
     try:
-        tree = ast.parse(content)
+        tree = parse_python(content)
     except (SyntaxError, ValueError):
         return ()
     return tuple(dict.fromkeys(_imported_names(tree, package)))

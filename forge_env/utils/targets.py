@@ -21,6 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError, nearest
+from forge_env.utils.syntax import parse_python
 
 _loading = threading.RLock()
 
@@ -140,7 +141,7 @@ def _execute(target: str, name: str, path: Path) -> ModuleType:
 
 def _check_siblings(target: str, path: Path) -> None:
     """Check that the modules beside a file, which it imports, are not hidden by others of the same name."""
-    for line, name in _imported(ast.parse(path.read_bytes(), str(path))):
+    for line, name in _imported(parse_python(path.read_bytes(), str(path))):
         files = (path.parent / f"{name}.py", path.parent / name / "__init__.py")
         beside = [file.resolve() for file in files if file.is_file()]
         if not beside or name in sys.stdlib_module_names:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError
-from forge_env.core.types import Outcome, Task
+from forge_env.core.types import NOT_SAMPLED, Outcome, Task
 from forge_env.evaluation.evaluate import is_success
 from forge_env.viewer.lenient_json import encodable, parse_json
 
@@ -68,7 +68,9 @@ def _row(data: Any, offset: int, length: int) -> Row:
     episode = episode_from(data)
     turns, info = episode["turns"], episode.get("info") or {}
     tool_uses = [use for turn in turns for use in turn.get("tool_uses") or ()]
-    versions = [span[0] for turn in turns for span in turn.get("versions") or ()]
+    spans = [span for turn in turns for span in turn.get("versions") or ()]
+    versions = [span[0] for span in spans if span[0] != NOT_SAMPLED]
+    inserted = sum(span[1] for span in spans if span[0] == NOT_SAMPLED)
     error, outcome = encodable(episode.get("error") or ""), encodable(episode["outcome"])
     reward = _finite_number(episode.get("reward"))
     turn_seconds = math.fsum(turn.get("policy_seconds", 0) + turn.get("env_seconds", 0) for turn in turns)
@@ -84,7 +86,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
         reward,
         int(_is_success(outcome, reward, episode.get("success"))),
         len(turns),
-        sum(len(turn["token_ids"]) for turn in turns if turn.get("kind") == "sampled"),
+        sum(len(turn["token_ids"]) for turn in turns if turn.get("kind") == "sampled") - inserted,
         _finite_number(info.get("seconds")) or turn_seconds,
         _finite_number(info.get("started")),
         _integer(min(versions)) if versions else None,

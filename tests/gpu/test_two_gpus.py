@@ -12,6 +12,9 @@ from tests.gpu.test_runs_gpu import check, run
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")]
 FSDP = ("--trainer.procs", "2")
 TP = (*FSDP, "--parallelism.tensor_parallel_degree", "2")
+HSDP = (*FSDP, "--parallelism.data_parallel_replicate_degree", "2")
+OFFLOAD = (*FSDP, "--training.cpu_offload", "--training.fp32_head", "--trainer.threads", "8")
+REFERENCE = ("--ref_model.procs", "2", "--grpo.beta", "0.01", "--training.packing")
 ENGINE = ("--generator.procs", "2")
 SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.cuda_graphs=false")
 
@@ -26,9 +29,12 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
         (("--weights.store", "torchstore"), "TorchStore"),
         (FSDP, "CUDA IPC"),
         (TP, "CUDA IPC"),
+        (HSDP, "CUDA IPC"),
+        (OFFLOAD, "CUDA IPC"),
+        (REFERENCE, "CUDA IPC"),
         (ENGINE, "CUDA IPC"),
     ],
-    ids=["one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "engine-tp"],
+    ids=["one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "hsdp", "offload", "reference", "engine-tp"],
 )
 def test_a_run_of_the_tiny_model(options: tuple[str, ...], store: str, tmp_path: Path) -> None:
     said = run(tmp_path / "run", *SHORT, *options)

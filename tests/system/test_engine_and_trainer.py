@@ -26,7 +26,7 @@ from forge_env.core.types import Completion, Sampling
 from forge_env.rollout.lockstep import Request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SETTINGS = EngineSettings(max_model_len=256, max_requests=64)
+SETTINGS = EngineSettings(max_model_len=256, max_requests=64, sleep=True)
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +248,35 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
     again = await engine.generate(so_far, Sampling(max_tokens=rest, temperature=0.0), "again")
     assert again.token_ids == completion.token_ids[first:]
     assert max(abs(a - b) for a, b in zip(again.logprobs, completion.logprobs[first:], strict=True)) < 1e-4
+
+
+async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: VLLMEngine, model: Path) -> None:
+    """Requests wait meanwhile; those that ran go on where they were, and their tokens name the weights of each span."""
+    before, old = await _greedy(engine), engine.version
+    running = asyncio.ensure_future(engine.generate([1, 2], Sampling(max_tokens=100, temperature=0.0), "running"))
+    await engine.generate([1], Sampling(max_tokens=1), "marker")  # by then the other one runs
+    await engine.sleep()
+    await engine.sleep()
+    assert engine.is_asleep and not running.done()
+    waiting = asyncio.ensure_future(_greedy(engine))
+    batch = asyncio.ensure_future(engine.generate_batch([Request((3, 4), Sampling(max_tokens=2), "batch")]))
+    steps = engine.stats.steps
+    await engine._command(lambda: None)  # by then the requests have come
+    assert engine.stats.steps == steps and not waiting.done() and not batch.done()
+    await engine.update_weights(old + 1, _weights(model))
+    assert not engine.is_asleep and await waiting == before, "the same weights"
+    completion, (of_batch,) = await running, await batch
+    assert [version for version, _ in completion.versions] == [old, old + 1]
+    assert sum(count for _, count in completion.versions) == len(completion.token_ids) == 100
+    assert isinstance(of_batch, Completion) and of_batch.versions == ((old + 1, 2),)
+    alone = await engine.generate([1, 2], Sampling(max_tokens=100, temperature=0.0), "alone")
+    assert alone.token_ids == completion.token_ids
+    assert max(abs(a - b) for a, b in zip(alone.logprobs, completion.logprobs, strict=True)) < 1e-4
+
+
+async def test_an_engine_without_sleep_mode_says_so() -> None:
+    with pytest.raises(PolicyError, match="cannot sleep: it was started without EngineSettings.sleep"):
+        await VLLMEngine("any", EngineSettings()).sleep()
 
 
 async def _over_a_swap(engine: VLLMEngine, weights: dict[str, torch.Tensor]) -> Completion:

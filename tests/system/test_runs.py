@@ -167,18 +167,28 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.slow
 def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # type: ignore[no-untyped-def]
-    """With real actors: the reference holds the warmed-up policy, so that the penalty begins at 0."""
+    """With real actors: the reference holds the warmed-up policy, so that the penalty begins at 0.
+
+    The engine sleeps whenever the trainer or the reference model works, over a window of two steps too.
+    """
     run = start(
         "trainers.grpo", "--env", "math", "--steps", "3", "--tasks", "128", "--dataset.held_out", "8",
         "--warmup.steps", "8", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
         "--grpo.beta", "0.05", "--grpo.kl_in", "reward", "--grpo.kl", "k2", "--services.ref_model.procs", "1",
         "--grpo.credit", "turn", "--training.old_logprobs", "trainer", "--training.sync_interval", "2",
         "--training.entropy_coef", "0.01",  # so that the policy moves, whatever its rewards
+        "--services.generator.sleep", "yes",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
     run.assert_nothing_left()
-    for phrase in ("frozen, is the policy after the warm-up", "on-policy check: mean", "as expected for float32"):
+    _check_sleep(run.output)
+    for phrase in (
+        "the engine sleeps while the trainer steps",
+        "frozen, is the policy after the warm-up",
+        "on-policy check: mean",
+        "as expected for float32",
+    ):
         assert phrase in console, console
     assert (run.output / "reference.safetensors").is_file()
     lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
@@ -192,6 +202,20 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert second["ratio_min"] < 0.9999 and second["ratio_max"] > 1.0001  # by what the first step changed
     assert [step["staleness_max"] for step in steps] == [0, 1, 0]
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
+
+
+def _check_sleep(output: Path) -> None:
+    """The engine sleeps before each span of work of the trainer and of the reference model, and wakes by a pull."""
+    trace = json.loads((output / "trace.json").read_text().strip().removesuffix(",") + "]")
+    names = ("sleep", "pull", "publish", "optimizer step", "old logprobs", "logprobs")
+    spans = sorted((event for event in trace if event["name"] in names), key=lambda event: event["ts"])
+    ends = {name: [event["ts"] + event["dur"] for event in spans if event["name"] == name] for name in names}
+    work = [event for event in spans if event["name"] not in ("sleep", "pull")]
+    assert len(work) > 8 + 3
+    for event in work:
+        last = {name: max((end for end in ends[name] if end <= event["ts"]), default=0) for name in ("sleep", "pull")}
+        assert last["sleep"] > last["pull"], event
+    assert len(ends["sleep"]) == len(ends["pull"]) + 1, "it sleeps on while the model is exported"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from trainers.run.run_record import add_fact
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import planned_warmup_steps, tasks_after_warmup, warm_up
 from trainers.run.weight_ages import estimate
-from trainers.setup.meaning import about_ratio
+from trainers.setup.meaning import about_approximations, about_ratio
 from trainers.setup.run_plan import RunPlan
 
 
@@ -56,13 +56,16 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     plan, report = run.plan, run.report
     add_fact(report.folder, "old_logprobs", plan.old_logprobs)
     report.say(f"the importance ratio is {about_ratio(plan)}")
+    approximate = about_approximations(plan)
+    if approximate:
+        report.warn(approximate)
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
     await settle_reference(run, objective.kl_reference)
     if remark := kl_remark(plan.config):
         report.warn(remark)
 
     started = time.perf_counter() - start.seconds
-    shown = ("reward", "success", "tokens/s", "s/step")
+    shown = ("reward", "success", "tokens/s", "s/step", *(("mean_abs_logprob_difference",) if approximate else ()))
     report.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=started)
     work = _work(run, objective, start, started)
     loop = Loop(work, objective, _settings(plan), start.state)

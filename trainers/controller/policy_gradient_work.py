@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.metrics import tool_metrics
+from forge_env.evaluation.metrics import row_metrics, tool_metrics
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
 from trainers.controller.loop_work import LoopWork
@@ -107,7 +107,7 @@ class PolicyGradientWork(LoopWork):
             "processes_replaced": float(services.replaced),
             "groups_run_again": float(services.envs.client.retries),
         }
-        values = metrics | shown | tool_metrics(episodes) | counts
+        values = metrics | shown | row_metrics(episodes) | tool_metrics(episodes) | counts
         report.metrics("train", step, values)
         report.point(step, values)
         report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])

@@ -24,7 +24,8 @@ class Gpus:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             self._nvml = pynvml
-            for number, name in zip(numbers, names_of(numbers), strict=True):
+        for number, name in zip(numbers, names_of(numbers), strict=True):
+            with suppress(pynvml.NVMLError):  # the plan for another machine may number more GPUs than this one has
                 if name.isdecimal():
                     self._handles[number] = pynvml.nvmlDeviceGetHandleByIndex(int(name))
                 else:
@@ -40,6 +41,15 @@ class Gpus:
                     values = read()
                     metrics |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
         return metrics
+
+    def sizes(self) -> dict[int, float]:
+        """Bytes of each GPU's memory that processes can have, by its number; no context is made on a GPU for it."""
+        sizes: dict[int, float] = {}
+        for number, handle in self._handles.items():
+            with suppress(self._nvml.NVMLError):
+                info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+                sizes[number] = float(info.total - info.reserved)
+        return sizes
 
     def close(self) -> None:
         if self._nvml is not None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from trainers.model.families import check_config, head_sizes
 from trainers.model.sizes import MODEL_SIZES
+
+_SIZES = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,20 @@ class ModelShape:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     @property
+    def largest_matrix(self) -> int:
+        """Parameters of the largest matrix: the embedding, the MLP's, or those of attention that are fused."""
+        return self.hidden_size * max(
+            self.vocab_size, self.intermediate_size, self.query_size + 2 * self.key_value_size
+        )
+
+    @property
     def parameters(self) -> int:
         return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
 
 
-def _known(sizes: tuple[int, ...], *, tie_word_embeddings: bool = False, qk_norm: bool = False) -> ModelShape:
+def _known(
+    sizes: tuple[int, ...], *, tie_word_embeddings: bool = False, qk_norm: bool = False, qkv_bias: bool = False
+) -> ModelShape:
     width, inner, layers, heads, key_value_heads, head_dim, vocabulary, context = sizes
     return ModelShape(
         hidden_size=width,
@@ -71,6 +83,7 @@ def _known(sizes: tuple[int, ...], *, tie_word_embeddings: bool = False, qk_norm
         max_position_embeddings=context,
         tie_word_embeddings=tie_word_embeddings,
         qk_norm=qk_norm,
+        qkv_bias=qkv_bias,
     )
 
 
@@ -79,6 +92,11 @@ KNOWN_SHAPES: dict[str, ModelShape] = {
     "Qwen/Qwen3-1.7B": _known((2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
     "Qwen/Qwen3-4B": _known((2560, 9728, 36, 32, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
     "Qwen/Qwen3-8B": _known((4096, 12288, 36, 32, 8, 128, 151936, 40960), qk_norm=True),
+    "Qwen/Qwen3-14B": _known((5120, 17408, 40, 40, 8, 128, 151936, 40960), qk_norm=True),
+    "Qwen/Qwen3-32B": _known((5120, 25600, 64, 64, 8, 128, 151936, 40960), qk_norm=True),
+    "Qwen/Qwen2.5-7B-Instruct": _known((3584, 18944, 28, 28, 4, 128, 152064, 32768), qkv_bias=True),
+    "Qwen/Qwen2.5-14B-Instruct": _known((5120, 13824, 48, 40, 8, 128, 152064, 32768), qkv_bias=True),
+    "Qwen/Qwen2.5-32B-Instruct": _known((5120, 27648, 64, 40, 8, 128, 152064, 32768), qkv_bias=True),
     "meta-llama/Llama-3.1-8B": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
     "meta-llama/Llama-3.1-8B-Instruct": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
 }
@@ -147,7 +165,7 @@ def read_shape(path: Path) -> ModelShape:
     """Read a config.json.
 
     Raises:
-        UserError: when it is no JSON object, or lacks a size.
+        UserError: when it is no JSON object, lacks a size, or is of a model that cannot be trained.
     """
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -155,29 +173,29 @@ def read_shape(path: Path) -> ModelShape:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise UserError(f"{path} is not the config of a model: it holds no JSON object")
-    kind = config.get("model_type", "")
-    heads = _size(config, "num_attention_heads", path)
-    width = _size(config, "hidden_size", path)
+    for name in _SIZES:
+        _check_size(config, name, path)
+    family = check_config(config, str(path))
+    heads, key_value_heads, head_dim = head_sizes(config)
     return ModelShape(
-        hidden_size=width,
-        intermediate_size=_size(config, "intermediate_size", path),
-        num_hidden_layers=_size(config, "num_hidden_layers", path),
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_hidden_layers=config["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or width // heads,
-        vocab_size=_size(config, "vocab_size", path),
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        vocab_size=config["vocab_size"],
         max_position_embeddings=config.get("max_position_embeddings") or 0,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=kind == "qwen3",
-        qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
     )
 
 
-def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
+def _check_size(config: Mapping[str, Any], name: str, path: Path) -> None:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(f"{path} says {name} = {value!r}: a dense language model has a whole number above 0 there")
-    return value
 
 
 def _cached_config(hub_id: str) -> Path | None:

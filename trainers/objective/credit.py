@@ -20,11 +20,11 @@ Credit = Literal["episode", "turn"]
 def turn_targets(episode: Episode) -> list[int]:
     """How many sampled targets each turn of an episode has, in the order of its rows.
 
-    All of its sampled tokens, but for one that is the first of its row: nothing comes before it that could predict it.
+    All of its sampled tokens, and none that were inserted, but for one that is the first of its row: nothing comes
+    before it that could predict it.
     """
     return [
-        len(turn.token_ids) - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids))
-        for turn in episode.turns
+        turn.num_written - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids)) for turn in episode.turns
     ]
 
 

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.model_folder import find_model
+from agents.model_folder import fetch_config, find_model
+from agents.renderer.families import check_thinking
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests
@@ -20,7 +21,7 @@ from forge_env.utils.disks import full_disk
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.report import Report
 from trainers.model.make import count_parameters, make_model
-from trainers.model.shape import made_model
+from trainers.model.shape import made_model, read_shape
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
@@ -77,6 +78,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             with startup.phase("model"):
                 model, parameters = await _prepare_model(plan, report, checkpoint, data)
             plan = with_model(plan, model)
+            check_thinking(model, config.env.thinking)
             results = {"model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
             if data is not None:
@@ -145,6 +147,8 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     config = plan.config
     if config.model.path:
+        if plan.model.missing:  # what cannot be trained is refused before its weights are downloaded
+            read_shape(fetch_config(config.model.path))
         model = find_model(config.model.path)
         report.say(f"model {model}")
         return model, count_parameters(model)
@@ -193,6 +197,8 @@ def _say_what_is_up(plan: RunPlan, report: Report) -> None:
     if plan.environment is None:
         return
     report.say(plan.store_reason)
+    if plan.about_engine:
+        report.say(plan.about_engine)
     step_seconds = plan.config.training.step_seconds
     if plan.patience > step_seconds:
         report.say(

@@ -7,7 +7,10 @@ from typing import Literal
 from forge_env.core.errors import UserError
 from forge_env.runtime.calls.answers import within
 from trainers.run.reference import KEPT_AS, ReferenceActor
+from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
+
+WRITING = "writing the weights of the reference model"
 
 
 async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generator", "model"]) -> None:
@@ -23,8 +26,7 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
         return
     service, kept = run.services.reference, run.report.folder / KEPT_AS
     assert service is not None
-    # Checked, fetched, and written to a file: the weights go three ways.
-    seconds = 3 * run.plan.deadlines.weights
+    seconds = run.plan.deadlines.weights
     reference = service.deadline(seconds)
     origin = f"the model {run.results['model']}"
     if kept.exists():  # the run is resumed, and its policy is no longer the one that it started from
@@ -33,7 +35,7 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
     elif run.results["warmup_steps"]:
         if run.checkpoint is not None:
             raise UserError(f"--resume: {kept} is missing, the reference model that this run was trained against")
-        await reference.route(ReferenceActor.pull, run.weights.published, str(kept), seconds)
+        await within(seconds, run.services.trainer.call_one(TrainerActor.write_weights, str(kept)), WRITING)
         await reference.fanout(ReferenceActor.load, str(kept))
         origin = f"the policy after the warm-up, kept as {kept}"
     if kept.exists():

@@ -127,11 +127,12 @@ async def start_services(
         plan.trainer,
         procs=wanted.trainer.procs,
         store=store,
+        store_dtype=plan.engine.dtype,
         environ=_resources(wanted.trainer, replicas["trainer"][0]),
         num_hosts=replicas["trainer"][0].num_hosts,
     )
     envs = _environments(plan, launcher, model, policy.client)
-    reference = _references(plan, launcher, model, store, on_ready=settle) if plan.placement.has_reference else None
+    reference = _references(plan, launcher, model, on_ready=settle) if plan.placement.has_reference else None
     processes = launcher.processes("store", ForgeActor) if store.needs_process else None
     engine_ready = asyncio.create_task(policy.start())
     services = Services(
@@ -192,13 +193,11 @@ def _environments(
     )
 
 
-def _references(
-    plan: RunPlan, launcher: Launcher, model: str, store: WeightStore, *, on_ready: OnReady
-) -> Service[ReferenceActor]:
+def _references(plan: RunPlan, launcher: Launcher, model: str, *, on_ready: OnReady) -> Service[ReferenceActor]:
     wanted, places = plan.config.services.ref_model, plan.placement.replicas["ref_model"]
     return Service(
         actor_class=ReferenceActor,
-        arguments={"model": model, "settings": plan.reference, "store": store},
+        arguments={"model": model, "settings": plan.reference},
         name="reference",
         options=_options(wanted, places, plan.deadlines.weights),
         on_ready=on_ready,
@@ -256,6 +255,7 @@ def _weight_sync(
         staleness=plan.config.staleness,
         startup=startup,
         timeline=timeline,
+        sleeps=plan.engine.sleep and plan.environment is not None,
     )
 
 
@@ -265,18 +265,19 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
     asked: Policy = ActorPolicy(policy)
     if config.training.deterministic:
         asked = LockstepPolicy(ActorPolicy(policy))
-    evaluation = config.evaluation
+    evaluation, thinking = config.evaluation, config.env.thinking
     sampling = {
         "policy": {"temperature": config.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
         "greedy": {"temperature": 0.0},
     }
     agents: dict[str, AgentSpec] = {
-        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, **settings})
+        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, "thinking": thinking, **settings})
         for name, settings in sampling.items()
     }
     if hasattr(environment, "expert"):
-        agents["expert"] = ("agents.scripted:scripted_agent", {"env": config.env.name, "model": model})
+        expert = {"env": config.env.name, "model": model, "thinking": thinking}
+        agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 
 

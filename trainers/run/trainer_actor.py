@@ -41,6 +41,7 @@ def spawn_trainer(
     procs: int = 1,
     loss: Loss | None = None,
     store: WeightStore | None = None,
+    store_dtype: str = "float32",
     environ: Mapping[str, str] | None = None,
     num_hosts: int = 1,
 ) -> AllRanks:
@@ -50,15 +51,17 @@ def spawn_trainer(
         launcher: its `start("trainer")` waits until the model is loaded.
         model: a Hugging Face folder.
         settings: arguments of `trainers.titan.trainer.TitanSettings`.
-        procs: ranks, which is settings["dp_shard"] times settings["tp"].
+        procs: ranks, which is settings["dp_replicate"] times settings["dp_shard"] times settings["tp"].
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
+        store_dtype: of the published weights: that of the engines that fetch them.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
     """
     environ = allocator() | dict(environ or {})
     where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
-    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss, "store": store}
+    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss}
+    options |= {"store": store, "store_dtype": store_dtype}
     return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
 
 
@@ -90,6 +93,7 @@ class TrainerActor(ForgeActor):
         settings: dict[str, Any],
         loss: Loss | None = None,
         store: WeightStore | None = None,
+        store_dtype: str = "float32",
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -97,6 +101,7 @@ class TrainerActor(ForgeActor):
         self._settings = settings
         self._loss = loss
         self._store = store
+        self._store_dtype = store_dtype
         self._taken: Any = None  # what `commit` commits
         self._temperature = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
@@ -181,6 +186,11 @@ class TrainerActor(ForgeActor):
         return time.perf_counter() - started if self.rank == 0 else None
 
     @concurrent_endpoint
+    async def release_memory(self) -> None:
+        """Give GPU memory that no tensor uses back, for who shares the GPU."""
+        await self._run(self._trainer.release_memory)
+
+    @concurrent_endpoint
     async def save(
         self,
         folder: str,
@@ -204,15 +214,18 @@ class TrainerActor(ForgeActor):
         """Write the model as a Hugging Face folder."""
         await self._run(self._trainer.export_hf, folder)
 
+    @concurrent_endpoint
+    async def write_weights(self, path: str) -> None:
+        """Write the weights, exact, as one file, see `TitanTrainer.write_weights`."""
+        await self._run(self._trainer.write_weights, path)
+
     def _train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float:
         from trainers.objective.torchforge_batch import loss_for, to_samples
 
         if self._loss is None:
             raise UserError("the trainer has no loss: give it one with set_loss(loss), or loss= where it is spawned")
         trainer = self._trainer
-        samples = to_samples(
-            inputs, targets, ranks=trainer.parallel.dp_shard, vocabulary=trainer.model.config.vocab_size
-        )
+        samples = to_samples(inputs, targets, ranks=trainer.data_ranks, vocabulary=trainer.model.config.vocab_size)
         metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
         return float(metrics["loss"])
 
@@ -223,8 +236,14 @@ class TrainerActor(ForgeActor):
         self._taken = await self._in_thread(self._take, self._store, version)
 
     def _take(self, store: WeightStore, version: int) -> Any:
-        state_dict = self._trainer.hf_state_dict()  # all ranks gather the weights, and the first one publishes them
-        return store.take(version, state_dict) if self.rank == 0 else None
+        import torch
+
+        from forge_env.runtime.weights import TensorLayout, WeightStream
+
+        model, dtype = self._trainer.model, getattr(torch, self._store_dtype)
+        layout = TensorLayout.of(model.weights.layout(dtype))
+        with model.weights.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
+            return store.take(version, WeightStream(layout, model.device, tensors)) if self.rank == 0 else None
 
     async def _commit_weights(self) -> None:
         taken, self._taken = self._taken, None

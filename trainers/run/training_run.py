@@ -16,7 +16,7 @@ from trainers.config import RunConfig
 from trainers.metrics.report import Report
 from trainers.metrics.system import SystemMetrics
 from trainers.run.evaluations import Evaluations
-from trainers.run.reference import ReferenceActor
+from trainers.run.reference_calls import ask_reference
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import add_fact, versions
 from trainers.run.services import Services
@@ -86,6 +86,7 @@ class TrainingRun:
         self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False
     ) -> dict[str, float]:
         """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones."""
+        await self.weights.make_room()
         self.weights.changed()
         call = self.services.trainer.call_one(TrainerActor.step, samples, loss, self.config.temperature, old_is_present)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
@@ -95,6 +96,7 @@ class TrainingRun:
 
     async def old_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """The trainer's logprobs of the sampled targets under its present weights, per sample."""
+        await self.weights.make_room()
         call = self.services.trainer.call_one(TrainerActor.logprobs, samples, self.config.temperature)
         with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
             return await within(self.config.training.step_seconds, call, STEP)
@@ -102,12 +104,15 @@ class TrainingRun:
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """The reference model's logprobs of the sampled targets, per sample."""
         assert self.services.reference is not None
+        await self.weights.make_room()
         reference = self.services.reference.deadline(self.config.training.step_seconds)
         with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
-            return await reference.route(ReferenceActor.logprobs, samples, self.config.temperature)
+            replicas, shape = self.config.services.ref_model.num_replicas, self.plan.model.shape
+            return await ask_reference(reference, samples, self.config.temperature, replicas=replicas, shape=shape)
 
     async def export(self) -> None:
         """Write the model as a Hugging Face folder."""
+        await self.weights.make_room()
         call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"))
         await within(self.plan.deadlines.weights, call, "the export")
 

@@ -2,6 +2,7 @@
 
 The life of one update, of a run whose engines have the weights of 6 optimizer steps as version 3:
 
+    weights.make_room()             # where engines sleep while the trainer works, they do until the next pull
     weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
     await weights.publish(8)        # version 4 is a copy of the weights; the next step may change the trainer's
     await weights.pull()            # version 4 is in the store, and then in every engine
@@ -29,6 +30,7 @@ from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_ages import WeightAges
 
 PUBLISH = "publishing the weights"
+RELEASE = "the trainer, which makes room for the engine,"
 
 
 class WeightSync:
@@ -42,6 +44,7 @@ class WeightSync:
         staleness: `training.staleness`, for the ages of weights.
         startup: told how long the first update takes.
         timeline: told of each update.
+        sleeps: whether the engines sleep while the trainer steps.
     """
 
     def __init__(
@@ -54,9 +57,13 @@ class WeightSync:
         staleness: int,
         startup: Startup,
         timeline: Timeline,
+        sleeps: bool = False,
     ) -> None:
         self._trainer, self._policy, self._engine_ready = trainer, policy, engine_ready
         self._seconds, self._startup, self._timeline = seconds, startup, timeline
+        self._sleeps = sleeps
+        self.are_asleep = False
+        """Whether the engines sleep, or are about to."""
         self.published = -1
         """The version that was published last."""
         self.in_store = -1
@@ -68,6 +75,8 @@ class WeightSync:
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
         self._is_ahead = True  # the trainer of what it published last
+        self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
+        self._committed.set()
 
     @property
     def is_synced(self) -> bool:
@@ -88,21 +97,33 @@ class WeightSync:
         self.published = version - 1
         self.changed()
 
+    async def make_room(self) -> None:
+        """Put the engines to sleep before the trainer works, where the plan says so; the next pull wakes them."""
+        if not self._sleeps or self.are_asleep:
+            return
+        with self._startup.phase("waiting for the engine"):
+            await self._engine_ready
+        self.are_asleep = True  # an engine that is replaced from now on is put to sleep by `catch_up`
+        with self._timeline.span("weights", "sleep"):
+            await self._policy.deadline(self._seconds).fanout(PolicyActor.sleep)
+
     async def publish(self, steps: int) -> dict[str, float]:
         """Publish the trainer's weights after so many optimizer steps as the next version.
 
         Returns:
             seconds/publish. The next step may then change the trainer's weights, and `pull` does the rest.
         """
+        await self.make_room()
         version = self.published + 1
         span = self._timeline.span("weights", "publish", version=version)
+        self._committed.clear()
         with self._startup.phase("weights: publish"), span:
             seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
         self.published, self._published_steps, self._is_ahead = version, steps, False
         return {"seconds/publish": seconds}
 
     async def pull(self) -> dict[str, float]:
-        """Put the version that was published last into the store, and then into the live engines.
+        """Put the version that was published last into the store, and then into the engines; those that sleep wake.
 
         Returns:
             seconds/commit, and seconds/fetch and seconds/swap of the slowest engine.
@@ -112,6 +133,10 @@ class WeightSync:
         with self._startup.phase("weights: commit"), span:
             commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
         self.in_store = version
+        self._committed.set()
+        if self.are_asleep:
+            await within(self._seconds, self._trainer.call_one(TrainerActor.release_memory), RELEASE)
+            self.are_asleep = False
         with self._startup.phase("waiting for the engine"):
             await self._engine_ready
         with self._startup.phase("weights: pull"), self._timeline.span("weights", "pull", version=version):
@@ -121,20 +146,35 @@ class WeightSync:
         return {"seconds/commit": commit, **slowest}
 
     async def sync(self, steps: int) -> dict[str, float]:
-        """Publish and pull the trainer's weights after so many optimizer steps, unless the engines have them."""
-        return {} if self.is_synced else await self.publish(steps) | await self.pull()
+        """Publish and pull the trainer's weights after so many optimizer steps, unless the engines have them.
+
+        Engines that sleep wake by the weights that they had, where there are no newer ones.
+        """
+        if self.is_synced:
+            return await self.pull() if self.are_asleep else {}
+        return await self.publish(steps) | await self.pull()
 
     async def catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have. Nothing is awaited after the last look at `in_store`."""
-        version = -1
-        while version != self.in_store:
-            version = self.in_store
+        """Give a new engine the weights that the others have, and put it to sleep where they sleep.
+
+        A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
+        after the last look at `in_store` and `are_asleep`.
+        """
+        version, is_asleep = -1, False
+        while (version, is_asleep) != (self.in_store, self.are_asleep):
+            version, is_asleep = self.in_store, self.are_asleep
             try:
-                pull = engine.call_one(PolicyActor.pull, version, self._seconds)
-                await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+                if version >= 0:
+                    pull = engine.call_one(PolicyActor.pull, version, self._seconds)
+                    await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+                if is_asleep:
+                    sleep = engine.call_one(PolicyActor.sleep)
+                    await unless_gone(within(self._seconds, sleep, "the new engine"), engine.dead)
             except ServiceError:
-                if version == self.in_store:  # otherwise there is a newer one, and this one may be forgotten
+                # Otherwise there is a newer one, or will be in a moment, and this one may be forgotten.
+                if version == self.in_store and self._committed.is_set():
                     raise
+                await unless_gone(within(self._seconds, self._committed.wait(), PUBLISH), engine.dead)
 
     def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""

@@ -134,6 +134,25 @@ def find_model(config: RunConfig) -> FoundModel:
     return find_shape(config.model.path, config.model.size)
 
 
+def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
+    """The model has thinking where it is to think, as far as that is known before the model is there."""
+    env, folder = config.env, Path(config.model.path).expanduser()
+    if env.max_thinking_tokens >= env.max_turn_tokens:
+        raise UserError(
+            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
+            f"{env.max_turn_tokens}, at most: raise the latter, which the thought and the answer share, or set the "
+            "former to 0"
+        )
+    if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
+        from agents.renderer.families import check_thinking as check  # takes a second: most runs do not need it
+
+        check(folder, env.thinking)
+    elif env.thinking == "on" and shape is not None and not shape.qk_norm:  # of the families here, Qwen3 alone has both
+        raise UserError(
+            f"--env.thinking is on, and the model {config.model.path} has none: set it to off, or choose another model"
+        )
+
+
 def check_length(config: RunConfig, shape: ModelShape | None) -> None:
     """The model reads as many tokens as an episode may have."""
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
@@ -164,11 +183,6 @@ def check_services(config: RunConfig) -> None:
             f"--services.generator.procs is {services.generator.procs} and it has no GPUs: an engine on CPU is one "
             "process; set it to 1, or --generator.with_gpus true"
         )
-    if services.ref_model.procs > 1:
-        raise UserError(
-            f"--services.ref_model.procs is {services.ref_model.procs}; the reference model is one process: set it to "
-            "1, or to 0 for none"
-        )
     if services.ref_model.with_gpus and services.ref_model.procs == 0:
         raise UserError(
             "--services.ref_model.with_gpus is true and --services.ref_model.procs is 0, which is no reference model: "
@@ -178,9 +192,7 @@ def check_services(config: RunConfig) -> None:
 
 _UNUSABLE = {
     "pipeline_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
-    "context_parallel_degree": "the loss needs the logprobs of a whole row on every rank",
     "expert_parallel_degree": "the models are dense, and have no experts to spread",
-    "data_parallel_replicate_degree": "this version shards the weights over all data-parallel ranks",
 }
 
 
@@ -189,16 +201,53 @@ def check_parallelism(config: RunConfig) -> None:
         degree = getattr(config.parallelism, name)
         if degree > 1:
             raise UserError(f"--parallelism.{name} is {degree}, and {reason}: set it to 1")
-    tensor, shard = config.parallelism.tensor_parallel_degree, config.parallelism.data_parallel_shard_degree
-    procs = config.services.trainer.procs
+    parallelism, procs = config.parallelism, config.services.trainer.procs
+    shard = parallelism.data_parallel_shard_degree
+    others = (
+        parallelism.tensor_parallel_degree
+        * parallelism.context_parallel_degree
+        * parallelism.data_parallel_replicate_degree
+    )
     if shard == -1:
-        fits, needed = procs % tensor == 0, -(-procs // tensor) * tensor
+        fits, needed = procs % others == 0, -(-procs // others) * others
     else:
-        fits, needed = procs == tensor * shard, tensor * shard
+        fits, needed = procs == others * shard, others * shard
     if not fits:
         processes = "trainer process" if needed == 1 else "trainer processes"
         raise UserError(
             f"parallelism needs {needed} {processes}, services.trainer.procs is {procs}: --trainer.procs {needed}"
+        )
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """AdamW's moments can be kept as they are wanted."""
+    training = config.training
+    if training.optimizer_state == "bfloat16" and not config.services.trainer.with_gpus:
+        raise UserError(
+            "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "
+            "to float32 or 8bit"
+        )
+    if training.optimizer_state == "bfloat16" and training.cpu_offload:
+        raise UserError(
+            "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer runs on "
+            "the CPU, where there is none with such a state: set it to float32 or 8bit, or leave cpu_offload out"
+        )
+    if training.optimizer_state == "8bit" and importlib.util.find_spec("torchao") is None:
+        raise UserError(
+            "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
+            "by pip install 'torchao>=0.18'"
+        )
+
+
+def check_context(config: RunConfig) -> None:
+    """A row is long enough to be cut over the ranks of context parallelism."""
+    degree, longest = config.parallelism.context_parallel_degree, config.env.max_tokens
+    least = 128 if config.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
+    if degree > 1 and degree * least > longest:
+        name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
+        raise UserError(
+            f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
+            f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
         )
 
 

@@ -11,7 +11,7 @@ from forge_env.core.errors import ServiceError
 from trainers.config import DeadlinesConfig, RunConfig
 
 MIB = 2**20
-_WEIGHTS = 4  # bytes of a parameter: weights are published, kept and exported from float32
+_WEIGHTS = 4  # bytes of a parameter, at most: weights are kept in float32, and published in the engine's dtype
 _CHECKPOINT = 12  # with Adam's two moments
 _LOOKS = 8  # at whether anything has moved, within the time in which something has to
 

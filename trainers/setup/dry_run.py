@@ -39,23 +39,15 @@ def _print(console: Console, plan: RunPlan) -> None:
     console.print(lines)
     _title(console, "Processes, and estimates of their memory in GiB")
     console.print(_processes(plan))
-    for where, total in shared_gpus(plan).items():
-        console.print(Text(f"{where}, which several share: {gib(total)} together"))
+    for card in plan.cards:
+        size = f"; it has {gib(plan.card)}" if plan.card else ""
+        console.print(Text(f"{card}{size}"))
     _title(console, "Missing on this machine")
     for text in plan.missing or ["nothing"]:
         console.print(Text(f"  - {text}"))
     _title(console, "Whether it starts")
     for text in [f"no: {problem}" for problem in plan.problems] or ["yes; this was a dry run, and nothing was started"]:
         console.print(Text(f"  - {text}"))
-
-
-def shared_gpus(plan: RunPlan) -> dict[str, float]:
-    """Bytes of all processes on each GPU that has several, each at its worst moment; unknown ones are left out."""
-    totals: dict[str, list[float]] = {}
-    for process, memory in plan.processes:
-        if process.gpu is not None and memory is not None:
-            totals.setdefault(process.where, []).append(memory.total)
-    return {where: sum(bytes_) for where, bytes_ in totals.items() if len(bytes_) > 1}
 
 
 def _title(console: Console, text: str) -> None:

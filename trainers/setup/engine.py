@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agents.generator.engine_args import has_draft_model
 from agents.generator.start import EngineSettings
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
+from trainers.setup.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
+from trainers.setup.estimates import engine_memory
+from trainers.setup.memory import GIB
 
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
 REQUESTS = 128  # that an engine on CPU takes at once; further ones wait in its queue
 MOST_REQUESTS = 512  # that one on GPU takes
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
-GIB = 2**30
-MOST_CACHE_GIB = {True: 32.0, False: 64.0}
-"""Of keys and values on a GPU, by whether it is shared: further requests then wait."""
+LEAST_CACHE_GIB = 0.25  # of a small model
 
 
-def engine_settings(config: RunConfig, shape: ModelShape | None, *, shares_gpus: bool) -> EngineSettings:
-    """The settings of the engine of a run.
+def plan_engine(
+    config: RunConfig,
+    shape: ModelShape | None,
+    engine_args: Mapping[str, Any],
+    *,
+    card: float | None = None,
+    others: float = 0.0,
+    others_at_rest: float = 0.0,
+    hindrance: str = "",
+) -> tuple[EngineSettings, str]:
+    """The settings of the engine of a run, and a sentence on its cache and its sleep; "" where there is none to say.
 
     Args:
         config: of the run.
         shape: of its model; None where it is not known yet.
-        shares_gpus: whether other services have the engine's GPUs too.
+        engine_args: of vLLM, from `services.generator.engine`.
+        card: bytes of its GPU; None where it is on a CPU, or where that is not known.
+        others: bytes of the other processes on its GPU at their worst.
+        others_at_rest: bytes that they take while the engine works.
+        hindrance: why it cannot sleep, see `why_awake`.
     """
     generator = config.services.generator
     on_gpu = generator.with_gpus
-    cache_gib = _cache_gib(config, shape, MOST_CACHE_GIB[shares_gpus]) if on_gpu else EngineSettings().kv_cache_gib
-    return EngineSettings(
+    settings = EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=_requests(config),
-        dtype="bfloat16" if on_gpu else "float32",
-        kv_cache_gib=generator.kv_cache_gib or cache_gib,
+        dtype=config.engine_dtype,
+        kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
+        gpu_memory_fraction=generator.gpu_memory_utilization,
+        gpu_memory_gib=config.launcher.gpu_memory_gib,
+        sleep=generator.sleep == "yes" and not hindrance,
+        engine_args=engine_args,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
         worker_process=on_gpu and generator.worker_process,
@@ -40,15 +62,43 @@ def engine_settings(config: RunConfig, shape: ModelShape | None, *, shares_gpus:
         stall_seconds=config.deadlines.stall_seconds,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
+    if shape is None or not on_gpu:
+        return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
+    given = generator.kv_cache_gib * GIB
+    one = _cache_of_one(config, shape, engine_args)
+    needed = given or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
+    decision = size_cache(
+        CacheDemand(
+            needed=needed,
+            least=given or min(LEAST_REQUESTS * one, needed),
+            engine=engine_memory(config, shape, settings, cache=0.0).total,
+            card=card,
+            utilization=generator.gpu_memory_utilization,
+            others=others,
+            others_at_rest=others_at_rest,
+            wanted=generator.sleep,
+            hindrance=hindrance,
+        )
+    )
+    return replace(settings, kv_cache_gib=decision.cache / GIB, sleep=decision.sleeps), decision.why
 
 
-def _cache_gib(config: RunConfig, shape: ModelShape | None, most: float) -> float:
-    """What all requests need at their longest, an evaluation's among them, in bfloat16; at most `most`."""
-    if shape is None:
-        return 0.0
-    one = 2 * shape.num_hidden_layers * shape.key_value_size * 2 * config.env.max_tokens
-    needed = _requests(config) * one / max(1, config.services.generator.procs) / GIB
-    return max(min(1.1 * needed, most), 0.25)
+def why_awake(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, Any]) -> str:
+    """Why the engine cannot sleep while the trainer steps, as the end of a sentence; "" where it can."""
+    training = config.training
+    window = training.sync_interval if old_logprobs == "trainer" else 1
+    if config.algorithm is not None and config.staleness > window - 1:
+        return f"episodes are in flight while the trainer steps, for --training.staleness is {config.staleness}"
+    if has_draft_model(engine_args):
+        return "the weights of its draft model would be lost, which the trainer does not publish"
+    return ""
+
+
+def _cache_of_one(config: RunConfig, shape: ModelShape, engine_args: Mapping[str, Any]) -> float:
+    """Bytes of keys and values of one request of full length, on one process of the engine."""
+    size = 1 if str(engine_args.get("kv_cache_dtype", "auto")).startswith("fp8") else 2
+    token = 2 * shape.num_hidden_layers * shape.key_value_size * size
+    return token * config.env.max_tokens / max(1, config.services.generator.procs)
 
 
 def episodes_at_once(config: RunConfig) -> int:

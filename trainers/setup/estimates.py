@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from agents.generator.start import EngineSettings
-from forge_env.runtime.weights import KEEP, CudaIpcStore, NcclStore, WeightStore
-from trainers.config import RunConfig
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
+from trainers.config import RunConfig, ServiceConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
+    BYTES,
+    ENGINE_TOKENS,
     FLOAT32,
     GIB,
     Memory,
+    engine_buffers,
+    engine_residue,
     generator_memory,
     reference_memory,
     store_memory,
@@ -20,9 +24,17 @@ from trainers.setup.placement import Process
 
 
 def estimate_memory(
-    config: RunConfig, process: Process, shape: ModelShape | None, engine: EngineSettings, store: WeightStore | None
+    config: RunConfig,
+    process: Process,
+    shape: ModelShape | None,
+    engine: EngineSettings | None,
+    store: WeightStore | None,
 ) -> Memory | None:
-    """The memory of one process; None where the sizes of the model are not known."""
+    """The memory of one process; None where the sizes of the model are not known.
+
+    Args:
+        engine: None for processes that are not the engine's.
+    """
     if process.service in ("controller", "envs"):
         return Memory()
     if shape is None:
@@ -30,32 +42,63 @@ def estimate_memory(
     is_on_gpu = isinstance(store, CudaIpcStore | NcclStore)
     receives = isinstance(store, NcclStore)
     if process.service == "store":
-        return Memory() if is_on_gpu else store_memory(shape)
+        return Memory() if is_on_gpu else store_memory(shape, published=BYTES[config.engine_dtype])
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     # Of one forward pass. The rows of an episode may go to several: what must fit is the longest row.
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
     if process.service == "generator":
-        cache = engine.kv_cache_gib * GIB
-        return generator_memory(
-            shape, tensor=max(1, config.services.generator.procs), compute=compute, cache=cache, receives=receives
-        )
+        assert engine is not None
+        return engine_memory(config, shape, engine, cache=engine.kv_cache_gib * GIB, receives=receives)
     if process.service == "ref_model":
-        return reference_memory(shape, tokens=tokens, compute=compute, receives=receives)
+        compute = BFLOAT16 if model_dtype(config, config.services.ref_model) == "bfloat16" else FLOAT32
+        shard, fp32_head = max(1, config.services.ref_model.procs), config.training.fp32_head
+        return reference_memory(shape, tokens=tokens, compute=compute, shard=shard, fp32_head=fp32_head)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
+    replicas = max(1, config.parallelism.data_parallel_replicate_degree)
     return trainer_memory(
         shape,
-        shard=max(1, config.services.trainer.procs // tensor),
+        shard=max(1, config.services.trainer.procs // (tensor * replicas)),
         tensor=tensor,
+        context=max(1, config.parallelism.context_parallel_degree),
         tokens=tokens,
         compute=BFLOAT16 if trainer_dtype(config) == "bfloat16" else FLOAT32,
         checkpointing=config.training.activation_checkpoint,
         compiled=config.training.compile,
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
-        versions=KEEP if is_on_gpu and process.rank == 0 else 0,
+        published=BYTES[config.engine_dtype],
+        versions=store.keep if is_on_gpu and store and process.rank == 0 else 0,
+    )
+
+
+def engine_memory(
+    config: RunConfig, shape: ModelShape, engine: EngineSettings, *, cache: float, receives: bool = False
+) -> Memory:
+    """The memory of one process of the engine with a cache of so many bytes."""
+    generator = config.services.generator
+    tensor, compute = max(1, generator.procs), BFLOAT16 if generator.with_gpus else FLOAT32
+    if not generator.with_gpus:
+        return generator_memory(shape, tensor=tensor, compute=compute, cache=cache, receives=receives)
+    graphs = not engine.enforce_eager
+    buffers = engine_buffers(
+        shape,
+        tensor=tensor,
+        compute=compute,
+        requests=engine.max_requests,
+        graphs=graphs,
+        tokens=engine.engine_args.get("max_num_batched_tokens") or ENGINE_TOKENS,
+    )
+    asleep = engine_residue(tensor=tensor, graphs=graphs) if engine.sleep else None
+    return generator_memory(
+        shape, tensor=tensor, compute=compute, cache=cache, receives=receives, buffers=buffers, asleep=asleep
     )
 
 
 def trainer_dtype(config: RunConfig) -> str:
     """What the trainer computes in: "float32" or "bfloat16"."""
+    return model_dtype(config, config.services.trainer)
+
+
+def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
+    """What the trainer or the reference model computes in: "float32" or "bfloat16"."""
     chosen = config.training.dtype
-    return chosen if chosen != "auto" else "bfloat16" if config.services.trainer.with_gpus else "float32"
+    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
 from trainers.setup.estimates import trainer_dtype
@@ -29,10 +30,11 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         ("KL reference", _about_reference(plan)),
         ("weights", _about_weights(config)),
         *([("", plan.store_reason)] if plan.store_reason else []),
+        *([("engine", plan.about_engine)] if plan.about_engine else []),
+        *([("", about_approximations(plan))] if about_approximations(plan) else []),
         ("optimizer", _about_optimizer(config)),
-        ("precision", f"trainer {trainer_dtype(config)} over float32 weights, engine "
-         f"{'bfloat16' if config.services.generator.with_gpus else 'float32'}"),
-    ]  # fmt: skip
+        ("precision", _about_precision(config)),
+    ]
 
 
 def about_ratio(plan: RunPlan) -> str:
@@ -42,6 +44,17 @@ def about_ratio(plan: RunPlan) -> str:
     steps = plan.window
     whole = f"a window of {steps} steps, whose groups are all sampled before it" if steps > 1 else "each step"
     return f"against the trainer's own logprobs, frozen before {whole}; the correction takes trainer / engine"
+
+
+def about_approximations(plan: RunPlan) -> str:
+    """Which settings of vLLM move the engine's logprobs away from the trainer's; "" where none does."""
+    found = approximations(plan.engine.engine_args)
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: the engine's logprobs differ from the trainer's by more than rounding; each step says by "
+        "how much (mean_abs_logprob_difference)"
+    )
 
 
 def about_services(plan: RunPlan) -> str:
@@ -84,7 +97,19 @@ def _about_optimizer(config: RunConfig) -> str:
     training = config.training
     rise = f", rising over {_count(training.warmup_steps, 'step')}" if training.warmup_steps else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
-    return f"AdamW, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
+    kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
+    on_host = training.cpu_offload and config.services.trainer.with_gpus
+    kept += ", on the CPU with offloaded weights" if on_host else ""
+    return (
+        f"AdamW{kept}, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
+    )
+
+
+def _about_precision(config: RunConfig) -> str:
+    dtype = trainer_dtype(config)
+    head = ", output layer in float32" if config.training.fp32_head and dtype != "float32" else ""
+    engine = "bfloat16" if config.services.generator.with_gpus else "float32"
+    return f"trainer {dtype} over float32 weights{head}, engine {engine}"
 
 
 def _about_model(model: FoundModel) -> str:

@@ -1,8 +1,9 @@
 """How much memory each process of a run will need: estimates, from the sizes of the model and the config alone.
 
 What is counted: weights, gradients, optimizer state, activations of one micro-batch, a chunk of the output layer, the
-engine's key-value cache. What is not: CUDA's and NCCL's own buffers (1 to 2 GiB a GPU), compiled graphs, what the
-allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be expected to run.
+engine's key-value cache and buffers. What is not: the trainer's own buffers of CUDA and NCCL (1 to 2 GiB a GPU), its
+compiled graphs, what its allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be
+expected to run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from trainers.model.shape import ModelShape
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
+BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+"""Of a number, by the dtype's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +26,18 @@ class Memory:
     """What is there all the time."""
     phases: tuple[dict[str, float], ...] = ()
     """What comes and goes; one of them at a time."""
+    resting: float | None = None
+    """Bytes on a shared GPU while another process is at work there; None where the process gives nothing back."""
 
     @property
     def total(self) -> float:
         """Bytes at the worst moment."""
         return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
+
+    @property
+    def at_rest(self) -> float:
+        """Bytes while another process is at work on the same GPU."""
+        return self.total if self.resting is None else self.resting
 
     def __str__(self) -> str:
         """All parts, those that are not there at the same time parted by "or"."""
@@ -51,7 +61,9 @@ def trainer_memory(
     compute: int,
     checkpointing: str,
     compiled: bool = False,
+    context: int = 1,
     kept_logits: float = 0,
+    published: int = FLOAT32,
     versions: int = 0,
 ) -> Memory:
     """One rank of the trainer.
@@ -63,45 +75,53 @@ def trainer_memory(
     - activations: see `activation_bytes`.
     - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
-    - published: a copy of the full weights in float32 for the engines, between two steps; where the weights are cut,
-      they are gathered before they are copied.
-    - versions: of the full weights in float32, kept for the engines where these have them from this GPU; the copy above
-      is then one of them.
+    - published: between two steps the weights are published one tensor at a time, in the engine's dtype: the largest
+      one whole, and where it is cut its pieces once more. Nothing where one process publishes its own float32.
+    - versions: of the full weights in the engine's dtype, kept for the engines where these have them from this GPU.
 
     Args:
         shape: the model.
-        shard: ranks that weights are sharded over by FSDP.
+        shard: ranks that weights are sharded over by FSDP, those of context parallelism among them.
         tensor: ranks that each matrix is cut over.
-        tokens: of one micro-batch.
+        tokens: of one micro-batch, which `context` ranks share.
         compute: bytes of a number in the forward pass, 2 or 4.
         checkpointing: "none", "selective" or "full".
         compiled: whether the blocks are.
+        context: ranks that each sequence is cut over.
         kept_logits: bytes of logits up to which they are kept for the backward pass.
-        versions: that this rank keeps.
+        published: bytes of a number in the published weights, 2 or 4.
+        versions: of the published weights that this rank keeps.
     """
     ranks = shard * tensor
     step = {}
     if shard > 1 or compute != FLOAT32:
         gathered = shape.embedding_parameters + 2 * shape.layer_parameters
         step["gathered"] = compute * min(gathered, shape.parameters) / tensor
-    step["activations"] = (
-        activation_bytes(shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled) / tensor
+    tokens = -(-tokens // context)
+    kept_of_blocks = activation_bytes(
+        shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
     )
+    step["activations"] = kept_of_blocks / tensor
     logits = tokens * shape.vocab_size / tensor
     kept = compute * logits <= kept_logits
     step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
-    whole = float(FLOAT32) * shape.parameters
     held = {"state": 16.0 * shape.parameters / ranks}
     if versions:
-        held["versions"] = versions * whole
-    published = ((ranks > 1) + (versions == 0)) * whole
-    return Memory(held=held, phases=(step, {"published": published}) if published else (step,))
+        held["versions"] = float(versions * published * shape.parameters)
+    # Between two steps there are no gradients.
+    resting = sum(held.values()) - FLOAT32 * shape.parameters / ranks
+    if ranks == 1 and published == FLOAT32:
+        return Memory(held=held, phases=(step,), resting=resting)
+    one = float(published * shape.largest_matrix)
+    return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}), resting=resting)
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False
+    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False, context: int = 1
 ) -> float:
     """What the backward pass finds kept of one micro-batch, over all layers.
+
+    `tokens` are those of this rank, one of `context` that share the sequences.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
     this architecture: attention is flash attention, which keeps nothing quadratic, there is no dropout, and the MLP has
@@ -113,10 +133,14 @@ def activation_bytes(
     - none, compiled: 3h + 3q + 3k + 3m: a norm and the activated gate are made again inside the kernels that read them
     - selective (the outputs of matrix products and of attention): 2h + 2q + 2k + 2m
     - full: h, the block's input; one block at a time is computed again in whole, and counted once.
+
+    Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
+    all is kept, and in the block that is computed again.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
-    everything = 4 * h + 3 * q + 3 * k + 4 * m
-    fused = 3 * h + 3 * q + 3 * k + 3 * m
+    gathered = 2 * k * (context - 1)
+    everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered
+    fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered
     kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[
         checkpointing
     ]
@@ -124,34 +148,87 @@ def activation_bytes(
     return float(compute * tokens * (shape.num_hidden_layers * kept + again))
 
 
-def generator_memory(shape: ModelShape, *, tensor: int, compute: int, cache: float, receives: bool = False) -> Memory:
+def generator_memory(
+    shape: ModelShape,
+    *,
+    tensor: int,
+    compute: int,
+    cache: float,
+    receives: bool = False,
+    buffers: float = 0.0,
+    asleep: float | None = None,
+) -> Memory:
     """One rank of the engine: its share of the weights, and the `cache` bytes of keys and values.
 
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
 
     Args:
-        receives: whether it keeps memory into which the full weights come, in float32.
+        receives: whether it keeps memory into which the full weights come, in its dtype.
+        buffers: bytes of everything else, see `engine_buffers`.
+        asleep: bytes that it keeps while it sleeps; None for an engine that does not.
     """
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
-    return Memory(held=held | _received(shape, receives))
+    held |= {"buffers": buffers} if buffers else {}
+    if receives:
+        held["received"] = float(compute * shape.parameters)
+    return Memory(held=held, resting=asleep)
 
 
-def reference_memory(shape: ModelShape, *, tokens: int, compute: int, receives: bool = False) -> Memory:
-    """The frozen reference model: its weights, and one block's activations and an eighth of the logits of a batch.
+ENGINE_TOKENS = 16384  # of one step of the engine at most, which is vLLM's default on GPUs of 70 GiB and more
+
+
+def engine_buffers(
+    shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int = ENGINE_TOKENS
+) -> float:
+    """What an engine on a GPU needs beside its weights and its cache, in bytes for each process.
+
+    - what it keeps when it sleeps, see `engine_residue`
+    - activations of one step: the residual stream in and out, and of the layer at work the MLP's gate, up and product,
+      or the queries, keys, values and attention's output: tokens x (2h + max(3m, 2q + 2k) / tensor) x compute
+    - logits and logprobs of one token of each request, in float32: requests x V x 2 x 4
+    """
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    activations = compute * tokens * (2 * h + max(3 * m, 2 * q + 2 * k) / tensor)
+    logits = 2 * FLOAT32 * requests * shape.vocab_size
+    return engine_residue(tensor=tensor, graphs=graphs) + activations + logits
+
+
+def engine_residue(*, tensor: int, graphs: bool) -> float:
+    """Bytes that an engine's process keeps on its GPU while it sleeps: CUDA's context and libraries, the captured CUDA
+    graphs, and NCCL's buffers where the engine is on several GPUs."""
+    return GIB * (0.6 + 0.6 * graphs + 0.5 * (tensor > 1))
+
+
+def reference_memory(
+    shape: ModelShape, *, tokens: int, compute: int, shard: int = 1, fp32_head: bool = False
+) -> Memory:
+    """One process of the frozen reference model.
+
+    - weights: P / shard in the dtype that it computes in; the output layer's in float32 with `fp32_head`.
+    - gathered, where they are sharded: the output layer and two blocks (the one at work and the next).
+    - forward: one block's activations, and an eighth of the logits of a batch.
 
     Args:
-        receives: as that of `generator_memory`.
+        shape: the model.
+        tokens: of one batch.
+        compute: bytes of a number in the forward pass, 2 or 4.
+        shard: processes that the weights are sharded over.
+        fp32_head: as `training.fp32_head`.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
-    held = {"weights": float(compute * shape.parameters), "forward": forward}
-    return Memory(held=held | _received(shape, receives))
+    head = float((FLOAT32 if fp32_head else compute) * shape.vocab_size * h)
+    weights = head + compute * (shape.parameters - shape.vocab_size * h)
+    held = {"weights": weights / shard, "forward": forward}
+    if shard > 1:
+        held["gathered"] = min(head + compute * 2 * shape.layer_parameters, weights)
+    return Memory(held=held)
 
 
-def _received(shape: ModelShape, receives: bool) -> dict[str, float]:
-    return {"received": float(FLOAT32) * shape.parameters} if receives else {}
+def store_memory(shape: ModelShape, *, published: int) -> Memory:
+    """The weight store: two versions of the full weights in the host's memory.
 
-
-def store_memory(shape: ModelShape) -> Memory:
-    """The weight store: two versions of the full weights, in float32, in the host's memory."""
-    return Memory(held={"weights": 2.0 * FLOAT32 * shape.parameters})
+    Args:
+        published: bytes of a number in them, 2 or 4.
+    """
+    return Memory(held={"weights": 2.0 * published * shape.parameters})

@@ -204,7 +204,8 @@ def _processes(
     """Every process of the replicas.
 
     A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
-    that exchange most are neighbours.
+    that exchange most are neighbours. Ranks that share sequences (CP) are neighbouring shards: weights are sharded over
+    them too. Groups that each hold all weights (HSDP) follow one another.
     """
     placed = [
         Process(service="controller", part="this process: the loop, the report"),
@@ -214,12 +215,11 @@ def _processes(
             part="two versions of the weights; a process for TorchStore only",
         ),
     ]
-    tensor = max(1, config.parallelism.tensor_parallel_degree)
     parts_of_services = {
         "envs": ["environments, agents, tokenising, rewards"],
         "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],
-        "trainer": [f"FSDP {rank // tensor}, TP {rank % tensor}" for rank in range(config.services.trainer.procs)],
-        "ref_model": ["frozen reference"],
+        "trainer": [_trainer_part(config, rank) for rank in range(config.services.trainer.procs)],
+        "ref_model": _reference_parts(config.services.ref_model.procs),
     }
     for name, parts in parts_of_services.items():
         service: ServiceConfig = getattr(config.services, name)
@@ -237,6 +237,21 @@ def _processes(
                     )
                 )
     return placed
+
+
+def _trainer_part(config: RunConfig, rank: int) -> str:
+    """What a rank of the trainer has: the copy of the weights, where there are several, and its parts of it."""
+    tensor = max(1, config.parallelism.tensor_parallel_degree)
+    copies = max(1, config.parallelism.data_parallel_replicate_degree)
+    shards = max(1, config.services.trainer.procs // (tensor * copies))
+    copy, shard = divmod(rank // tensor, shards)
+    context = max(1, config.parallelism.context_parallel_degree)
+    of_copy, of_rows = f"copy {copy}, " if copies > 1 else "", f"CP {shard % context}, " if context > 1 else ""
+    return f"{of_copy}FSDP {shard}, {of_rows}TP {rank % tensor}"
+
+
+def _reference_parts(procs: int) -> list[str]:
+    return [f"frozen reference, FSDP {rank}" for rank in range(procs)] if procs > 1 else ["frozen reference"]
 
 
 def _slots(place: ReplicaPlace, service: ServiceConfig) -> Iterator[tuple[int, int | None]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import UserError
 from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
@@ -15,8 +17,8 @@ from trainers.model.shape import FoundModel, ModelShape, read_shape
 from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup import checks
 from trainers.setup.deadlines import Deadlines, patience
-from trainers.setup.engine import engine_settings, episodes_at_once
-from trainers.setup.estimates import estimate_memory
+from trainers.setup.engine import episodes_at_once
+from trainers.setup.fit import Given, card_size, check_fit, check_sleep, plan_memory
 from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.packages import check_ours, check_packages, missing_packages
@@ -79,18 +81,28 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(checks.check_resume, config)
     model = problems.attempt(checks.find_model, config) or _unknown(config)
     problems.attempt(checks.check_length, config, model.shape)
+    problems.attempt(checks.check_thinking, sound, model.shape)
     problems.attempt(checks.check_services, config)
-    store = problems.attempt(_find_store, config, placement, model.shape)
+    card = problems.attempt(card_size, sound, placement)
+    store = problems.attempt(_find_store, config, placement, model.shape, card)
     problems.attempt(checks.check_parallelism, sound)
+    problems.attempt(checks.check_optimizer, sound)
+    problems.attempt(checks.check_context, sound)
     problems.attempt(checks.check_heads, sound, model.shape)
     problems.attempt(check_hosts, config)
     problems.attempt(checks.check_sharing, sound, placement)
     problems.attempt(checks.check_gpus, placement)
     problems.attempt(checks.check_places, sound, placement)
+    engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
+    given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
+    problems.attempt(check_sleep, sound, placement, given)
     problems.add(*of_page.sentences)
     problems.attempt(checks.check_data, config)
+    memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
+    fit = partial(check_fit, has_reference=placement.has_reference)
+    problems.attempt(fit, sound, memory, model.shape, given)
 
-    plan = RunPlan(
+    return RunPlan(
         config=config,
         algorithm=config.algorithm_name or "sft",
         environment=environment,
@@ -99,7 +111,9 @@ def make_plan(config: RunConfig) -> RunPlan:
         model=model,
         hosts=host_settings(config),
         placement=placement,
-        engine=engine_settings(sound, model.shape, shares_gpus=placement.shares_gpus),
+        card=card,
+        engine=memory.engine,
+        about_engine=memory.about_engine,
         trainer=trainer_settings(config),
         reference=reference_settings(config),
         store=store[0] if store else None,
@@ -107,58 +121,56 @@ def make_plan(config: RunConfig) -> RunPlan:
         deadlines=Deadlines(config.deadlines, model.shape.parameters if model.shape else 0),
         patience=patience(config),
         episodes_at_once=episodes_at_once(config),
-        processes=(),
-        missing=_missing(config, model, placement),
+        processes=memory.processes,
+        missing=_missing(config, model, placement, card),
         problems=problems.sentences,
     )
-    return _with_estimates(plan)
 
 
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """The plan with the sizes of the model in a folder: the same object where it has them already.
 
     Raises:
-        UserError: when the model's config.json, or the weight store for a model of its size, cannot be used.
+        UserError: when the model's config.json, or the weight store for a model of its size, cannot be used; or when
+            the run does not fit on its GPUs.
     """
     if plan.model.shape is not None:
         return plan
+    config, placement = plan.config, plan.placement
     shape = read_shape(folder / "config.json")
-    store, reason = find_store(plan.config, plan.placement, shape.parameters)
-    return _with_estimates(
-        replace(
-            plan,
-            model=FoundModel(shape=shape, where=f"the folder {folder}"),
-            engine=engine_settings(plan.config, shape, shares_gpus=plan.placement.shares_gpus),
-            store=store,
-            store_reason=reason,
-            deadlines=Deadlines(plan.config.deadlines, shape.parameters),
-        )
+    store, reason = find_store(config, placement, shape.parameters, plan.card)
+    given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
+    memory = plan_memory(config, placement, shape, store, given)
+    check_fit(config, memory, shape, given, has_reference=placement.has_reference)
+    return replace(
+        plan,
+        model=FoundModel(shape=shape, where=f"the folder {folder}"),
+        engine=memory.engine,
+        about_engine=memory.about_engine,
+        processes=memory.processes,
+        store=store,
+        store_reason=reason,
+        deadlines=Deadlines(config.deadlines, shape.parameters),
     )
-
-
-def _with_estimates(plan: RunPlan) -> RunPlan:
-    processes = [
-        (process, estimate_memory(plan.config, process, plan.model.shape, plan.engine, plan.store))
-        for process in plan.placement.processes
-    ]
-    return replace(plan, processes=processes)
 
 
 def _unknown(config: RunConfig) -> FoundModel:
     return FoundModel(shape=None, where=f"not found: {config.model.path}")
 
 
-def _find_store(config: RunConfig, placement: Placement, shape: ModelShape | None) -> tuple[WeightStore, str] | None:
+def _find_store(
+    config: RunConfig, placement: Placement, shape: ModelShape | None, card: float | None
+) -> tuple[WeightStore, str] | None:
     """The weight store and why it is that one; None where it depends on the model's sizes, which are not known.
 
     Raises:
         UserError: when the one that the config names cannot work, as far as that is known.
     """
-    store = find_store(config, placement, shape.parameters if shape else 0)
+    store = find_store(config, placement, shape.parameters if shape else 0, card)
     return store if shape else None
 
 
-def _missing(config: RunConfig, model: FoundModel, placement: Placement) -> list[str]:
+def _missing(config: RunConfig, model: FoundModel, placement: Placement, card: float | None) -> list[str]:
     missing = [f"{package} is not installed" for package in missing_packages()]
     missing += [model.missing] if model.missing else []
     if model.shape is None:
@@ -166,6 +178,10 @@ def _missing(config: RunConfig, model: FoundModel, placement: Placement) -> list
     data = config.dataset
     if data.path and data_file(data.path, data.split) is None and not Path(data.path).exists():
         missing.append(f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache")
+    if placement.gpus_wanted and card is None:
+        missing.append(
+            "the memory of the GPUs, which --launcher.gpu_memory_gib says: whether the run fits is not known"
+        )
     needed = placement.gpus_needed
     available = placement.num_hosts * placement.gpus_per_host if needed else 0
     if needed > available:

@@ -15,6 +15,7 @@ AT_LEAST: dict[str, float] = {
     "env.max_turns": 1,
     "env.max_turn_tokens": 1,
     "env.max_tokens": 2,
+    "env.max_thinking_tokens": 0,
     "env.min_valid": 1,
     "warmup.steps": -1,
     "warmup.until_success": 0,
@@ -53,6 +54,7 @@ AT_LEAST: dict[str, float] = {
     "launcher.hosts": 0,
     "launcher.port": 1,
     "launcher.gpus_per_host": 0,
+    "launcher.gpu_memory_gib": 0,
     "launcher.silence_seconds": 2,
     "launcher.lease_seconds": 5,
     "parallelism.tensor_parallel_degree": 1,
@@ -78,11 +80,13 @@ ABOVE: dict[str, float] = {
     "deadlines.stall_seconds": 0,
     "deadlines.base_seconds": 0,
     "deadlines.least_mib_per_second": 0,
+    "services.generator.gpu_memory_utilization": 0,
     "services.generator.ping_seconds": 0,
     "services.envs.ping_seconds": 0,
     "services.trainer.ping_seconds": 0,
     "services.ref_model.ping_seconds": 0,
 }
+AT_MOST: dict[str, float] = {"services.generator.gpu_memory_utilization": 1}
 # Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
 ALGORITHM_AT_LEAST: dict[str, float] = {
     "n_samples": 1,
@@ -127,14 +131,14 @@ def check_numbers(config: RunConfig) -> None:
     if shard < 1 and shard != -1:
         raise UserError(
             f"--parallelism.data_parallel_shard_degree is {shard}; it must be at least 1, or -1 for all processes that "
-            "tensor parallelism leaves"
+            "the other degrees leave"
         )
 
 
 def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
     """For each dotted name what is allowed, in words and as a function."""
     section, prefix = config.algorithm, f"{config.algorithm_name}."
-    least, above, most = dict(AT_LEAST), dict(ABOVE), dict[str, float]()
+    least, above, most = dict(AT_LEAST), dict(ABOVE), dict(AT_MOST)
     for table, bounds in ((least, ALGORITHM_AT_LEAST), (above, ALGORITHM_ABOVE), (most, ALGORITHM_AT_MOST)):
         table.update({prefix + name: bound for name, bound in bounds.items() if hasattr(section, name)})
     rules: dict[str, tuple[str, Callable[[float], bool]]] = {}
@@ -143,7 +147,16 @@ def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
             rules[name] = (f"from {low:g} to {most[name]:g}", partial(_is_between, low, most[name]))
         else:
             rules[name] = (f"at least {low:g}", partial(operator.le, low))
-    return rules | {name: (f"above {low:g}", partial(operator.lt, low)) for name, low in above.items()}
+    for name, low in above.items():
+        if name in most:
+            rules[name] = (f"above {low:g} and at most {most[name]:g}", partial(_is_above, low, most[name]))
+        else:
+            rules[name] = (f"above {low:g}", partial(operator.lt, low))
+    return rules
+
+
+def _is_above(low: float, high: float, value: float) -> bool:
+    return low < value <= high
 
 
 def _is_between(low: float, high: float, value: float) -> bool:

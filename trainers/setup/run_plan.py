@@ -30,6 +30,7 @@ from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
 from trainers.objective.objective import Objective
+from trainers.setup.card import Card, cards
 from trainers.setup.deadlines import Deadlines
 from trainers.setup.memory import Memory
 from trainers.setup.placement import Placement, Process
@@ -53,7 +54,11 @@ class RunPlan:
     hosts: HostSettings | None
     """How the hosts are reached; None where this machine is the only one."""
     placement: Placement
+    card: float | None
+    """Bytes that the run may use of each GPU; None without GPUs, or where that is not known."""
     engine: EngineSettings
+    about_engine: str
+    """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
     trainer: Mapping[str, Any]
     """Arguments of TitanSettings."""
     reference: Mapping[str, Any]
@@ -83,6 +88,11 @@ class RunPlan:
     def limits(self) -> EpisodeLimits:
         """Of an episode."""
         return self.config.env.limits()
+
+    @property
+    def cards(self) -> list[Card]:
+        """What each GPU holds, phase by phase; none where the sizes of the model are not known."""
+        return cards(self.processes)
 
     @property
     def window(self) -> int:

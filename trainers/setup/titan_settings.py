@@ -23,8 +23,15 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "compile": training.compile,
         "activation_checkpoint": training.activation_checkpoint,
         "keep_logits_gib": training.keep_logits_gib,
+        "cpu_offload": training.cpu_offload,
+        "reshard_after_forward": training.reshard_after_forward,
+        "optimizer_state": training.optimizer_state,
+        "fp32_head": training.fp32_head,
+        "dp_replicate": parallelism.data_parallel_replicate_degree,
+        "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
+        "cp": parallelism.context_parallel_degree,
         "threads": config.services.trainer.threads,
         "deterministic": training.deterministic,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,
@@ -33,10 +40,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def reference_settings(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `trainers.titan.reference.TitanReference`."""
-    training = config.training
-    return {
-        "dtype": "" if training.dtype == "auto" else training.dtype,
-        "threads": config.services.ref_model.threads,
-        "max_tokens": training.max_tokens_per_micro_batch,
-    }
+    """Arguments of `trainers.titan.reference.TitanReference`: what the trainer's have to do with logprobs."""
+    shared = ("dtype", "fp32_head", "gpu_memory_gib", "max_tokens_per_micro_batch", "pack_length")
+    trainer = trainer_settings(config)
+    return {name: trainer[name] for name in shared} | {"threads": config.services.ref_model.threads}

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from forge_env.runtime.weights import WeightStore, choose_store
 from trainers.config import RunConfig
+from trainers.setup.memory import BYTES
 from trainers.setup.placement import Placement
 
-_BYTES = 4  # of a weight: the trainer publishes float32
 
-
-def find_store(config: RunConfig, placement: Placement, parameters: int) -> tuple[WeightStore, str]:
+def find_store(
+    config: RunConfig, placement: Placement, parameters: int, card: float | None = None
+) -> tuple[WeightStore, str]:
     """Choose the store of a run whose model has so many parameters; returns it, and a sentence that says why.
+
+    The weights are published in the engine's dtype.
+
+    Args:
+        config: of the run.
+        placement: of its processes.
+        parameters: of its model.
+        card: bytes that the run may use of each GPU; None where that is not known.
 
     Raises:
         UserError: when the one that the config names cannot work.
     """
     services = config.services
-    holders = [services.trainer, services.generator]
-    if services.ref_model.procs:
-        holders.append(services.ref_model)
-    all_on_gpus = all(service.with_gpus for service in holders)
+    all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     return choose_store(
         config.weights.store,
-        size=_BYTES * parameters,
+        size=BYTES[config.engine_dtype] * parameters,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
+        card=card,
     )

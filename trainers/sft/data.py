@@ -105,7 +105,7 @@ class SFTData:
             UserError: when nothing is left to train on.
         """
         config = self._config
-        self._maker = RowMaker(model)
+        self._maker = RowMaker(model, thinking=config.env.thinking)
         self._limit = self._row_limit(model)
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)
@@ -207,5 +207,5 @@ class SFTData:
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
-    """Messages without reasoning, which no renderer of ours has a place for."""
+    """Messages without reasoning: a tokenizer is made of what every model writes."""
     return [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]  # type: ignore[misc]

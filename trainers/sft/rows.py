@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import Episode, Row, Turn
@@ -27,8 +28,8 @@ class RowMaker:
     does in a rollout.
     """
 
-    def __init__(self, model: str | Path) -> None:
-        self._renderer = Renderer(model)
+    def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
+        self._renderer = Renderer(model, thinking=thinking)
         self._tokenizer = FastTokenizer(model)
         self._ends = [self._tokenizer.decode(token) for token in self._renderer.stop_token_ids]
 

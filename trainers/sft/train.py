@@ -138,6 +138,7 @@ async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | 
 
     if not samples:
         return None
+    await run.weights.make_room()
     call = run.services.trainer.call_one(TrainerActor.logprobs, samples, 1.0)
     logprobs = await within(run.config.training.step_seconds, call, "the trainer")
     values = list(itertools.chain.from_iterable(logprobs))

@@ -10,18 +10,18 @@ from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
-from torchtitan.protocols.module import Module
+from torchtitan.models.common.attention import FlexAttention
 
 
-class CausalSDPA(Module):
-    """Attention for the CPU, where TorchTitan's own have no backward (flex) or no kernel (varlen)."""
+class CausalSDPA(FlexAttention):
+    """Attention for the CPU, where TorchTitan's own have no backward (flex) or no kernel (varlen).
+
+    To TorchTitan it is a FlexAttention: with context parallelism it is handed gathered keys and values as that is.
+    """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Module.Config):
+    class Config(FlexAttention.Config):
         pass
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
 
     # TorchTitan's sharding code finds the arguments by these names.
     def forward(
@@ -35,7 +35,7 @@ class CausalSDPA(Module):
         enable_gqa: bool = False,
         **kwargs: Any,
     ) -> Tensor:
-        """Attend causally, or as the boolean mask (B, 1, L, L) says; returns (B, L, N, H)."""
+        """Attend causally, or as the boolean mask (B, 1, L of q, L of k) says; returns (B, L, N, H)."""
         out = F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
             k_BLNH.transpose(1, 2),

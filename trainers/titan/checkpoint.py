@@ -1,7 +1,7 @@
-"""What the trainer leaves on disk: checkpoints to go on from, and Hugging Face folders for everybody else.
+"""Checkpoints to go on from. export.py writes the weights for everybody else.
 
 A checkpoint is a folder with TorchTitan's files, which any number of ranks can read again, and a manifest that names
-every file with its size. Folders appear whole or not at all.
+every file with its size. It appears whole or not at all. Every rank writes and reads its own shards.
 
 An asynchronous save returns as soon as the state has been copied, and a thread writes the copy. One at a time: the next
 save waits for it, and so do `load` and `close`.
@@ -10,7 +10,6 @@ save waits for it, and so do `load` and `close`.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
@@ -34,13 +32,12 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.disks import full_disk
 from trainers import checkpoints
+from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager files a checkpoint under its step and restores only the weights of a step 0. The step is kept in
 # the manifest, and the manager is always told this one.
 MANAGER_STEP = 1
 STATE = "state"  # the folder of TorchTitan's files within a checkpoint
-# Copied from the model's folder into an export, so that transformers and vLLM can load it.
-EXPORT_PATTERNS = ("config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model")
 
 
 @dataclass(slots=True)
@@ -48,6 +45,8 @@ class TrainingState:
     """All that a step reads and changes, torch's random state included. Every rank calls its methods."""
 
     model: TitanModel
+    optimizer_state: str
+    """What the optimizer keeps its moments in, see `trainers.titan.optimizer`."""
     optimizer: OptimizersContainer = field(init=False)
     scheduler: LRSchedulersContainer = field(init=False)
     _background: CheckpointManager | None = field(default=None, init=False)
@@ -80,16 +79,17 @@ class TrainingState:
         self.wait()
         shape = _shape(self.model.hf_config)
         manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
+        manifest["optimizer_state"] = self.optimizer_state
 
         def complete() -> None:
             checkpoints.write_texts(partial, texts or {})
             checkpoints.write_manifest(partial, manifest)
-            _take_place(partial, folder)
+            take_place(partial, folder)
             if keep_last:
                 checkpoints.prune(folder.parent.parent, keep_last)
 
         with _explained(folder):
-            partial = _begin(folder)
+            partial = begin_folder(folder)
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
         if asynchronous:
@@ -97,9 +97,9 @@ class TrainingState:
             self._writing = thread.submit(_finish, manager, folder, complete)
             thread.shutdown(wait=False)
         else:
-            _barrier()  # the manifest lists the files of all ranks
+            barrier()  # the manifest lists the files of all ranks
             _finish(manager, folder, complete)
-            _barrier()
+            barrier()
 
     def check(self) -> None:
         """Raise what stopped an asynchronous save, if one was stopped since the last call.
@@ -144,10 +144,16 @@ class TrainingState:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         self.wait()
-        _barrier()  # it is the first rank that gives a folder its name
+        barrier()  # it is the first rank that gives a folder its name
         manifest = checkpoints.read_manifest(folder)
         if manifest["model"] != _shape(self.model.hf_config):
             raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
+        saved = manifest.get("optimizer_state", "float32")
+        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two are only rounded
+            raise UserError(
+                f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
+                f"{saved!r}."
+            )
         try:
             with warnings.catch_warnings():  # the schedule recomputes its rate in a way that torch warns about
                 warnings.simplefilter("ignore", UserWarning)
@@ -185,23 +191,6 @@ class TrainingState:
         return manager
 
 
-def export_hf(model: TitanModel, folder: Path) -> None:
-    """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
-
-    Every rank calls it.
-    """
-    weights = model.hf_state_dict()
-    with _replacement(folder) as partial:
-        if _is_first():
-            name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
-            dtype = getattr(torch, name.removeprefix("torch."))
-            weights = {key: value.to(device="cpu", dtype=dtype) for key, value in weights.items()}
-            save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-            for source in {path for pattern in EXPORT_PATTERNS for path in model.folder.glob(pattern)}:
-                if source.is_file():
-                    shutil.copy(source, partial / source.name)
-
-
 class _RandomState:
     """torch's generators, in the form that checkpoints want."""
 
@@ -232,7 +221,7 @@ def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], Non
             manager.maybe_wait_for_saving()
         finally:
             manager.save_future = None  # or one failure would be raised by every later save
-        if _is_first():
+        if is_first():
             complete()
 
 
@@ -244,8 +233,8 @@ def _explained(folder: Path) -> Iterator[None]:
     except (Exception, CheckpointException) as error:
         cause = _cause(error)
         full = full_disk(cause, folder)
-        if _is_first():
-            shutil.rmtree(_partial(folder), ignore_errors=True)
+        if is_first():
+            shutil.rmtree(partial_of(folder), ignore_errors=True)
         if full or isinstance(cause, OSError):
             why = full or getattr(cause, "strerror", "") or cause
             raise UserError(
@@ -263,54 +252,3 @@ def _cause(error: BaseException) -> BaseException:
     while (before := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(before)
     return next((cause for cause in causes if isinstance(cause, OSError)), error)
-
-
-@contextmanager
-def _replacement(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, the same one on every rank, that takes its place when the block has ended.
-
-    The first rank has to be the last to write. If the block raises, `folder` stays as it was.
-    """
-    partial = _begin(folder)
-    yield partial
-    if _is_first():
-        _take_place(partial, folder)
-    _barrier()
-
-
-def _partial(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.partial")
-
-
-def _begin(folder: Path) -> Path:
-    """Make the empty folder that will take the place of `folder`."""
-    partial = _partial(folder)
-    if _is_first():
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    _barrier()
-    return partial
-
-
-def _take_place(partial: Path, folder: Path) -> None:
-    """Rename `partial` to `folder`, and wait until the disk knows."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():  # a folder cannot be renamed over a full one, so the old one steps aside first
-        folder.rename(old)
-    partial.rename(folder)
-    entries = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(entries)
-    finally:
-        os.close(entries)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _is_first() -> bool:
-    return dist.get_rank() == 0
-
-
-def _barrier() -> None:
-    if dist.get_world_size() > 1:
-        dist.barrier()

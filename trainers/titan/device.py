@@ -19,6 +19,19 @@ if titan_utils.get_cuda_flash_attention_impl() == "FA3" and find_spec("flash_att
 SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV weights and every parameter on a mesh
 
 
+def limit_memory(gib: float) -> None:
+    """Let this process take no more of its GPU's memory than so many GiB; 0 is all, and a CPU has no limit."""
+    if gib and titan_utils.device_type == "cuda":
+        total = torch.cuda.get_device_properties(device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total), device())
+
+
+def release_memory() -> None:
+    """Give the device back what torch's allocator keeps of it without using it."""
+    if titan_utils.device_type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def device() -> torch.device:
     """The device of this process: the accelerator of its local rank, else the CPU."""
     if titan_utils.device_type == "cpu":

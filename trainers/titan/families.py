@@ -1,6 +1,6 @@
 """The model families that can be trained: what a Hugging Face config.json means, in TorchTitan's terms.
 
-    FAMILIES[model_type]    how TorchTitan builds, shards and names an architecture
+    TITAN[model_type]       how TorchTitan builds, shards and names an architecture
     read_config(folder)     its config.json, if all that it asks for is supported
     titan_config(config)    the same as TorchTitan's config of a model
 
@@ -36,10 +36,12 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.core.errors import UserError
+from trainers.model.families import FAMILIES, LLAMA3_ROPE, check_config, head_sizes, rope_parameters
 from trainers.titan.attention import CausalSDPA
 
 # Every weight is loaded after construction, so initial values would be wasted work.
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
+_TITAN_ROPE = {"factor": "scaling_factor"}  # Hugging Face's name -> TorchTitan's, where they differ
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -48,13 +50,6 @@ _SIZES = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-# Of rope_type "llama3": Hugging Face's name -> TorchTitan's.
-_LLAMA3_ROPE = {
-    "factor": "scaling_factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_position_embeddings",
-}
 
 
 class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
@@ -68,11 +63,9 @@ class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class TitanFamily:
     """How TorchTitan builds, shards and names one architecture of Hugging Face."""
 
-    architecture: str
-    """Its name in config.json."""
     model: type[Decoder.Config]
     block: type[TransformerBlock.Config]
     rope: type[RoPE.Config]
@@ -82,9 +75,6 @@ class Family:
     """Fill in how the config's matrices are cut for tensor parallelism: shard(config, enable_sp=)."""
     parallelize: Callable[..., Any]
     """TorchTitan's tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
-    rope_types: tuple[str, ...] = ("default",)
-    qk_norm: bool = False
-    qkv_bias: bool = False
 
 
 def _shard_qwen3(config: Qwen3Model.Config, *, enable_sp: bool) -> None:
@@ -96,37 +86,31 @@ def _parallelize_llama(model: Llama3Model, *, skip_dp: bool, **settings: Any) ->
     return parallelize_qwen3(model, skip_dp=True, **settings) if skip_dp else parallelize_llama(model, **settings)
 
 
-# model_type of config.json -> family
-FAMILIES = {
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
+# model_type of config.json -> how TorchTitan builds it
+TITAN = {
+    "qwen3": TitanFamily(
         model=Qwen3Model.Config,
         block=Qwen3TransformerBlock.Config,
         rope=CosSinRoPE.Config,
         adapter=Qwen3StateDictAdapter,
         shard=_shard_qwen3,
         parallelize=parallelize_qwen3,
-        qk_norm=True,
     ),
-    "llama": Family(
-        architecture="LlamaForCausalLM",
+    "llama": TitanFamily(
         model=Llama3Model.Config,
         block=Llama3TransformerBlock.Config,
         rope=ComplexRoPE.Config,
         adapter=Llama3StateDictAdapter,
         shard=set_llama3_sharding_config,
         parallelize=_parallelize_llama,
-        rope_types=("default", "llama3"),
     ),
-    "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
+    "qwen2": TitanFamily(
         model=Qwen3Model.Config,
         block=Qwen3TransformerBlock.Config,
         rope=CosSinRoPE.Config,
         adapter=Qwen2StateDictAdapter,
         shard=_shard_qwen3,
         parallelize=parallelize_qwen3,
-        qkv_bias=True,
     ),
 }
 
@@ -146,39 +130,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a model's config: it holds a {type(config).__name__} and no settings by name.")
-    architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
-    family = FAMILIES.get(config.get("model_type", ""))
-    # A folder made by hand may leave the architecture out; then the model type stands for it.
-    if family is None or architecture not in (family.architecture, config["model_type"]):
-        known = ", ".join(family.architecture for family in FAMILIES.values())
-        raise UserError(f"{folder} is a {architecture}: only {known} can be trained.")
     for name in _SIZES:
         if not isinstance(config.get(name), int) or config[name] < 1:
             raise UserError(f"{path} has {name}={config.get(name)!r}: a model needs a whole number above 0 there.")
-    heads, kv_heads, _ = head_sizes(config)
-    if heads % kv_heads:
-        raise UserError(f"{path} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
-    for what in _unsupported(config, family):
-        raise UserError(f"{path} asks for {what}, which the trainer does not support for {architecture}.")
+    check_config(config, str(path))
     return config
-
-
-def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Number of query heads, number of key and value heads, and size of one head."""
-    heads = config["num_attention_heads"]
-    return heads, config.get("num_key_value_heads") or heads, config.get("head_dim") or config["hidden_size"] // heads
-
-
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope settings, wherever this version of transformers wrote them, with rope_type and rope_theta."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
-    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
-    rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-    if config.get("original_max_position_embeddings"):  # where it is there, transformers prefers it
-        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
-    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    return rope
 
 
 def titan_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> Decoder.Config:
@@ -190,7 +146,7 @@ def titan_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -
         fuse_qkv: compute queries, keys and values with one matrix.
     """
     vocabulary, width = config["vocab_size"], config["hidden_size"]
-    return FAMILIES[config["model_type"]].model(
+    return TITAN[config["model_type"]].model(
         vocab_size=vocabulary,
         dim=width,
         norm=_norm(config, width),
@@ -202,7 +158,8 @@ def titan_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -
 
 
 def _layer(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> TransformerBlock.Config:
-    family, width = FAMILIES[config["model_type"]], config["hidden_size"]
+    kind, width = config["model_type"], config["hidden_size"]
+    family, titan = FAMILIES[kind], TITAN[kind]
     heads, kv_heads, head_dim = head_sizes(config)
     gqa = make_gqa_config(
         dim=width,
@@ -213,13 +170,13 @@ def _layer(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> Tran
         wo_param_init=_SKIP,
         inner_attention=CausalSDPA.Config() if attention == "sdpa" else get_attention_config(attention),
         fuse_qkv=fuse_qkv,
-        rope=_rope(config, family.rope, head_dim),
+        rope=_rope(config, titan.rope, head_dim),
         qk_norm=_norm(config, head_dim) if family.qk_norm else None,
     )
     for name in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
         projection = getattr(gqa.qkv_linear, name)
         projection.bias, projection.param_init = family.qkv_bias, _SKIP
-    return family.block(
+    return titan.block(
         attention=gqa,
         feed_forward=make_ffn_config(
             dim=width, hidden_dim=config["intermediate_size"], w1_param_init=_SKIP, w2w3_param_init=_SKIP
@@ -235,7 +192,7 @@ def _norm(config: Mapping[str, Any], size: int) -> RMSNorm.Config:
 
 def _rope(config: Mapping[str, Any], kind: type[RoPE.Config], head_dim: int) -> RoPE.Config:
     rope = rope_parameters(config)
-    scaling = {ours: rope[theirs] for theirs, ours in _LLAMA3_ROPE.items()} if rope["rope_type"] == "llama3" else {}
+    scaling = {_TITAN_ROPE.get(name, name): rope[name] for name in LLAMA3_ROPE} if rope["rope_type"] == "llama3" else {}
     return kind(
         dim=head_dim,
         max_seq_len=config["max_position_embeddings"],
@@ -243,29 +200,3 @@ def _rope(config: Mapping[str, Any], kind: type[RoPE.Config], head_dim: int) -> 
         scaling="llama" if scaling else "none",
         **scaling,
     )
-
-
-def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
-    """What a config asks for that would not be computed."""
-    rope = rope_parameters(config)
-    missing = [name for name in _LLAMA3_ROPE if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
-    unsupported = {
-        f"rope scaling {rope['rope_type']!r}": rope["rope_type"] not in family.rope_types,
-        f"rope scaling 'llama3' without {', '.join(missing)}": missing,
-        f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
-        "sliding windows": _slides(config),
-        # Qwen2.5 has biases where its architecture has them, whatever this setting says.
-        "attention_bias": config.get("attention_bias") and not family.qkv_bias,
-        "mlp_bias": config.get("mlp_bias"),
-        f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
-        "quantized weights": config.get("quantization_config"),
-    }
-    return [what for what, is_so in unsupported.items() if is_so]
-
-
-def _slides(config: Mapping[str, Any]) -> bool:
-    """Whether any layer attends to a window only; transformers decides by layer_types where they are given."""
-    if config.get("layer_types"):
-        return any(kind != "full_attention" for kind in config["layer_types"])
-    from_layer = config.get("max_window_layers", 28)
-    return bool(config.get("use_sliding_window")) and from_layer < config["num_hidden_layers"]

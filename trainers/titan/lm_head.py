@@ -21,7 +21,7 @@ class Head:
     Each pass of the model follows a call of `ask_logits` or `ask_logprobs`, and returns what that promises.
 
     Args:
-        lm_head: the layer.
+        lm_head: the layer; it computes in the dtype of its weight, whatever that of the rest of the model is.
         kept_bytes: see `head_logprobs`.
     """
 
@@ -39,6 +39,7 @@ class Head:
         """Let the next pass return logits (N, V) of the places `selected` (N,) of the flattened (B, L)."""
 
         def answer(hidden: Tensor) -> Tensor:
+            hidden = hidden.to(self._lm_head.weight.dtype)
             if isinstance(hidden, DTensor):  # tensor parallel: the vocabulary is sharded, the places are chosen last
                 logits = self._linear(hidden)
                 return (logits.full_tensor() if isinstance(logits, DTensor) else logits).flatten(0, 1)[selected]
@@ -58,7 +59,7 @@ class Head:
                 group, start = mesh.get_group(), rows * mesh.get_local_rank()
                 # Every rank has the same hidden states, and the gradient of its own shard of the vocabulary.
                 hidden, weight = hidden.to_local(grad_placements=[Partial()]), weight.to_local()
-            chosen = hidden.flatten(0, 1)[selected]  # (N, D)
+            chosen = hidden.flatten(0, 1)[selected].to(weight.dtype)  # (N, D)
             return head_logprobs(
                 chosen,
                 weight,

@@ -1,36 +1,40 @@
 """A TorchTitan model behind a few methods: the only file that knows its internals.
 
-It reads a Hugging Face folder (config.json and safetensors), builds the model on the meta device, shards it, loads
-the weights, and gives them back under Hugging Face names. families.py says which architectures there are.
+It reads a Hugging Face folder (config.json and safetensors), builds the model on the meta device, shards it, and loads
+the weights. families.py says which architectures there are; hf_weights.py loads the weights and gives them back.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import SPMD_BACKEND, device  # isort: skip
-from safetensors import SafetensorError, safe_open
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from forge_env.core.errors import UserError
+from trainers.model.families import head_sizes
 from trainers.titan.attention import document_mask
-from trainers.titan.families import FAMILIES, head_sizes, read_config, titan_config
+from trainers.titan.context import Context
+from trainers.titan.families import TITAN, read_config, titan_config
+from trainers.titan.fp32_head import head_modules, round_embedding, shard_with_fp32_head
+from trainers.titan.fused_qkv import split_shards_on_save
+from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
+from trainers.titan.weight_files import WeightFiles
 
 # TorchTitan's settings for what is computed again in the backward pass.
 ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
+RESHARDS = ("default", "always", "never")
 
 
 class TitanModel:
@@ -45,6 +49,10 @@ class TitanModel:
         activation_checkpoint: a key of `ACTIVATION_CHECKPOINTS`: "none" keeps all activations for the backward pass,
             "selective" computes the cheap ones and every second matrix product again, "full" each block whole.
         keep_logits_gib: as `TitanSettings.keep_logits_gib`.
+        cpu_offload: as `TitanSettings.cpu_offload`; on the CPU there is nothing to do.
+        reshard_after_forward: as `TitanSettings.reshard_after_forward`.
+        fp32_head: as `TitanSettings.fp32_head`.
+        weights: "float32", or "bfloat16" for a model that is not trained.
 
     Raises:
         UserError: the folder lacks a file, is not of a family that can be trained, or cannot be cut as `parallel` says.
@@ -60,20 +68,30 @@ class TitanModel:
         compile: bool = False,
         activation_checkpoint: str = "none",
         keep_logits_gib: float = 0.0,
+        cpu_offload: bool = False,
+        reshard_after_forward: str = "default",
+        fp32_head: bool = False,
+        weights: str = "float32",
     ) -> None:
         self.folder = folder
         self.hf_config = read_config(folder)
         self.attention = attention
         self.parallel = parallel
+        self.context = Context.of(parallel)
         self.device = device()
-        self.family = FAMILIES[self.hf_config["model_type"]]
+        self.family = TITAN[self.hf_config["model_type"]]
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=self.device.type != "cpu")
-        self.adapter = self.family.adapter(self.config, None)
         _check_degrees(self.hf_config, parallel)
-        self.module = self._build(dtype, compile, activation_checkpoint)
+        self.is_offloaded = cpu_offload and self.device.type != "cpu"
+        self._fp32_head = fp32_head and dtype != "float32"
+        files = WeightFiles.of_folder(folder)
+        self.module = self._build(dtype, weights, compile, activation_checkpoint, reshard_after_forward)
         kept = keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
+        split_shards_on_save(self.module)
         self._head = Head(self.module.get_submodule("lm_head"), kept)
-        self.load_hf(read_weights(folder))
+        adapter = self.family.adapter(self.config, None)
+        self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
+        self.weights.load(files)
 
     @property
     def max_length(self) -> int:
@@ -89,12 +107,12 @@ class TitanModel:
         Args:
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
-            selected: (N,) int64 places in the flattened (B, L).
+            selected: (N,) int64 places in the flattened (B, L); with context parallelism, all of this rank's part.
 
         Returns:
             (N, vocabulary) in the dtype the model computes in, with gradient.
         """
-        self._head.ask_logits(selected)
+        self._head.ask_logits(self._places(tokens, selected))
         return self._run(tokens, positions)
 
     def logprobs(
@@ -116,105 +134,101 @@ class TitanModel:
         Returns:
             Logprobs (N,), and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
         """
-        self._head.ask_logprobs(selected, targets, temperature, with_entropy)
+        self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
         return self._run(tokens, positions)
 
-    def hf_state_dict(self) -> dict[str, Tensor]:
-        """Weights under Hugging Face names: full, detached and contiguous, on their device.
-
-        A collective when sharded: every rank calls it. Tied weights appear once, as transformers saves them. Most
-        tensors share memory with the live weights where nothing had to be gathered or reordered.
-        """
-        with torch.no_grad():
-            state = {name: value for name, value in self.module.state_dict().items() if not self._is_copy(name)}
-            # Gathered first: the rows of a sharded matrix cannot be reordered where a head lies on two ranks.
-            full = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
-            return {name: value.detach().contiguous() for name, value in self.adapter.to_hf(full).items()}
-
-    def load_hf(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights; raises UserError when names or shapes do not fit the model."""
-        present = self.module.state_dict()
-        # Some folders keep a copy of the tied weight, and old ones the frequencies of the position embedding.
-        weights = {
-            name: value
-            for name, value in weights.items()
-            if not self._is_copy(name) and not name.endswith("rotary_emb.inv_freq")
-        }
-        shapes = {name: torch.empty(value.shape, device="meta") for name, value in present.items()}
-        _check_weights(self.folder, self.adapter.to_hf(shapes), weights)
-        given = self.adapter.from_hf(weights)
-        with torch.no_grad():
-            self.module.load_state_dict({name: _like(present[name], value) for name, value in given.items()})
-
-    def _is_copy(self, name: str) -> bool:
-        """Whether a weight, under either name, is the embedding once more: the embedding counts."""
-        return self.config.enable_weight_tying and name == "lm_head.weight"
-
-    def _build(self, dtype: str, compile: bool, activation_checkpoint: str) -> Decoder:
-        if activation_checkpoint not in ACTIVATION_CHECKPOINTS:
-            known = ", ".join(map(repr, ACTIVATION_CHECKPOINTS))
-            raise UserError(f"activation_checkpoint={activation_checkpoint!r} is not known: use one of {known}.")
+    def _build(
+        self, dtype: str, weights: str, compile: bool, activation_checkpoint: str, reshard_after_forward: str
+    ) -> Decoder:
+        _check_known("activation_checkpoint", activation_checkpoint, ACTIVATION_CHECKPOINTS)
+        _check_known("reshard_after_forward", reshard_after_forward, RESHARDS)
         parallelism = ParallelismConfig(
+            data_parallel_replicate_degree=self.parallel.dp_replicate,
             data_parallel_shard_degree=self.parallel.dp_shard,
             tensor_parallel_degree=self.parallel.tp,
+            context_parallel_degree=self.parallel.cp,
+            fsdp_reshard_after_forward=reshard_after_forward,
             spmd_backend=SPMD_BACKEND,
         )
         if self.parallel.tp_enabled:
             self.family.shard(self.config, enable_sp=parallelism.enable_sequence_parallel)
         with torch.device("meta"):
             module: Decoder = self.config.build()
+        _cast_weights(module, getattr(torch, weights), head_modules(module) if self._fp32_head else [])
+        # One process has nothing to shard, and without anything to cast or to offload plain tensors are faster.
+        is_plain = self.parallel.world_size == 1 and dtype == weights and not self.is_offloaded
         module = self.family.parallelize(
             module,
             parallel_dims=self.parallel,
-            training=TrainingConfig(mixed_precision_param=dtype),
+            training=TrainingConfig(mixed_precision_param=dtype, enable_cpu_offload=self.is_offloaded),
             parallelism=parallelism,
             compile_config=CompileConfig(enable=compile),
             ac_config=ACTIVATION_CHECKPOINTS[activation_checkpoint],
             dump_folder="",
-            # One process in float32 has nothing to shard or to cast: plain tensors are faster.
-            skip_dp=self.parallel.world_size == 1 and dtype == "float32",
+            skip_dp=is_plain or self._fp32_head,
         )
+        if self._fp32_head:
+            compute = getattr(torch, dtype)
+            round_embedding(module, compute)
+            if not is_plain:
+                shard_with_fp32_head(
+                    module,
+                    self.parallel,
+                    dtype=compute,
+                    cpu_offload=self.is_offloaded,
+                    reshard_after_forward=reshard_after_forward,
+                )
         if self.device.type == "cpu":
             for part in module.modules():
                 if isinstance(part, FSDPModule):  # gloo knows neither averages nor pre-multiplied sums
                     part.set_force_sum_reduction_for_comms(True)
-        module.to_empty(device=self.device)
+        module.to_empty(device="cpu" if self.is_offloaded else self.device)
         with torch.no_grad():
-            module.init_weights(buffer_device=None)
+            module.init_weights(buffer_device=self.device if self.is_offloaded else None)
         _share_rope(module)
         return module
 
+    def _places(self, tokens: Tensor, selected: Tensor) -> Tensor:
+        """Where the output layer finds them: context parallelism gives it this rank's part of the tokens."""
+        return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
+
     def _run(self, tokens: Tensor, positions: Tensor | None) -> Any:
+        if self.context.ranks > 1:
+            return self._run_part(tokens, _positions(tokens) if positions is None else positions)
         return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions)
+
+    def _run_part(self, tokens: Tensor, positions: Tensor) -> Any:
+        """The forward pass of this rank's part; every rank gets whole sequences, which are small beside activations."""
+        if self.attention == "sdpa":
+            masks: Any = self.context.mask(positions)
+        else:
+            masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
+        # Only padding is beyond the last position that there is.
+        positions = self.context.cut(positions).clamp(max=self.max_length - 1)
+        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions)
 
     def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
         if self.attention == "sdpa":
             return None if positions is None else document_mask(positions)
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        return self.module.get_attention_masks(positions)
+        return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Load the safetensors of a folder, one file or several with an index, on the CPU."""
-    index = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            raise UserError(f"{index} is damaged: it has no weight_map.") from None
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if missing:
-        raise UserError(f"{folder} has no weights: {', '.join(missing)} is missing.")
-    weights: dict[str, Tensor] = {}
-    for name in sorted(names):
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                weights.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118  not a dictionary
-        except SafetensorError as error:
-            raise UserError(f"{folder / name} is damaged: {error}.") from None
-    return weights
+def _check_known(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UserError(f"{name}={value!r} is not known: use one of {', '.join(map(repr, known))}.")
+
+
+def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:
+    """Cast all weights, on the meta device, but those of some modules."""
+    kept = {parameter for part in but for parameter in part.parameters()}
+    for parameter in module.parameters():
+        if parameter not in kept:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _positions(tokens: Tensor) -> Tensor:
+    """(B, L) int64, of sequences that are one row each."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
 def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
@@ -222,24 +236,6 @@ def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
     for name, number in {"num_attention_heads": heads, "num_key_value_heads": kv_heads}.items():
         if number % parallel.tp:
             raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
-
-
-def _check_weights(folder: Path, present: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    for name in sorted(present.keys() | given.keys()):
-        if name not in given or name not in present:
-            state = "lacks" if name not in given else "has a superfluous"
-            raise UserError(f"{folder} does not fit its config.json: it {state} weight {name}.")
-        if present[name].shape != given[name].shape:
-            raise UserError(
-                f"{folder} does not fit its config.json: weight {name} has shape {tuple(given[name].shape)} "
-                f"where {tuple(present[name].shape)} is expected."
-            )
-
-
-def _like(present: Tensor, value: Tensor) -> Tensor:
-    """Cast and shard a full tensor like the model's own."""
-    value = value.to(device=present.device, dtype=present.dtype)
-    return distribute_tensor(value, present.device_mesh, present.placements) if isinstance(present, DTensor) else value
 
 
 def _share_rope(module: Decoder) -> None:

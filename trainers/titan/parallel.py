@@ -33,35 +33,46 @@ def init_process_group() -> bool:
     return True
 
 
-def parallel_dims(dp_shard: int, tp: int) -> ParallelDims:
-    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that `tp` leaves.
+def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1) -> ParallelDims:
+    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that the other degrees leave.
 
     Raises:
-        UserError: the two do not multiply to the number of ranks.
+        UserError: the degrees do not multiply to the number of ranks.
     """
     world = dist.get_world_size()
-    data = world // tp if dp_shard == -1 else dp_shard
-    if data * tp != world:
-        raise UserError(f"dp_shard={dp_shard} times tp={tp} must be the number of ranks, {world}.")
+    shard = max(1, world // (dp_replicate * tp * cp)) if dp_shard == -1 else dp_shard
+    if dp_replicate * shard * tp * cp != world:
+        raise UserError(
+            f"dp_replicate={dp_replicate} times dp_shard={dp_shard} times tp={tp} times cp={cp} must be the number of "
+            f"ranks, {world}."
+        )
     titan_dist.set_spmd_backend(SPMD_BACKEND)
     return ParallelDims.from_config(
-        ParallelismConfig(data_parallel_shard_degree=data, tensor_parallel_degree=tp, spmd_backend=SPMD_BACKEND),
+        ParallelismConfig(
+            data_parallel_replicate_degree=dp_replicate,
+            data_parallel_shard_degree=shard,
+            tensor_parallel_degree=tp,
+            context_parallel_degree=cp,
+            spmd_backend=SPMD_BACKEND,
+        ),
         world,
     )
 
 
-def resolve(dtype: str, attention: str) -> tuple[str, str]:
+def resolve(dtype: str, attention: str, cp: int = 1) -> tuple[str, str]:
     """The dtype and attention to use, with this device's defaults in the place of "".
 
     Raises:
-        UserError: the dtype is unknown, or the attention cannot be used on this device.
+        UserError: the dtype is unknown, or the attention cannot be used on this device or with context parallelism.
     """
     on_cpu = device().type == "cpu"
     dtype = dtype or ("float32" if on_cpu else "bfloat16")
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"dtype={dtype!r} is not known: use 'float32' or 'bfloat16'.")
-    attention = attention or ("sdpa" if on_cpu else "varlen" if dtype == "bfloat16" else "flex")
+    attention = attention or ("sdpa" if on_cpu else "varlen" if dtype == "bfloat16" and cp == 1 else "flex")
     allowed = ("sdpa",) if on_cpu else ("sdpa", "flex", "varlen")
     if attention not in allowed:
         raise UserError(f"attention={attention!r} cannot be used on this device: use {' or '.join(allowed)}.")
+    if attention == "varlen" and cp > 1:
+        raise UserError(f"attention='varlen' cannot share a sequence between ranks, and cp={cp}: use flex.")
     return dtype, attention

@@ -3,77 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from trainers.batching.batch import Sample, by_sample, pack
-from trainers.titan.head import check_temperature
-from trainers.titan.model import TitanModel
-from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.batching.batch import Sample
+from trainers.titan.settings import TitanSettings
+from trainers.titan.trainer import TitanTrainer
+from trainers.titan.weight_files import WeightFiles
 
 
 class TitanReference:
-    """One model of a Hugging Face folder, in one process.
+    """One model of a Hugging Face folder, on one process or sharded over several.
+
+    It packs, shards and computes as the trainer does, for it is a trainer that is frozen. Its weights are in the dtype
+    that it computes in, and freed after each layer where they are sharded.
 
     Args:
-        model_path: the folder; `load` replaces its weights.
-        dtype: as `TitanSettings.dtype`. The weights themselves are float32 in memory.
-        threads: CPU threads of torch; 0 leaves them as they are.
-        max_tokens: model tokens of one forward pass, padding included.
+        model_path: the folder; `load_file` replaces its weights.
+        settings: those of `TitanSettings` that are no matter of training, such as dtype, threads, pack_length and
+            max_tokens_per_micro_batch.
 
     Raises:
-        UserError: the folder cannot be used, see `trainers.titan.model`.
+        UserError: a setting or the folder cannot be used, see `trainers.titan.model`.
     """
 
-    def __init__(
-        self, model_path: str | os.PathLike[str], *, dtype: str = "", threads: int = 0, max_tokens: int = 16384
-    ) -> None:
-        if threads:
-            torch.set_num_threads(threads)
-        self._max_tokens = max_tokens
-        self._owns_group = init_process_group()
-        try:
-            dtype, attention = resolve(dtype, "")
-            self._multiple = 128 if attention == "flex" else 1  # its compiled kernels should see few lengths
-            self.model = TitanModel(Path(model_path), parallel_dims(1, 1), dtype=dtype, attention=attention)
-        except BaseException:
-            self.close()
-            raise
-        self.model.module.requires_grad_(False).eval()
+    def __init__(self, model_path: str | os.PathLike[str], **settings: Any) -> None:
+        settings = {"reshard_after_forward": "always"} | settings
+        self._frozen = TitanTrainer(model_path, TitanSettings(**settings), is_frozen=True)
+        self.model = self._frozen.model
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights; their names are Hugging Face's."""
-        self.model.load_hf(weights)
+    @property
+    def world_size(self) -> int:
+        """Processes that share the weights and the samples."""
+        return self._frozen.parallel.world_size
 
     def load_file(self, path: str | os.PathLike[str]) -> None:
-        """Replace all weights by those of a file that `save_file` wrote."""
-        self.load(load_file(path))
+        """Replace all weights by those of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.
 
-    def save_file(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights as safetensors, exact; the file appears whole or not at all."""
-        unfinished = f"{os.fspath(path)}.unfinished"
-        save_file({name: value.cpu() for name, value in self.model.hf_state_dict().items()}, unfinished)
-        os.replace(unfinished, path)
+        Raises:
+            UserError: the file is missing or damaged, or is of another model.
+        """
+        self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
-        """This model's logprobs of the sampled targets: one list per sample, in row order."""
-        check_temperature(temperature)
-        found = torch.zeros(sum(sample.num_targets for sample in samples), device=self.model.device)
-        for batch in pack(samples, max_tokens=self._max_tokens, pack_length=0, pad_id=0, multiple=self._multiple):
-            batch = batch.to(self.model.device)
-            inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-            values, _ = self.model.logprobs(*inputs, temperature)
-            found[batch.numbers] = values
-        return by_sample(samples, found)
+        """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
+        return self._frozen.logprobs(samples, temperature)
 
     def close(self) -> None:
         """Destroy the process group, if it was made here. May be called again."""
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owns_group = False
+        self._frozen.close()

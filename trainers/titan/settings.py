@@ -32,13 +32,19 @@ class TitanSettings:
     dtype: str = ""
     """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
     max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included; a longer row has one of its own."""
+    """Model tokens of one forward pass, padding included; the `cp` ranks of a sequence share them. A longer row has one
+    of its own."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
+    dp_replicate: int = 1
+    """Groups of ranks that each hold all weights, sharded over the group's ranks (HSDP)."""
     dp_shard: int = -1
-    """Ranks to shard data and weights over (FSDP); -1 is all that tensor parallelism leaves."""
+    """Ranks to shard data and weights over (FSDP), weights also over the `cp` ranks; -1 is all that the other degrees
+    leave."""
     tp: int = 1
     """Ranks to cut each matrix over."""
+    cp: int = 1
+    """Ranks to cut each sequence over; see context.py."""
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     deterministic: bool = False
@@ -49,8 +55,19 @@ class TitanSettings:
     """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    cpu_offload: bool = False
+    """On GPU, keep weights, gradients and optimizer state in the host's memory; the optimizer then runs on the CPU."""
+    reshard_after_forward: str = "default"
+    """When FSDP frees gathered weights after the forward pass: "always", "never", or "default", which is always but
+    for the output layer."""
+    optimizer_state: str = "float32"
+    """What AdamW's moments are kept in: "float32", "bfloat16" or "8bit"; see `trainers.titan.optimizer`."""
+    fp32_head: bool = False
+    """Compute the output layer in float32 with float32 weights, where the rest of the model computes in bfloat16."""
+    gpu_memory_gib: float = 0.0
+    """What this process may take of its GPU's memory; 0 is all of it."""
     attention: str = ""
-    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU, varlen on GPU (flex in float32, which varlen cannot)."""
+    """"sdpa", "flex" or "varlen"; "" is sdpa on CPU; on GPU varlen, or flex in float32 and with `cp`."""
 
     def __post_init__(self) -> None:
         check_schedule(self.lr_schedule, warmup_steps=self.warmup_steps, total_steps=self.total_steps)

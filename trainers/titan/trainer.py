@@ -2,7 +2,7 @@
 
     trainer = TitanTrainer("path/to/qwen3", TitanSettings(learning_rate=1e-4))
     metrics = trainer.train_step(samples, GRPOLoss())
-    weights = trainer.hf_state_dict()
+    trainer.export_hf("path/to/result")
 
 One process or many (launch each with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set), CPU over gloo or
 GPU over nccl: the same code. Every rank is given all samples and takes its share; every denominator is counted over
@@ -14,7 +14,10 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - model.py: the model, of one of the families in families.py.
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
-- checkpoint.py: checkpoints and exports.
+- checkpoint.py: checkpoints. export.py: the weights for everybody else.
+- hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
+- context.py: context parallelism, where ranks share a sequence.
+- optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
@@ -38,7 +41,6 @@ from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.optimizer import default_adamw
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import InvariantError, UserError
@@ -47,8 +49,12 @@ from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.backward import SplitEpisodes, StepLoss
-from trainers.titan.checkpoint import TrainingState, export_hf
+from trainers.titan.checkpoint import TrainingState
+from trainers.titan.context import multiple_of_lengths
+from trainers.titan.device import device, limit_memory, release_memory
+from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
+from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
@@ -66,11 +72,19 @@ class _Counts(NamedTuple):
 class TitanTrainer:
     """Trains one model from a Hugging Face folder: Qwen3, Qwen2.5 or Llama 3.
 
+    Args:
+        model_path: the folder.
+        settings: how to train.
+        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype that the model computes
+            in.
+
     Raises:
         UserError: a setting or the model folder is wrong.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None) -> None:
+    def __init__(
+        self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None, *, is_frozen: bool = False
+    ) -> None:
         self.settings = settings = settings or TitanSettings()
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -79,8 +93,10 @@ class TitanTrainer:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         self._owns_group = init_process_group()
         try:
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp)
-            dtype, attention = resolve(settings.dtype, settings.attention)
+            limit_memory(settings.gpu_memory_gib)
+            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate)
+            dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
+            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -90,16 +106,23 @@ class TitanTrainer:
                 compile=settings.compile,
                 activation_checkpoint=settings.activation_checkpoint,
                 keep_logits_gib=settings.keep_logits_gib,
+                cpu_offload=settings.cpu_offload,
+                reshard_after_forward=settings.reshard_after_forward,
+                fp32_head=settings.fp32_head,
+                weights=dtype if is_frozen else "float32",
             )
         except BaseException:
             self._destroy_group()
             raise
-        self._state = TrainingState(self.model)
+        self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
-        # Tensor parallelism cuts sequences evenly; compiled kernels should see few different lengths.
+        # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        self._multiple = math.lcm(settings.tp, 128 if tuned else 1)
-        self.begin()
+        self._multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
+        if is_frozen:
+            self.model.module.requires_grad_(False).eval()
+        else:
+            self.begin()
         batch_mesh = self.parallel.get_optional_mesh("batch")
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
         self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
@@ -125,9 +148,8 @@ class TitanTrainer:
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
-        optimizer = default_adamw(**self._hyperparameters())
-        optimizer.implementation = "foreach" if self.device.type == "cpu" else "fused"
-        self._optimizer = optimizer.build(model_parts=[self.model.module])
+        state = self.settings.optimizer_state
+        self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=state)
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
@@ -182,7 +204,8 @@ class TitanTrainer:
         ready = self._rounds(batches, max(rounds, 1) if tokens else 0)
         try:
             if tokens and rounds_of_parts:
-                parts = self._padded([batch for batch in ready if batch.is_part], rounds_of_parts)
+                parts = [batch for batch in ready if batch.is_part]
+                parts += self._rounds([], rounds_of_parts - len(parts))
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
             for batch in ready:
                 if batch.is_part:
@@ -223,6 +246,11 @@ class TitanTrainer:
         return by_sample(samples, values)
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that share the samples of a step."""
+        return self.parallel.dp_replicate * self.parallel.dp_shard
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return float(self._optimizer.optimizers[0].param_groups[0]["lr"])
@@ -252,7 +280,9 @@ class TitanTrainer:
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-        return self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        whole = self.model.context.whole
+        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
@@ -275,7 +305,7 @@ class TitanTrainer:
             pad_id=0,
             multiple=self._multiple,
             rank=self._data_rank,
-            ranks=self.parallel.dp_shard,
+            ranks=self.data_ranks,
             crossover=flops_crossover(self.model.hf_config),
         )
 
@@ -291,15 +321,13 @@ class TitanTrainer:
         )
 
     def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """`rounds` batches on the device, with empty ones at the end.
+        """`rounds` batches on the device.
 
-        All go there before the first pass: a later copy would wait for the passes that are queued by then.
+        Empty ones come last: every rank has to run the model equally often, or collectives never meet. All go there
+        before the first pass: a later copy would wait for the passes that are queued by then.
         """
-        return [batch.to(self.device) for batch in self._padded(batches[:rounds], rounds)]
-
-    def _padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
-        return [*batches, *[empty_batch(self._multiple).to(self.device)] * (rounds - len(batches))]
+        padding = [empty_batch(self._multiple)] * (rounds - len(batches))
+        return [self.model.context.local(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
@@ -313,16 +341,14 @@ class TitanTrainer:
 
     def _clip_gradients(self) -> Tensor:
         parameters = list(self.model.module.parameters())
-        return titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        norm = titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        return norm.to(self.device)  # where gradients are in the host's memory, so is their norm
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
-    def hf_state_dict(self) -> dict[str, Tensor]:
-        """Weights under Hugging Face names, detached and contiguous; tied weights appear once. Every rank calls it.
-
-        Where nothing had to be gathered they share memory with the live weights: copy them before the next step.
-        """
-        return self.model.hf_state_dict()
+    def release_memory(self) -> None:
+        """Give the GPU back what the last step leaves unused, for whoever shares it; weights and moments stay."""
+        release_memory()
 
     def save(
         self,
@@ -344,7 +370,8 @@ class TitanTrainer:
             extra: what the caller wants back from `load`; must be JSON.
             texts: further files of the folder, by name.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
-                raised by the next `train_step`, `save`, `load` or `close`.
+                raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
+                is written: torch cannot copy such.
             keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
                 trainers/checkpoints.py; 0 keeps all.
 
@@ -357,7 +384,7 @@ class TitanTrainer:
             optimizer_steps=self.step,
             extra=extra,
             texts=texts,
-            asynchronous=asynchronous,
+            asynchronous=asynchronous and self.settings.optimizer_state != "8bit",
             keep_last=keep_last,
         )
         self._forget_empty_moments()
@@ -371,9 +398,10 @@ class TitanTrainer:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         manifest = self._state.load(Path(folder))
-        (scheduler,) = self._scheduler
-        for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            group.update(self._hyperparameters(), lr=lr)
+        for scheduler in self._scheduler:
+            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                set_hyperparameters(group, self._hyperparameters(), lr)
+        restore_state_dtype(self._optimizer, self.settings.optimizer_state)
         self.step = manifest["optimizer_steps"]
         self._forget_empty_moments()
         return dict(manifest["extra"])
@@ -391,9 +419,17 @@ class TitanTrainer:
     def export_hf(self, folder: str | os.PathLike[str]) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
 
-        Every rank calls it. Like `save`, the folder appears whole or not at all.
+        Every rank calls it. Like `save`, the folder appears whole or not at all. Weights of more than 5 GB are written
+        to several files, with an index.
         """
         export_hf(self.model, Path(folder))
+
+    def write_weights(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights, exact, as one file of safetensors, which appears whole or not at all.
+
+        Every rank calls it.
+        """
+        write_weights(self.model, Path(path))
 
     def close(self) -> None:
         """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again.

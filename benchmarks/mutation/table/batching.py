@@ -7,7 +7,9 @@ from benchmarks.mutation.source import Mutant
 BATCH = ("test_batch.py", "test_invariance.py")
 PACKING = ("test_packing.py", "test_batch.py")
 TRAINER = ("test_trainer.py",)
+CONTEXT = ("test_context.py",)
 AGENT = ("test_token_agent.py", "test_rollout.py")
+THOUGHT = ("test_thought_budget.py", "test_thinking.py")
 
 MUTANTS = (
     Mutant(
@@ -187,10 +189,52 @@ MUTANTS = (
     ),
     Mutant(
         name="the digest is of the prompt that was asked, and not of the one that the engine saw",
-        function="TokenAgent.act",
-        old="digest(completion.prompt_ids)",
-        new="digest(prompt)",
+        function="sample_within",
+        old="return first, [first.prompt_ids]",
+        new="return first, [tuple(prompt)]",
         tests=AGENT,
+    ),
+    Mutant(
+        name="a thought over its budget goes on",
+        function="sample_within",
+        old="if is_in_thought(first.token_ids) else ()",
+        new="if False else ()",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="an answer at the budget is ended like a thought",
+        function="sample_within",
+        old="if is_in_thought(first.token_ids) else ()",
+        new="",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="what a turn's second request saw is not checked",
+        function="sample_within",
+        old="rest.prompt_ids != (*first.prompt_ids, *begun)",
+        new="not rest.prompt_ids",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="inserted tokens do not count towards the turn",
+        function="sample_within",
+        old="max_tokens=sampling.max_tokens - len(begun)",
+        new="max_tokens=sampling.max_tokens - len(first.token_ids)",
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="a call in a thought that a limit has cut off is made",
+        function="Renderer.read",
+        old='finish_reason == "length"',
+        new='finish_reason == "cut"',
+        tests=THOUGHT,
+    ),
+    Mutant(
+        name="both requests of a turn have one seed",
+        function="_turn_seed",
+        old=" + number * 104_729",
+        new="",
+        tests=THOUGHT,
     ),
     Mutant(
         name="all turns of an episode have one seed",
@@ -205,5 +249,26 @@ MUTANTS = (
         old="(low, middle) if stops(middle) else (middle + 1, high)",
         new="(low, middle) if stops(middle - 1) else (middle + 1, high)",
         tests=("test_stop_strings.py",),
+    ),
+    Mutant(
+        name="ranks that share sequences have neighbouring chunks, of which the late ones cost more",
+        function="head_tail",
+        old=".flip(0)",
+        new="",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="a query sees the keys of another rank that come after it",
+        function="Context.mask",
+        old="(queries[:, None] >= keys)",
+        new="(queries[:, None] >= keys.flip(0))",
+        tests=CONTEXT,
+    ),
+    Mutant(
+        name="the gradient of a token goes back on every rank that shares its sequence",
+        function="_Whole.backward",
+        old="of_whole[chosen]",
+        new="of_whole[chosen] * dist.get_world_size()",
+        tests=CONTEXT,
     ),
 )

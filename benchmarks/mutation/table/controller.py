@@ -207,8 +207,22 @@ MUTANTS = (
     Mutant(
         name="a new engine keeps a version that is not the newest any more",
         function="WeightSync.catch_up",
-        old="while version != self.in_store",
+        old="while (version, is_asleep) != (self.in_store, self.are_asleep)",
         new="while version < 0",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="engines stay awake while the trainer steps",
+        function="WeightSync.make_room",
+        old="if not self._sleeps or self.are_asleep",
+        new="if True",
+        tests=WEIGHTS,
+    ),
+    Mutant(
+        name="engines sleep on where there are no newer weights",
+        function="WeightSync.sync",
+        old="if self.are_asleep else {}",
+        new="if False else {}",
         tests=WEIGHTS,
     ),
     Mutant(

@@ -105,6 +105,13 @@ MUTANTS = (
         tests=CREDIT,
     ),
     Mutant(
+        name="inserted tokens count as targets of a turn",
+        function="turn_targets",
+        old="turn.num_written",
+        new="len(turn.token_ids)",
+        tests=(*CREDIT, "test_thought_budget.py"),
+    ),
+    Mutant(
         name="a row's first token counts as a target",
         function="turn_targets",
         old=" - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids))",

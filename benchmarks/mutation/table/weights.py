@@ -6,6 +6,7 @@ from benchmarks.mutation.source import Mutant
 
 SHARED = ("test_weights_shared.py",)
 NCCL = ("test_weights_nccl.py",)
+STREAMS = ("test_hf_weights.py",)
 REGISTRY = ("test_registry.py",)
 
 MUTANTS = (
@@ -54,7 +55,7 @@ MUTANTS = (
     Mutant(
         name="one version too many is forgotten before the copy",
         function="SegmentStore.take",
-        old="self._forget(keep=KEEP - 1)",
+        old="self._forget(keep=self.keep - 1)",
         new="self._forget(keep=0)",
         tests=SHARED,
     ),
@@ -73,18 +74,67 @@ MUTANTS = (
         tests=SHARED,
     ),
     Mutant(
-        name="a changed snapshot is taken for whole",
-        function="SharedMemoryStore._verify",
-        old='if f"{_crc32(held):08x}" != path.read_text()',
-        new="if not path.read_text()",
+        name="the memory of a copy that failed is not free again",
+        function="SegmentStore.take",
+        old="lock.close()",
+        new="pass",
         tests=SHARED,
     ),
     Mutant(
-        name="a checksum is of the last piece only",
-        function="_crc32",
-        old="zlib.crc32(flat[start : start + _CHUNK_BYTES], value)",
-        new="zlib.crc32(flat[start : start + _CHUNK_BYTES], 0)",
+        name="the memory of a copy that failed counts as in use",
+        function="Publisher.take",
+        old="self._alive.discard(snapshot)",
+        new="pass",
+        tests=NCCL,
+    ),
+    Mutant(
+        name="a tensor of another shape is spread over its place",
+        function="WeightStream.copy_to",
+        old="view is None or view.shape != tensor.shape",
+        new="view is None",
         tests=SHARED,
+    ),
+    Mutant(
+        name="a weight that never came leaves what was there before",
+        function="WeightStream.copy_to",
+        old="if missing:",
+        new="if False:",
+        tests=SHARED,
+    ),
+    Mutant(
+        name="ranks wait for one that has failed",
+        function="HFWeights.stream",
+        old="for _ in tensors:",
+        new="for _ in ():",
+        tests=STREAMS,
+    ),
+    Mutant(
+        name="weights of another shape are read before they are refused",
+        function="HFWeights.load",
+        old="self._check(files)",
+        new="pass",
+        tests=STREAMS,
+    ),
+    Mutant(
+        name="every rank reads the first rows",
+        function="_shard",
+        old="slice(first, first + size)",
+        new="slice(0, size)",
+        tests=STREAMS,
+    ),
+    Mutant(
+        name="files grow beyond what they may have",
+        function="_parts",
+        old="> max_bytes",
+        new="> 10**9",
+        tests=STREAMS,
+    ),
+    Mutant(
+        name="a new engine does not wait for the version that is taken",
+        function="WeightSync.catch_up",
+        old="and self._committed.is_set()",
+        new="",
+        tests=("test_weight_sync.py",),
     ),
     Mutant(
         name="tensors are not aligned",

@@ -10,7 +10,18 @@ from forge_env.runtime.weights.choice import choose_store
 from forge_env.runtime.weights.nccl.store import NcclStore
 from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
 from forge_env.runtime.weights.one_host.shared_memory import SharedMemoryStore
-from forge_env.runtime.weights.store import KEEP, WeightStore
+from forge_env.runtime.weights.store import WeightStore
+from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.torchstore import TorchStoreWeights
+from forge_env.runtime.weights.weight_stream import WeightStream
 
-__all__ = ["KEEP", "CudaIpcStore", "NcclStore", "SharedMemoryStore", "TorchStoreWeights", "WeightStore", "choose_store"]
+__all__ = [
+    "CudaIpcStore",
+    "NcclStore",
+    "SharedMemoryStore",
+    "TensorLayout",
+    "TorchStoreWeights",
+    "WeightStore",
+    "WeightStream",
+    "choose_store",
+]

@@ -6,15 +6,23 @@ from forge_env.core.errors import UserError
 from forge_env.runtime.weights.nccl.store import NcclStore
 from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
 from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, SharedMemoryStore, has_room, room
-from forge_env.runtime.weights.store import KEEP, WeightStore
+from forge_env.runtime.weights.store import WeightStore
 from forge_env.runtime.weights.torchstore import TorchStoreWeights
 
-MOST_ON_GPU = 16 * 2**30  # bytes of the versions that the trainer's first rank keeps beside its own weights
-SNAPSHOTS = KEEP + 1  # that shared memory must have room for: a slow replica may hold one more than there are versions
+MOST_ON_GPU = 0.2  # of a GPU, for the version that the trainer's first rank keeps beside its own weights
+USUAL_GPU = 80 * 2**30  # bytes, where they are not known
+# That shared memory must have room for: a slow replica may hold one more than there are versions.
+SNAPSHOTS = SharedMemoryStore.keep + 1
 
 
 def choose_store(
-    wanted: str, *, size: int, all_on_gpus: bool, hosts: int = 1, shared_gpus: bool = False
+    wanted: str,
+    *,
+    size: int,
+    all_on_gpus: bool,
+    hosts: int = 1,
+    shared_gpus: bool = False,
+    card: float | None = None,
 ) -> tuple[WeightStore, str]:
     """Choose the weight store of a run; returns it, not open yet, and a sentence that says which one and why.
 
@@ -24,6 +32,7 @@ def choose_store(
         all_on_gpus: whether the trainer and all that fetch the weights are on GPUs.
         hosts: over which the processes are spread.
         shared_gpus: whether some of them are on one and the same GPU.
+        card: bytes of each GPU; None where they are not known.
 
     Raises:
         UserError: when the one that is wanted cannot work.
@@ -50,15 +59,15 @@ def choose_store(
             f"{SNAPSHOTS} snapshots take: make it larger (docker run --shm-size), or take torchstore"
         )
     if wanted == "auto":
-        wanted, why = _fastest(size, needed, all_on_gpus, hosts)
+        wanted, why = _fastest(size, needed, all_on_gpus, hosts, card or USUAL_GPU)
     else:
         why = "as --weights.store says"
     return _STORES[wanted](), f"weights go through {_NAMES[wanted]}: {why}"
 
 
-def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int) -> tuple[str, str]:
-    fits = all_on_gpus and KEEP * size <= MOST_ON_GPU
-    too_much = f"{KEEP} snapshots of {_gib(size)} are much for a GPU"
+def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int, card: float) -> tuple[str, str]:
+    fits = all_on_gpus and size <= MOST_ON_GPU * card
+    too_much = f"a snapshot of {_gib(size)} is much for a GPU"
     if hosts > 1 and fits:
         return "nccl", f"trainer and engine are on GPUs of {hosts} hosts"
     if hosts > 1:

@@ -8,11 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
+from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-KEEP = 2  # versions: the newest, and the one that a slow replica may still be reading
 
 
 class WeightStore(ABC):
@@ -20,12 +19,13 @@ class WeightStore(ABC):
 
     A store is small and travels to the actors as an argument of their constructors; what it holds in a process is made
     there. A snapshot is whole or not there: its commit marker is written last. Once a version has been committed it
-    never changes, and the newest `KEEP` of them stay.
+    never changes, and the newest `keep` of them stay. `take` makes room for its own: where one is kept, there is none
+    from then on until the commit.
 
     The trainer's first rank publishes, in two halves, so that the next step can begin after the first one::
 
-        taken = store.take(version, state_dict)   # in the thread that trains: it alone knows when nothing changes
-        await store.commit(taken)                 # now it can be fetched
+        taken = store.take(version, weights)   # in the thread that trains: it alone knows when nothing changes
+        await store.commit(taken)              # now it can be fetched
 
     Whoever pulls uses the tensors inside of the context, and copies what it wants to keep::
 
@@ -33,6 +33,8 @@ class WeightStore(ABC):
             await engine.update_weights(version, state_dict)
     """
 
+    keep: ClassVar[int] = 2
+    """Versions: the newest, and the one that a slow replica may still be reading."""
     needs_process: ClassVar[bool] = False
     """Whether `open` has to be given a process to live in."""
     actors_only: ClassVar[bool] = False
@@ -61,11 +63,14 @@ class WeightStore(ABC):
         """Get an actor's process ready, in its `on_start`."""
 
     @abstractmethod
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Any:
+    def take(self, version: int, weights: WeightStream) -> Any:
         """Copy the weights as they are now; returns what `commit` wants. Blocks for as long as the copying takes.
 
+        Each tensor is copied to its place in the snapshot, which is all the memory that is needed. If the stream ends
+        with an error, that memory is free again.
+
         Raises:
-            InvariantError: when there is such a version already.
+            InvariantError: when there is such a version already; when the tensors are not those of the layout.
             ServiceError: when there is no room.
         """
 
@@ -79,7 +84,7 @@ class WeightStore(ABC):
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
         """`take` and `commit` in one, for who does nothing else meanwhile."""
-        await self.commit(self.take(version, state_dict))
+        await self.commit(self.take(version, WeightStream.of(state_dict)))
 
     @abstractmethod
     def fetch(self, version: int) -> AbstractAsyncContextManager[dict[str, Tensor]]:
@@ -87,13 +92,6 @@ class WeightStore(ABC):
 
         Raises:
             ServiceError: when there is no such version, or no longer.
-        """
-
-    async def verify(self, version: int, *, seconds: float = 60.0) -> None:  # noqa: B027 some keep no checksum
-        """Check a snapshot against the checksum that was taken of it; does nothing in a store that keeps none.
-
-        Raises:
-            ServiceError: it has changed; or there is no such version, or no checksum of it within `seconds`.
         """
 
 

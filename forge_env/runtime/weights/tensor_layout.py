@@ -36,6 +36,7 @@ class TensorLayout:
 
     @classmethod
     def of(cls, state_dict: Mapping[str, Tensor]) -> TensorLayout:
+        """The layout of tensors; only their shapes and dtypes are read, so that they may be on the meta device."""
         entries, end = {}, 0
         for name, tensor in state_dict.items():
             entries[name] = TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end)
@@ -52,11 +53,6 @@ class TensorLayout:
             nbytes = math.prod(entry.shape) * dtype.itemsize
             views[name] = flat[entry.offset : entry.offset + nbytes].view(dtype).view(entry.shape)
         return views
-
-    def copy(self, state_dict: Mapping[str, Tensor], flat: Tensor) -> None:
-        """Copy the tensors, from whichever device, into `flat`."""
-        for name, view in self.views(flat).items():
-            view.copy_(state_dict[name].detach())
 
     def to_json(self) -> str:
         tensors = {name: [entry.dtype, entry.shape, entry.offset] for name, entry in self.entries.items()}

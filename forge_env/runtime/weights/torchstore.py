@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.store import KEEP, WeightStore, published_already
+from forge_env.runtime.weights.store import WeightStore, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.torchstore_compat import import_torchstore
+from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,21 +62,20 @@ class TorchStoreWeights(WeightStore):
     def attach(self) -> None:
         import_torchstore()
 
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> _TakenCopy:
+    def take(self, version: int, weights: WeightStream) -> _TakenCopy:
         import torch
 
-        layout = TensorLayout.of(state_dict)
-        flat = torch.empty(layout.size, dtype=torch.uint8)  # one message, and not one for each tensor
-        layout.copy(state_dict, flat)
-        return _TakenCopy(version, layout, flat)
+        flat = torch.empty(weights.layout.size, dtype=torch.uint8)  # one message, and not one for each tensor
+        weights.copy_to(flat)
+        return _TakenCopy(version, weights.layout, flat)
 
     async def commit(self, taken: _TakenCopy) -> None:
         store = import_torchstore()
         if await store.exists(f"{_key(taken.version)}/{_MARKER}"):
             raise published_already(taken.version)
         await store.put_state_dict({"layout": taken.layout.to_json(), "weights": taken.flat}, _key(taken.version))
-        if taken.version >= KEEP:
-            await _forget(store, taken.version - KEEP)
+        if taken.version >= self.keep:
+            await _forget(store, taken.version - self.keep)
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:

@@ -65,7 +65,7 @@ function modelMessage(detail, turn, n, shade, scale, describe) {
 }
 
 function turnFacts(detail, turn, n) {
-  const versions = [...new Set((turn.versions || []).map(([version]) => version))];
+  const versions = [...new Set((turn.versions || []).map(([version]) => version))].filter((v) => v >= 0);
   const advantage = detail.advantages ? detail.advantages.turns[n] : null;
   const hasAdvantage = advantage !== null && advantage !== undefined;
   return [

@@ -8,6 +8,7 @@ export const SHADES = {
   off: "no shading", logprob: "logprob", advantage: "advantage", mask: "mask", version: "weight version",
 };
 const TOKENS_AT_A_TIME = 3000;
+const NOT_SAMPLED = -1; // the version of tokens that the agent inserted
 const SURPRISE = [0.01, 0.1, 0.3, 0.7, 1.2, 2, 3, 5]; // upper bounds of the classes of -logprob, in nats
 const PROBABILITIES = ["p ≥ 0.99", "0.9", "0.74", "0.5", "0.3", "0.14", "0.05", "0.007", "less likely"];
 
@@ -21,7 +22,7 @@ export function turnTokens(detail, n) {
     id, text: texts.prompt_ids ? texts.prompt_ids[i] : null, sampled: false, turn: n,
   }));
   const sampled = (turn.token_ids || []).map((id, i) => ({
-    id, text: texts.token_ids ? texts.token_ids[i] : null, sampled: true, turn: n, kind: turn.kind,
+    id, text: texts.token_ids ? texts.token_ids[i] : null, sampled: versions[i] !== NOT_SAMPLED, turn: n, kind: turn.kind,
     logprob: (turn.logprobs || [])[i] ?? null, version: versions[i] ?? null, advantage,
   }));
   return { prompt, sampled };
@@ -31,7 +32,7 @@ export function turnTokens(detail, n) {
 export function shadeScale(detail) {
   const advantages = detail.advantages ? detail.advantages.turns.map(Math.abs) : [];
   const spans = detail.episode.turns.flatMap((turn) => turn.versions || []);
-  const versions = [...new Set(spans.map(([version]) => version))].sort((a, b) => a - b);
+  const versions = [...new Set(spans.map(([version]) => version))].filter((v) => v !== NOT_SAMPLED).sort((a, b) => a - b);
   return { advantage: Math.max(1, ...advantages), versions };
 }
 

@@ -20,7 +20,8 @@ from forge_env.cli.main import main
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome, Task
-from forge_env.evaluation.plan import Attempt, all_attempts, episode_seed, limits_of
+from forge_env.evaluation.folder import EvalFolder
+from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed, limits_of, thinking_of
 from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
@@ -426,6 +427,7 @@ def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: 
         (["--option", "first=3"], ["other settings (options {})"]),
         (["--agent", "scripted:null"], ["other settings (agent 'scripted:coin.py:play')"]),
         (["--max-turns", "3"], ["other settings (limits"]),
+        (["--max-thinking-tokens", "3"], ["other settings (limits"]),
     ],
 )
 def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words: list[str]) -> None:
@@ -577,6 +579,11 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"temperature": "-1"}, "the temperature is -1"),
         ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
         ({"max-turns": "0"}, "max_turns is 0"),
+        ({"max-thinking-tokens": "-1"}, "max_thinking_tokens is -1"),
+        ({"max-thinking-tokens": "512"}, "max_thinking_tokens is 512, and a turn has max_turn_tokens, 512, at most"),
+        ({"thinking": "of"}, "thinking is 'of'. Did you mean off?"),
+        ({"thinking": "off"}, "thinking is 'off', which is for local models, vllm: and checkpoint:"),
+        ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "on"}, "leave --thinking out"),
     ],
 )
 def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str) -> None:
@@ -691,6 +698,38 @@ def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> 
     file.write_text("{}")
     with pytest.raises(UserError, match="is not from a training run"):
         limits_of("checkpoint:run", math)
+
+
+def test_a_checkpoint_thinks_as_in_its_training(project: Path) -> None:
+    file = project / "run/checkpoints/step_000120/forge_env.json"
+    file.parent.mkdir(parents=True)
+    for env, thinking in (({"thinking": "on", "max_thinking_tokens": 9}, "on"), ({}, None)):
+        file.write_text(json.dumps({"extra": {"config": {"env": {"name": "math", **env}}}}))
+        assert thinking_of("checkpoint:run") == thinking
+        assert limits_of("checkpoint:run", make("math")).max_thinking_tokens == env.get("max_thinking_tokens", 0)
+    assert thinking_of("vllm:run") is thinking_of("scripted:expert") is None
+
+
+def test_an_evaluation_of_a_model_that_thinks_is_not_gone_on_with_without(tiny_model: Path, project: Path) -> None:
+    factory = make("math")
+    tasks = factory.tasks("test", count=1)
+
+    def plan(**settings: Any) -> dict[str, Any]:
+        return EvalPlan(env="math", agent=f"vllm:{tiny_model}", **settings).to_dict(factory, tasks)
+
+    out = project / "out"
+    with EvalFolder(out, plan()) as folder:
+        folder.begin()
+        folder.add(Episode(task=tasks[0], reward=0.0, id=f"{tasks[0].id}/0"))
+    with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
+        pass
+    recorded = json.loads((out / "plan.json").read_text())
+    del recorded["thinking"], recorded["limits"]["max_thinking_tokens"]  # as an older forge_env wrote it
+    (out / "plan.json").write_text(json.dumps(recorded))
+    with EvalFolder(out, plan()), pytest.raises(UserError, match="in use|another process"), EvalFolder(out, plan()):
+        pass
+    with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
+        pass
 
 
 # ---- what an environment declares ----

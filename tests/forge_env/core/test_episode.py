@@ -133,6 +133,45 @@ def test_rows_of_two_turns_and_a_new_row_by_hand() -> None:
     assert result.versions == (3, 4, 5)
 
 
+def test_inserted_tokens_are_in_a_row_and_not_in_its_loss_mask() -> None:
+    turn = sampled(
+        (1, 8),
+        (9, 6, 6, 7, 2),
+        context=(1, 8),
+        starts_row=True,
+        logprobs=(-0.2, 0.0, 0.0, -0.3, -0.1),
+        versions=((3, 1), (-1, 2), (3, 1), (4, 1)),
+        context_digest=f"{digest((1, 8))} {digest((1, 8, 9, 6, 6))}",
+    )
+    second = sampled((5,), (4,), context=(1, 8, 9, 6, 6, 7, 2, 5), versions=((4, 1),))
+    result = episode(turn, second)
+    [row] = result.rows
+    assert row == Row(
+        token_ids=(1, 8, 9, 6, 6, 7, 2, 5, 4),
+        loss_mask=(False, False, True, False, False, True, True, False, True),
+        generator_logprobs=(0.0, 0.0, -0.2, 0.0, 0.0, -0.3, -0.1, 0.0, -0.5),
+        versions=(-1, -1, 3, -1, -1, 3, 4, -1, 4),
+    )
+    assert (result.num_sampled, turn.num_written, result.versions) == (4, 3, (3, 4))
+    assert Episode.from_json(result.to_json()) == result
+    assert pickle.loads(pickle.dumps(result)).rows == result.rows
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"context_digest": digest((1, 8))},
+        {"context_digest": f"{digest((1, 8))} {digest((1, 8, 9, 6))}"},
+        {"context_digest": f"{digest((1, 8))} {digest((1, 8, 9, 6, 6))}", "versions": ((3, 5),)},
+    ],
+    ids=["a digest is missing", "another prompt", "all tokens sampled"],
+)
+def test_what_the_engine_saw_after_inserted_tokens_is_checked(changed: dict[str, Any]) -> None:
+    turn = {"context": (1, 8), "starts_row": True, "versions": ((3, 1), (-1, 2), (3, 2)), **changed}
+    with pytest.raises(InvariantError, match="what the engine saw"):
+        episode(sampled((1, 8), (9, 6, 6, 7, 2), **turn))
+
+
 @few
 @given(episodes())
 def test_rows_are_the_concatenation_of_the_turns(result: Episode) -> None:

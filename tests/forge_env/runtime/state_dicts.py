@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+
+from forge_env.runtime.weights import WeightStream
 
 
 def make_state_dict(seed: int) -> dict[str, Any]:
@@ -43,3 +47,16 @@ def fingerprints(state_dict: dict[str, Any]) -> dict[str, str]:
         return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(raw).hexdigest()}"
 
     return {name: fingerprint(tensor) for name, tensor in state_dict.items()}
+
+
+def failing_half_way(state_dict: dict[str, Any]) -> WeightStream:
+    """A stream that ends with a ZeroDivisionError."""
+    weights = WeightStream.of(state_dict)
+
+    def half() -> Iterator[tuple[str, Any]]:
+        for number, tensor in enumerate(weights.tensors):
+            if number == 5:
+                raise ZeroDivisionError
+            yield tensor
+
+    return replace(weights, tensors=half())

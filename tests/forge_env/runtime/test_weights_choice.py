@@ -30,7 +30,7 @@ MORE_THAN_THERE_IS = 2**50
         (4, False, 2, TorchStoreWeights, "TorchStore: the run has 2 hosts"),
         (4, True, 2, NcclStore, "NCCL: trainer and engine are on GPUs of 2 hosts"),
         (MORE_THAN_THERE_IS, True, 2, TorchStoreWeights,
-         "TorchStore: the run has 2 hosts, and 2 snapshots of 1,048,576.00 GiB are much for a GPU"),
+         "TorchStore: the run has 2 hosts, and a snapshot of 1,048,576.00 GiB is much for a GPU"),
         (4, True, 1, CudaIpcStore, "GPU memory (CUDA IPC): trainer and engine are on GPUs of one host"),
         (MORE_THAN_THERE_IS, True, 1, TorchStoreWeights, "TorchStore: 3 snapshots take 3,145,728.00 GiB, and "),
     ],
@@ -39,6 +39,15 @@ def test_the_fastest_that_can_be_had(size: int, all_on_gpus: bool, hosts: int, k
     store, said = choose_store("auto", size=size, all_on_gpus=all_on_gpus, hosts=hosts)
     assert type(store) is kind
     assert said.startswith(f"weights go through {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("card", "kind"), [(None, CudaIpcStore), (80 * 2**30, CudaIpcStore), (40 * 2**30, SharedMemoryStore)]
+)
+def test_8b_in_bfloat16_goes_from_gpu_to_gpu_where_a_fifth_of_one_takes_it(card: float | None, kind: type) -> None:
+    if kind is SharedMemoryStore and not has_room(3 * 2 * 8_190_735_360):
+        kind = TorchStoreWeights
+    assert type(choose_store("auto", size=2 * 8_190_735_360, all_on_gpus=True, card=card)[0]) is kind
 
 
 @pytest.mark.parametrize("wanted", sorted(choice._STORES))

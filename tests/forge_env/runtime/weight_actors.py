@@ -7,7 +7,7 @@ from typing import Any
 from state_dicts import fingerprints, make_state_dict
 
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
-from forge_env.runtime.weights import WeightStore
+from forge_env.runtime.weights import WeightStore, WeightStream
 
 
 class Holder(ForgeActor):
@@ -28,7 +28,7 @@ class Holder(ForgeActor):
     async def publish_then_change(self, version: int, seed: int) -> None:
         """Publish, and go on training in place as soon as the copy is taken."""
         state_dict = make_state_dict(seed)
-        taken = self._store.take(version, state_dict)
+        taken = self._store.take(version, WeightStream.of(state_dict))
         for tensor in state_dict.values():
             tensor.zero_()
         await self._store.commit(taken)

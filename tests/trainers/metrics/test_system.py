@@ -64,7 +64,7 @@ def test_the_sum_counts_what_is_shared_once(child: subprocess.Popen[str], tmp_pa
 def test_without_a_gpu_there_are_no_figures_of_one() -> None:
     assert Gpus(()).measure() == {}
     gpus = Gpus((97,))  # whether there is no NVML, no GPU, or no such one
-    assert gpus.measure() == {}
+    assert gpus.measure() == gpus.sizes() == {}
     gpus.close()
 
 

@@ -24,6 +24,7 @@ from forge_env.core.errors import ServiceError, UserError
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.weights import SharedMemoryStore, WeightStore
 from tests.trainers.objective.four_arguments import MyLoss
+from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
 from trainers.losses import GRPOLoss
 from trainers.run.trainer_actor import spawn_trainer
@@ -154,7 +155,7 @@ async def test_a_batch_of_torchforge_takes_the_step_of_our_own(team: Team, alone
         await team.ask(team.trainer.publish.call_one(version + way))
         state[way] = await team.fetch(version + way)
     assert isinstance(losses[0], float) and losses[0] == pytest.approx(losses[1], abs=1e-6)
-    untrained = alone.hf_state_dict()
+    untrained = weights_of(alone)
     assert set(state[0]) == set(untrained)
     assert any(not torch.equal(state[0][name], value) for name, value in untrained.items())
     for name, value in state[0].items():
@@ -188,11 +189,11 @@ async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone
     await team.ask(team.trainer.step.call_one(make_batch(3)[2], GRPOLoss(), 1.0))  # changes nothing of what was taken
     assert await team.ask(team.trainer.commit.call_one()) > 0.0
     published = await team.fetch(300)
-    assert all(torch.equal(published[name], value) for name, value in alone.hf_state_dict().items())
+    assert all(torch.equal(published[name], value) for name, value in weights_of(alone).items())
     assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
     await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export")))
     reader = TitanTrainer(tmp_path / "export", TitanSettings(**SETTINGS))
-    assert all(torch.equal(published[name], value) for name, value in reader.hf_state_dict().items())
+    assert all(torch.equal(published[name], value) for name, value in weights_of(reader).items())
     reader.close()
 
 

@@ -1,21 +1,30 @@
-"""The reference model against transformers, in this process: logprobs, weights that it is given, and a frozen model."""
+"""The reference model against transformers: logprobs, weights that it is given, a frozen model, several processes."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from safetensors.torch import load_file
+pytest.importorskip("monarch")
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from forge_env.core.errors import UserError
+from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.service import Service, ServiceOptions
 from tests.trainers.episodes import episode, turn
+from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
+from trainers.run.reference import ReferenceActor
+from trainers.run.reference_calls import ask_reference
 from trainers.titan.reference import TitanReference
+from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 EPISODES = [
     episode(turn(5, 6, 7, prompt=3), turn(9, 8, prompt=2), turn(11, 12, prompt=4, starts_row=True)),
@@ -28,7 +37,7 @@ SAMPLES = [Sample(rows=e.rows) for e in EPISODES]
 
 @pytest.fixture
 def reference(tiny_model: Path) -> Iterator[TitanReference]:
-    made = TitanReference(tiny_model, max_tokens=24)  # so few that there are several batches
+    made = TitanReference(tiny_model, max_tokens_per_micro_batch=24)  # so few that there are several batches
     yield made
     made.close()
 
@@ -62,28 +71,32 @@ def test_its_logprobs_are_those_of_transformers(reference: TitanReference, tiny_
         assert_same(reference.logprobs(SAMPLES, temperature), expected(tiny_model, temperature))
 
 
-def test_it_takes_weights_and_keeps_them_in_a_file(reference: TitanReference, tiny_model: Path, tmp_path: Path) -> None:
+def test_it_takes_the_weights_that_a_trainer_wrote(reference: TitanReference, tiny_model: Path, tmp_path: Path) -> None:
     start = reference.logprobs(SAMPLES)
-    weights = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
-    reference.load(weights)
-    wanted = expected(tiny_model, 1.0, weights)
-    assert_same(reference.logprobs(SAMPLES), wanted)
-    assert reference.logprobs(SAMPLES) != start
-    reference.save_file(tmp_path / "reference.safetensors")
-    assert [path.name for path in tmp_path.iterdir()] == ["reference.safetensors"]
-    again = TitanReference(tiny_model)
+    changed = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    save_file(changed, tmp_path / "model.safetensors")
+    trainer = TitanTrainer(tmp_path)
     try:
-        again.load_file(tmp_path / "reference.safetensors")
-        assert_same(again.logprobs(SAMPLES), wanted)
+        trainer.write_weights(tmp_path / "reference.safetensors")
     finally:
-        again.close()
+        trainer.close()
+    names = ["config.json", "model.safetensors", "reference.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    reference.load_file(tmp_path / "reference.safetensors")
+    assert_same(reference.logprobs(SAMPLES), expected(tiny_model, 1.0, changed))
+    assert reference.logprobs(SAMPLES) != start
+    reference.load_file(tiny_model / "model.safetensors")  # a second time, after the passes of the first
+    assert reference.logprobs(SAMPLES) == start
+    with pytest.raises(UserError, match=r"none\.safetensors is missing"):
+        reference.load_file(tmp_path / "none.safetensors")
 
 
 def test_nothing_in_it_is_trained(reference: TitanReference) -> None:
-    before = {name: value.clone() for name, value in reference.model.hf_state_dict().items()}
+    before = weights_of(reference)
     reference.logprobs(SAMPLES)
     assert all(not p.requires_grad and p.grad is None for p in reference.model.module.parameters())
-    assert all(torch.equal(before[name], value) for name, value in reference.model.hf_state_dict().items())
+    assert all(torch.equal(before[name], value) for name, value in weights_of(reference).items())
 
 
 def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanReference) -> None:
@@ -96,3 +109,58 @@ def test_a_folder_that_is_none_leaves_no_process_group(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.json"):
         TitanReference(tmp_path)
     assert not torch.distributed.is_initialized()
+
+
+def as_trainer(folder: Path, **settings: Any) -> list[list[float]]:
+    """The logprobs of a trainer that has taken no step."""
+    trainer = TitanTrainer(folder, TitanSettings(**settings))
+    try:
+        return trainer.logprobs(SAMPLES, 0.7)
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float32", "pack_length": 24, "max_tokens_per_micro_batch": 24},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "fp32_head": True},
+    ],
+    ids=["packed", "bfloat16", "fp32 head"],
+)
+def test_it_computes_as_the_trainer_does_with_weights_of_its_dtype(tiny_model: Path, settings: dict[str, Any]) -> None:
+    reference = TitanReference(tiny_model, **settings)
+    try:
+        found = reference.logprobs(SAMPLES, 0.7)
+        dtypes = {name: parameter.dtype for name, parameter in reference.model.module.named_parameters()}
+        head = "tok_embeddings.weight" if reference.model.config.enable_weight_tying else "lm_head.weight"
+    finally:
+        reference.close()
+    assert found == as_trainer(tiny_model, **settings)
+    for name, dtype in dtypes.items():
+        is_wide = name == head and settings.get("fp32_head")
+        assert dtype == (torch.float32 if is_wide else getattr(torch, settings["dtype"])), name
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path: Path) -> None:
+    """Weights sharded over two processes, samples split over two replicas: the logprobs of one process, in order."""
+    weights = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
+    save_file(weights, tmp_path / "kept.safetensors")
+    async with Launcher(tmp_path / "logs") as launcher:
+        service = Service(
+            actor_class=ReferenceActor,
+            arguments={"model": str(tiny_model), "settings": {"threads": 1}},
+            name="reference",
+            options=ServiceOptions(procs=2, num_replicas=2, environ=lambda replica: {"OMP_NUM_THREADS": "1"}),
+            launcher=launcher,
+        )
+        await service.start()
+        wanted = expected(tiny_model, 0.7)
+        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), wanted)
+        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=1), wanted)
+        assert await ask_reference(service, [], 0.7, replicas=2) == []
+        await service.fanout(ReferenceActor.load, str(tmp_path / "kept.safetensors"))
+        assert_same(await ask_reference(service, SAMPLES, 0.7, replicas=2), expected(tiny_model, 0.7, weights))

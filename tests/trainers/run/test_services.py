@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
-from trainers.config import ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.config import EnvConfig, ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
 from trainers.run import services
 from trainers.run.trainer_actor import allocator
 from trainers.setup.meaning import about_services
@@ -38,6 +39,15 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
     assert generators(0)["CUDA_VISIBLE_DEVICES"] == "GPU-a,7"
 
 
+def test_all_agents_think_as_the_config_says() -> None:
+    for thinking in ("off", "on"):
+        config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=9))
+        agents = services._agents(make_plan(config), "folder", cast(Any, None))
+        assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
+        assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
+        assert config.env.limits().max_thinking_tokens == 9
+
+
 def test_the_trainer_is_given_what_the_config_says() -> None:
     config = RunConfig(
         training=TrainingConfig(
@@ -49,8 +59,10 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
             packing=True,
             max_tokens_per_micro_batch=512,
         ),
-        services=ServicesConfig(trainer=ServiceConfig(procs=4, threads=3)),
-        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=2),
+        services=ServicesConfig(trainer=ServiceConfig(procs=12, threads=3)),
+        parallelism=ParallelismConfig(
+            tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
+        ),
     )
     settings = TitanSettings(**trainer_settings(config))
     wanted = {
@@ -62,6 +74,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "pack_length": 512,
         "max_tokens_per_micro_batch": 512,
         "tp": 2,
+        "cp": 3,
         "dp_shard": 2,
         "threads": 3,
     }

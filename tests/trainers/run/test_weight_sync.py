@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import ServiceError
+from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
 from trainers.metrics.timeline import Timeline
 from trainers.run.startup import Startup
@@ -28,15 +29,19 @@ class Trainer:
 
 
 class Engines:
-    """Two engines that take every version over."""
+    """Two engines that take every version over, and sleep when they are told to."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
+        self.asked: list[str] = []
 
     def deadline(self, seconds: float) -> Engines:
         return self
 
-    async def fanout(self, endpoint: Any, version: int, seconds: float) -> list[dict[str, float]]:
+    async def fanout(self, endpoint: Any, version: int = -1, seconds: float = 0.0) -> list[dict[str, float]]:
+        self.asked.append(endpoint.name)
+        if endpoint.name != "pull":
+            return []
         self.versions.append(version)
         return [{"fetch": 1.0, "swap": 0.25}, {"fetch": 0.5, "swap": 2.0}]
 
@@ -46,13 +51,16 @@ class NewEngine:
 
     def __init__(self, pull: Callable[[int], Awaitable[None]]) -> None:
         self._pull = pull
+        self.asked: list[tuple[str, int]] = []
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def call_one(self, endpoint: Any, version: int, seconds: float) -> None:
-        await self._pull(version)
+    async def call_one(self, endpoint: Any, version: int = -1, seconds: float = 0.0) -> None:
+        self.asked.append((endpoint.name, version))
+        if endpoint.name == "pull":
+            await self._pull(version)
 
 
-def made(folder: Path) -> tuple[WeightSync, Trainer, Engines]:
+def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, Engines]:
     ready: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
     trainer, engines = Trainer(), Engines()
     weights = WeightSync(
@@ -63,6 +71,7 @@ def made(folder: Path) -> tuple[WeightSync, Trainer, Engines]:
         staleness=2,
         startup=Startup(),
         timeline=Timeline(folder / "trace.json"),
+        sleeps=sleeps,
     )
     return weights, trainer, engines
 
@@ -115,6 +124,26 @@ async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
     assert pulled == [0, 1]
 
 
+async def test_a_new_engine_waits_where_the_store_has_made_room_for_the_next_version(tmp_path: Path) -> None:
+    weights, trainer, _ = made(tmp_path)
+    pulled: list[int] = []
+
+    async def pull(version: int) -> None:
+        pulled.append(version)
+        if ("commit",) not in trainer.asked[2:]:
+            raise ServiceError("the weight store has no version 0; it has none")
+
+    await weights.sync(steps=0)
+    weights.changed()
+    await weights.publish(1)
+    catching_up = asyncio.create_task(weights.catch_up(NewEngine(pull)))  # type: ignore[arg-type]
+    await until(lambda: pulled == [0], "the engine has asked for the version that the others have")
+    assert not catching_up.done()
+    await weights.pull()
+    await catching_up
+    assert pulled == [0, 1]
+
+
 async def test_an_engine_that_cannot_take_the_newest_version_over_is_an_error(tmp_path: Path) -> None:
     weights, *_ = made(tmp_path)
 
@@ -134,3 +163,53 @@ async def test_staleness_is_counted_from_what_is_published(tmp_path: Path) -> No
     weights.ages.trained(skipped=False)
     await weights.sync(steps=1)
     assert weights.ages_of([episode(turn(1, version=0)), episode(turn(1, version=1))]) == [1, 0]
+
+
+async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights(tmp_path: Path) -> None:
+    weights, trainer, engines = made(tmp_path, sleeps=True)
+    await weights.sync(steps=0)
+    for _ in range(2):  # two calls of the trainer in one step
+        await weights.make_room()
+    assert weights.are_asleep
+    weights.changed()
+    await weights.sync(steps=1)
+    assert not weights.are_asleep
+    assert engines.asked == ["sleep", "pull", "sleep", "pull"], "before the first weights are published, too"
+    update = ["commit", "release_memory"]  # of the trainer, before the engines take its place
+    assert [name for name, *_ in trainer.asked] == ["take", *update, "take", *update]
+
+
+async def test_engines_that_sleep_without_new_weights_wake_by_those_they_had(tmp_path: Path) -> None:
+    weights, _, engines = made(tmp_path, sleeps=True)
+    await weights.sync(steps=0)
+    await weights.make_room()
+    assert await weights.sync(steps=0) != {}
+    assert (engines.versions, weights.are_asleep, weights.published) == ([0, 0], False, 0)
+    assert await weights.sync(steps=0) == {}, "they are awake and have the newest"
+
+
+async def test_engines_that_do_not_sleep_are_left_alone(tmp_path: Path) -> None:
+    weights, trainer, engines = made(tmp_path)
+    await weights.make_room()
+    await weights.sync(steps=0)
+    assert engines.asked == ["pull"] and ("release_memory",) not in trainer.asked and not weights.are_asleep
+
+
+async def test_a_new_engine_goes_to_sleep_where_the_others_sleep(tmp_path: Path) -> None:
+    weights, *_ = made(tmp_path, sleeps=True)
+
+    async def pull(version: int) -> None:
+        if version == 1:
+            return
+        await weights.sync(steps=1)  # the others wake while the new engine takes over what they had
+
+    await weights.make_room()
+    early = NewEngine(pull)
+    await weights.catch_up(early)  # type: ignore[arg-type]
+    assert early.asked == [("sleep", -1)], "there are no weights yet"
+    await weights.sync(steps=0)
+    await weights.make_room()
+    weights.changed()
+    late = NewEngine(pull)
+    await weights.catch_up(late)  # type: ignore[arg-type]
+    assert late.asked == [("pull", 0), ("sleep", -1), ("pull", 1)]

@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-def model_folder(folder: Path, **sizes: int) -> str:
+def model_folder(folder: Path, **sizes: object) -> str:
     (folder / "config.json").write_text(json.dumps(SIZES | sizes))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
@@ -66,6 +66,16 @@ GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
             "parallelism needs 1 trainer process, services.trainer.procs is 4: --trainer.procs 1",
         ),
         (
+            ("--parallelism.context_parallel_degree", "4", "--parallelism.tensor_parallel_degree", "2",
+             "--trainer.procs", "4"),
+            "parallelism needs 8 trainer processes, services.trainer.procs is 4: --trainer.procs 8",
+        ),
+        (
+            ("--parallelism.context_parallel_degree", "4", "--trainer.procs", "4", "--env.max_tokens", "6"),
+            "--parallelism.context_parallel_degree is 4, which cuts rows into parts of at least 2 tokens, and "
+            "--env.max_tokens, the longest row, is 6: set the degree to 3 or less",
+        ),
+        (
             ("--training.seq_len", "2048"),
             "--training.seq_len is 2048, and the model made on the spot reads 1024 tokens at most: "
             "set it to that or less",
@@ -80,9 +90,21 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
     ("arguments", "words"),
     [
         (("--parallelism.pipeline_parallel_degree", "2"), ["pipeline_parallel_degree is 2", "set it to 1"]),
-        (("--parallelism.context_parallel_degree", "2"), ["context_parallel_degree is 2", "set it to 1"]),
         (("--parallelism.expert_parallel_degree", "2"), ["expert_parallel_degree is 2", "dense"]),
-        (("--parallelism.data_parallel_replicate_degree", "2"), ["replicate_degree is 2", "set it to 1"]),
+        (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
+        (
+            (
+                "--parallelism.data_parallel_replicate_degree=2",
+                "--trainer.procs=4",
+                "--parallelism.data_parallel_shard_degree=4",
+            ),
+            ["needs 8 trainer processes, services.trainer.procs is 4"],
+        ),
+        (("--training.optimizer_state=bfloat16",), ["for a trainer on GPU", "float32 or 8bit"]),
+        (
+            ("--training.optimizer_state=bfloat16", "--trainer.with_gpus", "--training.cpu_offload"),
+            ["cpu_offload is true", "runs on the CPU", "float32 or 8bit"],
+        ),
         (("--parallelism.data_parallel_shard_degree", "0"), ["shard_degree is 0", "-1"]),
         (
             ("--trainer.num_replicas", "2"),
@@ -92,7 +114,6 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--services.envs.with_gpus", "true"), ["services.envs.with_gpus is true", "set it to false"]),
         (("--services.envs.ping_seconds", "0"), ["services.envs.ping_seconds is 0", "above 0"]),
         (("--generator.procs", "2"), ["services.generator.procs is 2", "--generator.with_gpus true"]),
-        (("--ref_model.procs", "2"), ["services.ref_model.procs is 2", "one process"]),
         (("--ref_model.with_gpus",), ["services.ref_model.procs is 0", "--ref_model.procs 1"]),
         (
             ("--training.deterministic", "--training.staleness", "1"),
@@ -137,6 +158,11 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ("--training.lr_schedule", "cosine", "--training.warmup_steps", "5", "--steps", "5"),
             ["lr_schedule is cosine", "warmup_steps, 5", "none of the 5 steps"],
         ),
+        (
+            ("--env.thinking", "on", "--env.max_turn_tokens", "64", "--env.max_thinking_tokens", "64"),
+            ["max_thinking_tokens is 64", "max_turn_tokens, 64, at most", "raise the latter"],
+        ),
+        (("--env.thinking", "maybe"), ["thinking", "maybe", "off", "on", "template"]),
         (("--model", "/no/such"), ["no model folder /no/such"]),
         (("--model", "a/b/c"), ["no model folder a/b/c"]),
         (("--dataset.streaming",), ["--dataset.path is empty"]),
@@ -191,6 +217,33 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
     assert "tokenizer.json" in refusal("--model", str(tmp_path))
 
 
+TEMPLATES = {"LlamaForCausalLM": "<|start_header_id|> ipython", "Qwen3ForCausalLM": "<think> enable_thinking"}
+
+
+@pytest.mark.parametrize(("thinking", "refused"), [("off", False), ("on", True), ("template", False)])
+def test_a_family_without_thinking_is_refused_before_anything_starts(
+    tmp_path: Path, thinking: str, refused: bool
+) -> None:
+    for family, template in TEMPLATES.items():
+        folder = tmp_path / family
+        folder.mkdir()
+        model_folder(folder, architectures=[family], model_type="llama" if "Llama" in family else "qwen3")
+        (folder / "chat_template.jinja").write_text(template)
+        plan = make_plan(read_config(Config, ["--model", str(folder), "--env.thinking", thinking]))
+        found = [problem for problem in plan.problems if "thinking" in problem]
+        assert len(found) == (refused and family == "LlamaForCausalLM")
+        assert all("LlamaForCausalLM has no thinking" in problem and "set it to off" in problem for problem in found)
+
+
+def test_thinking_of_a_model_that_is_not_here() -> None:
+    words = ["--env.thinking is on", "meta-llama/Llama-3.1-8B has none"]
+    found = refusal("--model", "meta-llama/Llama-3.1-8B", "--env.thinking", "on")
+    assert [word for word in words if word not in found] == []
+    for model, thinking in (("meta-llama/Llama-3.1-8B", "template"), ("Qwen/Qwen3-8B", "on"), ("who/knows", "on")):
+        plan = make_plan(read_config(Config, ["--model", model, "--env.thinking", thinking]))
+        assert not any("thinking" in problem for problem in plan.problems)
+
+
 def test_gpus_are_counted_by_service() -> None:
     services = ("--generator.procs", "2", "--trainer.procs", "64", "--ref_model.procs", "1", "--ref_model.with_gpus")
     needed = f"the run needs {{}} GPUs, {gpus_available()} are available: generator 2, trainer 64{{}}"
@@ -223,7 +276,8 @@ def test_a_number_below_its_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ABOVE))
 def test_a_number_that_is_not_above_its_bound(name: str) -> None:
-    assert refusal(f"--{name}=0") in (f"--{name} is 0.0; it must be above 0", f"--{name} is 0; it must be above 0")
+    sentences = (f"--{name} is 0.0; it must be above 0", f"--{name} is 0; it must be above 0")
+    assert refusal(f"--{name}=0").removesuffix(" and at most 1") in sentences
 
 
 @pytest.mark.parametrize(
@@ -235,6 +289,11 @@ def test_a_number_that_is_not_above_its_bound(name: str) -> None:
         (Config, "grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
         (Config, "grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
         (Config, "grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
+        (
+            Config,
+            "generator.gpu_memory_utilization=2",
+            "--services.generator.gpu_memory_utilization is 2.0; it must be above 0 and at most 1",
+        ),
         (dapo.Config, "dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
         (sapo.Config, "sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
         (reinforce.Config, "reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),

@@ -1,24 +1,30 @@
-"""The engine's settings of a run: what a GPU's cache of keys and values comes to."""
+"""The engine's settings of a run: what a GPU's cache of keys and values comes to, and when the engine may sleep."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
+import pytest
+
+from agents.generator.start import EngineSettings
 from trainers.grpo import Config
 from trainers.model.shape import find_shape
-from trainers.setup.engine import engine_settings
-from trainers.setup.placement import make_placement
+from trainers.setup.engine import plan_engine, why_awake
 from trainers.setup.read_config import read_config
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 
 
-def settings(*arguments: str, layers: int = 2):  # type: ignore[no-untyped-def]
+def settings(
+    *arguments: str, layers: int = 2, card: float | None = None, engine_args: Mapping[str, Any] = MappingProxyType({})
+) -> EngineSettings:
     shape = find_shape("").shape
     assert shape is not None
     config = read_config(Config, arguments)
-    shares_gpus = make_placement(config, has_reference=False).shares_gpus
-    return engine_settings(config, replace(shape, num_hidden_layers=layers), shares_gpus=shares_gpus)
+    return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, card=card)[0]
 
 
 def test_on_cpu_the_cache_has_one_size() -> None:
@@ -31,7 +37,9 @@ def test_on_gpu_it_holds_what_is_in_flight_up_to_a_bound() -> None:
     # 256 episodes of 512 tokens, each with keys and values of 2 x 32 numbers of 2 bytes in 400 layers, and a tenth
     assert few.kv_cache_gib == 1.1 * 256 * 512 * 2 * 64 * 2 * 400 / 2**30
     assert more.kv_cache_gib == 2 * few.kv_cache_gib
-    assert settings(*GPU, "--env.max_tokens", "1024", layers=10**6).kv_cache_gib == 32.0
+    large = settings(*GPU, "--env.max_tokens", "1024", layers=4000, card=32 * 2**30)
+    assert 20.0 < large.kv_cache_gib < 0.9 * 32, "what is left of nine tenths of the card"
+    assert settings(*GPU, layers=400, engine_args={"kv_cache_dtype": "fp8"}).kv_cache_gib == few.kv_cache_gib / 2
     assert not few.enforce_eager and few.dtype == "bfloat16"
 
 
@@ -51,3 +59,26 @@ def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound
     assert settings(*GPU).max_requests == 256  # an evaluation's
     assert settings(*GPU, "--training.batch_size", "40").max_requests == 384  # for 320 episodes
     assert settings(*GPU, "--training.batch_size", "400").max_requests == 512
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old_logprobs", "engine_args", "why"),
+    [
+        ((), "generator", {}, ""),
+        (("--training.staleness=1",), "generator", {}, "--training.staleness is 1"),
+        (("--training.sync_interval=4",), "generator", {}, "--training.staleness is 3"),
+        (("--training.sync_interval=4",), "trainer", {}, ""),  # all groups of a window are there before its first step
+        (("--training.sync_interval=4", "--training.staleness=4"), "trainer", {}, "--training.staleness is 4"),
+        ((), "generator", {"speculative_config": {"method": "ngram"}}, ""),
+        ((), "generator", {"speculative_config": {"model": "draft"}}, "the weights of its draft model would be lost"),
+    ],
+)
+def test_an_engine_may_sleep_where_nothing_is_in_flight(
+    arguments: tuple[str, ...], old_logprobs: str, engine_args: dict[str, Any], why: str
+) -> None:
+    found = why_awake(read_config(Config, arguments), old_logprobs, engine_args)
+    assert why in found and bool(why) is bool(found)
+
+
+def test_on_cpu_an_engine_sleeps_only_where_it_is_told_to() -> None:
+    assert not settings().sleep and settings("--services.generator.sleep=yes").sleep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from forge_env.core.errors import InvariantError, ServiceError, UserError
 from tests.helpers.entry import never
+from tests.helpers.hub import hub
 from trainers.grpo import Config
 from trainers.setup.entry import main
 from trainers.setup.run_plan import RunPlan
@@ -203,3 +205,16 @@ def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> No
 
     assert main(Config, run, []) == code
     assert ended == ["services"]
+
+
+def test_a_family_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "vocab_size": 64}
+    sizes = {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    with hub({"config.json": json.dumps(config | sizes), "model.safetensors": "x" * 64}) as (url, sent):
+        command = [sys.executable, "-m", "trainers.grpo", "--env", "math", "--model", "some/moe"]
+        environ = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+        command += ["--output", str(tmp_path / "run")]
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert_one_sentence(done.stderr, "is a Qwen3MoeForCausalLM", "can be trained")
+    assert sent == ["config.json"] and not (tmp_path / "run").exists()

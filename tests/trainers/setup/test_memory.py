@@ -40,11 +40,10 @@ def test_the_parameters_worked_by_hand() -> None:
 
 def test_a_trainer_alone_in_float32() -> None:
     memory = trainer_memory(SMALL, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none")
-    step, publish = memory.phases
+    (step,) = memory.phases  # its own weights are published as they are, one by one
     assert memory.held == {"state": 16.0 * PARAMETERS}
     # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; logits of 2 tokens at a time
     assert step == {"activations": 4.0 * 16 * 2 * 132, "logits": 16 * 10 * 4 / 8}
-    assert publish == {"published": 4.0 * PARAMETERS}
     assert memory.total == 16 * PARAMETERS + sum(step.values())
 
 
@@ -61,21 +60,41 @@ def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: in
 def test_a_rank_of_many_holds_its_part() -> None:
     shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
     memory = trainer_memory(
-        shape, shard=4, tensor=2, tokens=8192, compute=2, checkpointing="full", kept_logits=8192 * 151936
+        shape,
+        shard=4,
+        tensor=2,
+        tokens=8192,
+        compute=2,
+        checkpointing="full",
+        kept_logits=8192 * 151936,
+        published=2,
     )
     step, publish = memory.phases
     assert memory.held["state"] == 2 * shape.parameters
     assert step["gathered"] == shape.embedding_parameters + 2 * shape.layer_parameters
     assert step["logits"] == 8192 * 151936 * 2 / 2
-    assert publish == {"published": 8.0 * shape.parameters}
+    assert publish == {"published": 2 * 2.0 * 151936 * 4096}  # the embedding, whole and in pieces, in bfloat16
     assert memory.total == memory.held["state"] + max(sum(step.values()), sum(publish.values()))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
-    memory = trainer_memory(SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", versions=2)
-    assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 8.0 * PARAMETERS}
-    assert list(memory.phases[1:]) == ([{"published": 4.0 * PARAMETERS}] if ranks > 1 else [])
+    memory = trainer_memory(
+        SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", published=2, versions=2
+    )
+    assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 4.0 * PARAMETERS}
+    # The largest matrix has 8 x 16 parameters: that of the MLP, and the fused one of attention.
+    assert memory.phases[1] == {"published": ranks * 2.0 * 128}
+
+
+def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
+    memory = trainer_memory(SMALL, shard=4, context=4, tensor=1, tokens=16, compute=4, checkpointing="none")
+    assert memory.held == {"state": 16.0 * PARAMETERS / 4}
+    # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
+    assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8)
+    assert memory.phases[0]["logits"] == 4 * 10 * 4 / 8
+    full = activation_bytes(SMALL, 4, compute=4, checkpointing="full", context=4)
+    assert full == 4.0 * (4 * 2 * 8 + 4 * 132 + 12 * 8)
 
 
 def test_checkpointing_keeps_less() -> None:
@@ -97,15 +116,18 @@ def test_an_engine_holds_weights_and_cache() -> None:
 def test_who_receives_the_weights_has_memory_for_them() -> None:
     for ranks in (1, 2):
         engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, receives=True)
-        assert engine.held["received"] == 4.0 * PARAMETERS
-    alone = reference_memory(SMALL, tokens=8, compute=2)
-    receives = reference_memory(SMALL, tokens=8, compute=2, receives=True)
-    assert receives.total == alone.total + 4.0 * PARAMETERS
+        assert engine.held["received"] == 2.0 * PARAMETERS
 
 
 def test_the_reference_and_the_store() -> None:
     assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
-    assert store_memory(SMALL).total == 8 * PARAMETERS
+    alone, shared = (reference_memory(SMALL, tokens=8, compute=2, shard=shard).held for shard in (1, 2))
+    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+    assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
+    assert shared["gathered"] == 2 * min(head + 2 * layer, PARAMETERS)
+    wide = reference_memory(SMALL, tokens=8, compute=2, fp32_head=True).held
+    assert wide["weights"] == alone["weights"] + 2 * head
+    assert [store_memory(SMALL, published=size).total for size in (2, 4)] == [4 * PARAMETERS, 8 * PARAMETERS]
 
 
 @pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), (0.0, "0.000")])

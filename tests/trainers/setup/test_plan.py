@@ -12,7 +12,6 @@ from trainers import gspo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.objective.plugins import load_loss
-from trainers.setup.dry_run import shared_gpus
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.placement import gpus_available, processes
@@ -65,6 +64,54 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
     ]
 
 
+def test_copies_of_the_weights_follow_one_another() -> None:
+    arguments = ["--trainer.procs=4", "--parallelism.data_parallel_replicate_degree=2", "--ref_model.procs=2"]
+    parts = [(each.service, each.part) for each in processes(read_config(Config, [*arguments, "--grpo.beta=0.1"]))]
+    assert [part for service, part in parts if service == "trainer"] == [
+        "copy 0, FSDP 0, TP 0",
+        "copy 0, FSDP 1, TP 0",
+        "copy 1, FSDP 0, TP 0",
+        "copy 1, FSDP 1, TP 0",
+    ]
+    assert [part for service, part in parts if service == "ref_model"] == [
+        "frozen reference, FSDP 0",
+        "frozen reference, FSDP 1",
+    ]
+
+
+def test_the_plan_says_where_the_optimizer_runs_and_what_is_float32() -> None:
+    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
+    lines = dict(meaning(plan_of(*arguments)))
+    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights, learning rate")
+    assert lines["precision"].startswith("trainer bfloat16 over float32 weights, output layer in float32, engine")
+    lines = dict(meaning(plan_of(*arguments[2:])))  # on the CPU both are so already
+    assert "offloaded" not in lines["optimizer"] and "output layer" not in lines["precision"]
+    bits = plan_of(*arguments[:2], "--training.optimizer_state=bfloat16")
+    assert dict(meaning(bits))["optimizer"].startswith("AdamW, moments in bfloat16, learning rate")
+
+
+def test_the_reference_model_computes_as_the_trainer_does() -> None:
+    arguments = ["--training.dtype=bfloat16", "--training.packing", "--training.fp32_head", "--ref_model.threads=3"]
+    plan = plan_of(*arguments, "--training.max_tokens_per_micro_batch=512")
+    assert plan.reference == {
+        "dtype": "bfloat16",
+        "fp32_head": True,
+        "gpu_memory_gib": 0,
+        "max_tokens_per_micro_batch": 512,
+        "pack_length": 512,
+        "threads": 3,
+    }
+    assert {name: plan.trainer[name] for name in plan.reference if name != "threads"} == {
+        name: value for name, value in plan.reference.items() if name != "threads"
+    }
+
+
+def test_ranks_that_share_rows_are_neighbours() -> None:
+    config = read_config(Config, ["--trainer.procs=4", "--parallelism.context_parallel_degree=2"])
+    parts = [each.part for each in processes(config) if each.service == "trainer"]
+    assert parts == ["FSDP 0, CP 0, TP 0", "FSDP 1, CP 1, TP 0", "FSDP 2, CP 0, TP 0", "FSDP 3, CP 1, TP 0"]
+
+
 def test_shared_gpus_are_handed_out_once_to_each() -> None:
     arguments = ["--trainer.procs=2", "--trainer.with_gpus", "--generator.with_gpus", "--generator.num_replicas=2"]
     shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
@@ -81,11 +128,27 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     plan = plan_of(*arguments)
     held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
     size = held["generator", 0]["received"]
-    assert held["ref_model", 0]["received"] == held["generator", 1]["received"] == size > 0
-    assert "received" not in held["trainer", 0]
-    assert held["trainer", 0]["versions"] == 2 * size
+    assert held["generator", 1]["received"] == size > 0
+    assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
+    assert held["trainer", 0]["versions"] == size
     assert not held["store", 0]
     assert ("", "weights go through NCCL: as --weights.store says") in meaning(plan)
+
+
+def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
+    on_gpus = plan_of("--model=Qwen/Qwen3-8B", "--trainer.with_gpus", "--generator.with_gpus", "--trainer.procs=2")
+    assert on_gpus.model.shape is not None and on_gpus.engine.dtype == "bfloat16"
+    assert on_gpus.store_reason.startswith("weights go through GPU memory (CUDA IPC)")
+    size, trainers = 2 * on_gpus.model.shape.parameters, []
+    for process, memory in on_gpus.processes:
+        if process.service == "trainer" and memory is not None:
+            trainers.append(memory.held.get("versions", 0))
+            # The embedding, whole and in its two parts.
+            assert memory.phases[1] == {"published": 2 * 2.0 * 151936 * 4096}
+    assert trainers == [size, 0]
+    on_cpu = plan_of("--model=Qwen/Qwen3-0.6B")
+    (store,) = [memory for process, memory in on_cpu.processes if process.service == "store" and memory]
+    assert on_cpu.model.shape is not None and store.total == 2 * 4 * on_cpu.model.shape.parameters
 
 
 @pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
@@ -99,8 +162,12 @@ def test_what_several_have_on_one_gpu_is_added_up() -> None:
     plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
     parts = [memory.total for process, memory in plan.processes if memory and process.gpu is not None]
     assert len(parts) == 2 and all(parts)
-    assert shared_gpus(plan) == {"GPU 0": sum(parts)}
-    assert shared_gpus(plan_of(*arguments, "--launcher.gpus_per_host=2")) == {}
+    assert [card.worst for card in plan.cards] == [sum(parts)]
+    apart = plan_of(*arguments, "--launcher.gpus_per_host=2").cards
+    assert [(card.where, list(card.phases["all"])) for card in apart] == [
+        ("GPU 0", ["generator"]),
+        ("GPU 1", ["trainer"]),
+    ]
 
 
 def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:

@@ -97,6 +97,21 @@ async def test_messages_give_the_rows_of_their_episode(tiny_model: Path, llama: 
         assert maker.render(read.messages, read.tools) == episode.rows
 
 
+def test_a_model_that_thinks_learns_each_thought_once(tiny_model: Path) -> None:
+    messages: list[Message] = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "two and two"},
+        {"role": "user", "content": "And 3 + 3?"},
+        {"role": "assistant", "content": "6"},
+    ]
+    rows = RowMaker(tiny_model, thinking="on").render(messages, ())
+    assert len(rows) == 2 and "two and two" not in FastTokenizer(tiny_model).decode(rows[1].token_ids)
+    written = "<think>\ntwo and two\n</think>\n\n4<|im_end|><think>\n\n</think>\n\n6<|im_end|>"
+    assert learned(tiny_model, rows) == written
+    with pytest.raises(BadChat, match="answers without: let it think"):
+        RowMaker(tiny_model).render(messages, ())
+
+
 def test_exactly_what_the_assistant_wrote_is_learned(tiny_model: Path) -> None:
     messages: list[Message] = [
         {"role": "system", "content": "Be brief."},

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,8 +30,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError, UserError
+from tests.helpers.disks import full_disk
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
 from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
@@ -128,10 +128,6 @@ def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: floa
     return values
 
 
-def weights(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.hf_state_dict().items()}
-
-
 # -- the same model as transformers ------------------------------------------------------------------------------
 
 
@@ -156,9 +152,9 @@ def test_logits_and_weights_equal_those_of_transformers(any_model, make_trainer)
         ours = trainer.model.logits(tokens, None, torch.arange(90)).view(3, 30, -1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
     saved = load_file(any_model / "model.safetensors")
-    assert set(saved) == set(trainer.hf_state_dict())
-    for name, value in trainer.hf_state_dict().items():
-        assert torch.equal(value, saved[name]) and value.is_contiguous() and not value.requires_grad
+    assert set(saved) == set(weights(trainer))
+    for name, value in weights(trainer).items():
+        assert torch.equal(value, saved[name])
 
 
 def test_an_export_is_what_transformers_loads(any_model, make_trainer, tmp_path):
@@ -624,17 +620,6 @@ def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_t
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
 
 
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: the kernel refuses the write, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest
 def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(model, make_trainer, tmp_path, size):
     trainer = make_trainer(model)
@@ -888,16 +873,17 @@ def two_ranks_of_families(tmp_path_factory) -> Path:
     return run_ranks(root, FAMILY_CASES, seconds=840)
 
 
-def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, seconds: float = 240) -> Path:
+def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, world: int = 2, seconds: float = 240) -> Path:
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "ten_steps.json").write_text(json.dumps(ten_steps or {}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = []
-    for rank in ("0", "1"):
-        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+    for rank in map(str, range(world)):
+        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, __file__, str(root)]
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
@@ -905,7 +891,7 @@ def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, seconds
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    assert not any(process.returncode for process in ranks), "\n".join(errors)
     return root
 
 
@@ -937,9 +923,9 @@ def test_two_ranks_of_any_family_take_the_steps_of_one(two_ranks_of_families, ma
     compare_with_one(two_ranks_of_families / FAMILY_CASES[case][0], two_ranks_of_families / case, make_trainer)
 
 
-def compare_with_one(kind: Path, out: Path, make_trainer) -> None:
+def compare_with_one(kind: Path, out: Path, make_trainer, *, world: int = 2) -> None:
     alone = train_three_steps(make_trainer(kind))
-    for rank in (0, 1):
+    for rank in range(world):
         together = json.loads((out / f"{rank}.json").read_text())
         for ours, expected in zip(together["metrics"], alone["metrics"], strict=True):
             assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)

@@ -7,7 +7,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -16,14 +15,16 @@ from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.network import own_address
 from forge_env.runtime.weights.nccl.communicator import SENDER, PairCommunicator, Rendezvous, first_line
 from forge_env.runtime.weights.nccl.connection import Connection
-from forge_env.runtime.weights.store import KEEP, no_version, published_already
+from forge_env.runtime.weights.store import no_version, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout, allocate
+from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
+KEEP = 1  # versions: each takes as much of the trainer's GPU as the engine's weights
 KEY = "publisher"
 """Under which the publisher's address is in the TCPStore of the rendezvous."""
 _RETRY_S = 0.1
@@ -63,17 +64,21 @@ class Publisher:
 
     # ---- snapshots ----
 
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Snapshot:
+    def take(self, version: int, weights: WeightStream) -> Snapshot:
         """Copy the weights on the current stream; on a GPU the copy is only queued."""
         import torch
 
-        layout = TensorLayout.of(state_dict)
+        layout = weights.layout
         with self._lock:
             self._check_new(version)
             self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
             snapshot = Snapshot(version, layout, self._free(max(layout.size, 1)))
             self._alive.add(snapshot)
-        layout.copy(state_dict, snapshot.flat)
+        try:
+            weights.copy_to(snapshot.flat)
+        except BaseException:
+            self._alive.discard(snapshot)  # now: the error's traceback refers to it for as long as the error is kept
+            raise
         if self.device.type == "cuda":
             snapshot.copied = torch.cuda.Event()
             snapshot.copied.record(torch.cuda.current_stream(self.device))

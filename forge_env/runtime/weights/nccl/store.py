@@ -14,16 +14,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 from forge_env.runtime.weights.nccl.communicator import Rendezvous
-from forge_env.runtime.weights.nccl.publisher import Publisher, Snapshot
+from forge_env.runtime.weights.nccl.publisher import KEEP, Publisher, Snapshot
 from forge_env.runtime.weights.nccl.puller import PublisherLink, Puller
 from forge_env.runtime.weights.store import WeightStore
+from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ SECONDS = 60.0
 
 
 class NcclStore(WeightStore):
-    """Weights from GPU to GPU by NCCL: two snapshots on the trainer's as a rule, and one on that of every puller.
+    """Weights from GPU to GPU by NCCL: one snapshot on the trainer's as a rule, and one on that of every puller.
 
     Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
 
@@ -40,6 +41,8 @@ class NcclStore(WeightStore):
         rendezvous: of a store that has travelled; None for one that is still to be prepared.
         seconds: that either side waits for a message of the other, or for a chunk of the weights.
     """
+
+    keep: ClassVar[int] = KEEP
 
     def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
         self._rendezvous = rendezvous
@@ -74,11 +77,11 @@ class NcclStore(WeightStore):
             await asyncio.to_thread(part.close)
         self._served = None
 
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> Snapshot:
+    def take(self, version: int, weights: WeightStream) -> Snapshot:
         with self._making:
             if self._publisher is None:
-                self._publisher = Publisher(self._prepared, device=_device(state_dict), seconds=self._seconds)
-        return self._publisher.take(version, state_dict)
+                self._publisher = Publisher(self._prepared, device=weights.device, seconds=self._seconds)
+        return self._publisher.take(version, weights)
 
     async def commit(self, taken: Snapshot) -> None:
         if self._publisher is None:
@@ -109,12 +112,6 @@ def _release_unused(puller: Puller, done: asyncio.Future[tuple[PublisherLink, di
     """A thread cannot be cancelled: the link of a fetch that nobody waits for is kept for the next one."""
     if not done.cancelled() and done.exception() is None:
         puller.release(done.result()[0])
-
-
-def _device(state_dict: Mapping[str, Tensor]) -> Any:
-    import torch
-
-    return next((tensor.device for tensor in state_dict.values()), torch.device("cpu"))
 
 
 def _current_gpu() -> int:

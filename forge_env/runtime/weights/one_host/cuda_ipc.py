@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
@@ -14,6 +14,7 @@ from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMO
 from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Where torch.multiprocessing.reductions.rebuild_cuda_tensor takes these among its arguments.
@@ -21,7 +22,7 @@ _DEVICE, _COUNTER = 6, 11
 
 
 class CudaIpcStore(SegmentStore):
-    """Segments are copies of the weights on the GPU of the trainer's first rank, two of them as a rule.
+    """Segments are copies of the weights on the GPU of the trainer's first rank, one of them as a rule.
 
     A segment's file holds the handle by which another process opens the memory. The tensors of `fetch` are views of the
     snapshot itself, and torch cannot forbid writing to them. They end with the trainer's process.
@@ -29,16 +30,17 @@ class CudaIpcStore(SegmentStore):
     Every process has one GPU, whichever it sees first; the GPUs of the host must reach each other's memory.
     """
 
+    keep: ClassVar[int] = 1
+
     async def close(self) -> None:
         # torch removes the counter file of this process's own memory at its end, and aborts where the file is gone.
         for name in self._writable:
             (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
         await super().close()
 
-    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+    def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        device = next(iter(state_dict.values())).device
         if device.type != "cuda":
             raise ServiceError(
                 f"the weights are on {device}, and the store hands over GPU memory: --weights.store shared_memory"

@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
-from forge_env.runtime.weights.store import KEEP, WeightStore, no_version, published_already
+from forge_env.runtime.weights.store import WeightStore, no_version, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout
+from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -39,16 +41,6 @@ class TakenSegment:
     segment: str
     lock: BinaryIO
     """An exclusive lock on the segment. Ends with this object, if that is dropped before it is committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldSnapshot:
-    """A version whose segment is locked for reading."""
-
-    snapshot: str
-    """A name that no other snapshot ever has."""
-    layout: TensorLayout
-    flat: Tensor
 
 
 class SegmentStore(WeightStore):
@@ -76,18 +68,22 @@ class SegmentStore(WeightStore):
             self._owned.close()
             self._owned = None
 
-    def take(self, version: int, state_dict: Mapping[str, Tensor]) -> TakenSegment:
+    def take(self, version: int, weights: WeightStream) -> TakenSegment:
         if self._manifest(version).exists():
             raise published_already(version)
-        layout = TensorLayout.of(state_dict)
         with self._choosing:
-            self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
-            lock, flat = self._free_segment(max(layout.size, 1), state_dict)
-        layout.copy(state_dict, flat)
-        self._finish()
-        return TakenSegment(version, layout, Path(lock.name).name, lock)
+            self._forget(keep=self.keep - 1)  # now, and not after it: the copy goes where the oldest one was
+            lock, flat = self._free_segment(max(weights.layout.size, 1), weights.device)
+        try:
+            weights.copy_to(flat)
+            self._finish()
+        except BaseException:
+            lock.close()  # no version names the segment: the next `take` may have it
+            raise
+        return TakenSegment(version, weights.layout, Path(lock.name).name, lock)
 
     async def commit(self, taken: TakenSegment) -> None:
+        # A name that no other snapshot ever has: by it a reader knows its manifest again.
         content = {"snapshot": secrets.token_hex(8), "segment": taken.segment, "layout": taken.layout.to_json()}
         unfinished = self.folder / f"{taken.segment}.manifest"
         with self._choosing, taken.lock:
@@ -106,14 +102,18 @@ class SegmentStore(WeightStore):
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
-        with self._holding(version) as held:
-            yield held.layout.views(held.flat)
+        with self._holding(version) as state_dict:
+            yield state_dict
 
     # ---- what differs between the kinds of memory ----
 
     @abstractmethod
-    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
-        """Allocate memory to write to, (size,) uint8, for a segment whose file is still empty. May raise OSError."""
+    def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
+        """Allocate memory to write to, (size,) uint8, for a segment whose file is still empty. May raise OSError.
+
+        Args:
+            device: of the weights that will be copied into it.
+        """
 
     @abstractmethod
     def _find(self, segment: Path) -> Tensor | None:
@@ -139,15 +139,10 @@ class SegmentStore(WeightStore):
         """Remove all manifests but the newest; their segments are free once nobody reads them."""
         manifests = self._manifests()
         for manifest in manifests[: max(0, len(manifests) - keep)]:
-            content = json.loads(manifest.read_text())
             manifest.unlink()
-            self._checksum(content["snapshot"]).unlink(missing_ok=True)
-
-    def _checksum(self, snapshot: str) -> Path:
-        return self.folder / f"{snapshot}.sum"
 
     @contextmanager
-    def _holding(self, version: int) -> Iterator[HeldSnapshot]:
+    def _holding(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Lock a version for reading.
 
         Raises:
@@ -168,7 +163,7 @@ class SegmentStore(WeightStore):
             if not _try_lock(lock, fcntl.LOCK_SH) or _text(manifest) != text:
                 raise ServiceError(self._missing(version))
             try:
-                yield HeldSnapshot(content["snapshot"], TensorLayout.from_json(content["layout"]), self._map(segment))
+                yield TensorLayout.from_json(content["layout"]).views(self._map(segment))
             finally:
                 self._finish()
 
@@ -182,7 +177,7 @@ class SegmentStore(WeightStore):
 
     # ---- segments ----
 
-    def _free_segment(self, size: int, state_dict: Mapping[str, Tensor]) -> tuple[BinaryIO, Tensor]:
+    def _free_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
         """A segment that no version names and no process reads, locked exclusively; a new one where there is none."""
         named = {json.loads(path.read_text())["segment"] for path in self._manifests()}
         for segment in self.folder.glob("*.segment"):
@@ -199,9 +194,9 @@ class SegmentStore(WeightStore):
                 return lock, flat
             self._drop(segment)
             lock.close()
-        return self._new_segment(size, state_dict)
+        return self._new_segment(size, device)
 
-    def _new_segment(self, size: int, state_dict: Mapping[str, Tensor]) -> tuple[BinaryIO, Tensor]:
+    def _new_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
         segment = self.folder / f"{secrets.token_hex(4)}.segment"
         try:
             segment.touch(0o600)
@@ -210,7 +205,7 @@ class SegmentStore(WeightStore):
         lock = segment.open("rb")
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            self._writable[segment.name] = flat = self._make(segment, size, state_dict)
+            self._writable[segment.name] = flat = self._make(segment, size, device)
         except BaseException:
             self._drop(segment)
             lock.close()

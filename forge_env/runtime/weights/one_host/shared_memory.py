@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
-import threading
-import time
 import warnings
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.one_host.segment_store import HeldSnapshot, SegmentStore, TakenSegment
+from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-_CHUNK_BYTES = 16 * 2**20  # the interpreter's lock is free while the checksum of one chunk is computed
-_POLL_S = 0.01
 
 
 class SharedMemoryStore(SegmentStore):
     """Segments are files in /dev/shm.
 
     The tensors of `fetch` are views of the snapshot itself, mapped for reading only: writing to one ends the process.
-    Each snapshot gets a checksum soon after its commit, see `verify`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
         self._readable: dict[str, Tensor] = {}  # by segment: mapping one again takes as long as copying it
 
-    async def commit(self, taken: TakenSegment) -> None:
-        await super().commit(taken)
-        threading.Thread(target=self._write_checksum, args=(taken.version,), name="checksum", daemon=True).start()
-
-    async def verify(self, version: int, *, seconds: float = 60.0) -> None:
-        """Check that a snapshot is, byte for byte, the one that was committed.
-
-        Raises:
-            ServiceError: it is not; or there is no such version, or no checksum of it within `seconds`.
-        """
-        await asyncio.to_thread(self._verify, version, seconds)
-
-    def _make(self, segment: Path, size: int, state_dict: Mapping[str, Tensor]) -> Tensor:
+    def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
         import torch
 
         try:
@@ -89,26 +69,6 @@ class SharedMemoryStore(SegmentStore):
             self._readable[segment.name] = flat
         return flat
 
-    def _write_checksum(self, version: int) -> None:
-        try:
-            with self._holding(version) as held:
-                checksum, unfinished = self._checksum(held.snapshot), self.folder / f"{held.snapshot}.unfinished"
-                unfinished.write_text(f"{_crc32(held):08x}")
-                unfinished.rename(checksum)
-        except (ServiceError, OSError):
-            pass  # the version was forgotten, or the store closed; without room for the file, `verify` reports it
-
-    def _verify(self, version: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with self._holding(version) as held:
-            path = self._checksum(held.snapshot)
-            while not path.exists():
-                if time.monotonic() > deadline:
-                    raise ServiceError(f"version {version} of the weights has no checksum after {seconds:g} s")
-                time.sleep(_POLL_S)
-            if f"{_crc32(held):08x}" != path.read_text():
-                raise ServiceError(f"version {version} of the weights has changed since it was published")
-
 
 def room() -> int:
     """Free bytes of /dev/shm; 0 where there is none that this user can write to."""
@@ -121,14 +81,6 @@ def room() -> int:
 def has_room(size: int) -> bool:
     """Whether /dev/shm can take so many bytes."""
     return room() >= size
-
-
-def _crc32(held: HeldSnapshot) -> int:
-    flat = held.flat.numpy().data[: held.layout.size]
-    value = 0
-    for start in range(0, len(flat), _CHUNK_BYTES):
-        value = zlib.crc32(flat[start : start + _CHUNK_BYTES], value)
-    return value
 
 
 def _mib(size: int) -> str:

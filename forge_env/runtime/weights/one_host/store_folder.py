@@ -146,7 +146,7 @@ def _remove_after_maker(folder: Path) -> None:
 
 
 def _remove_for_good(folder: Path) -> None:
-    """Remove a folder that an actor, or the thread of a checksum, may still write to for a moment."""
+    """Remove a folder that an actor may still write to for a moment."""
     remove_folder(folder)
     deadline = time.monotonic() + _PATIENCE_S
     while folder.exists() and time.monotonic() < deadline:

@@ -1,0 +1,72 @@
+"""The budget of a thought: the agent ends a thought that has reached it, and the model goes on with the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from forge_env.core.episode import digest
+from forge_env.core.errors import InvariantError
+from forge_env.core.types import NOT_SAMPLED, Completion, Sampling
+
+Ask = Callable[[Sequence[int], Sampling, int], Awaitable[Completion]]
+"""Samples a completion of a prompt; the number is that of the request within its turn, 0 or 1."""
+
+
+async def sample_within(
+    ask: Ask,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    budget: int,
+    close: Sequence[int],
+    is_in_thought: Callable[[Sequence[int]], bool],
+) -> tuple[Completion, list[tuple[int, ...]]]:
+    """Sample a turn whose thought has at most `budget` tokens.
+
+    The first request ends at the budget. If the turn is not complete by then, a second one continues it: after the
+    tokens `close` if it is still in its thought, and else at once. Where the turn has no room for a thought of `budget`
+    tokens, `close` and an answer, there is one request, and the budget has no effect.
+
+    Args:
+        ask: samples a completion.
+        prompt: of the turn.
+        sampling: `max_tokens` is the limit of the whole turn, inserted tokens included.
+        budget: tokens of a thought, with the one that opens it; 0 is no limit.
+        close: the tokens that end a thought.
+        is_in_thought: whether the tokens of a turn begin a thought and do not end it.
+
+    Returns:
+        The completion of the whole turn, and the prompt of each request as the engine reports it.
+
+    Raises:
+        InvariantError: when the engine has seen another prompt than the tokens so far.
+    """
+    has_room = 0 < budget < sampling.max_tokens - len(close)
+    first = await ask(prompt, replace(sampling, max_tokens=budget) if has_room else sampling, 0)
+    if not has_room or first.finish_reason != "length" or len(first.token_ids) < budget:
+        return first, [first.prompt_ids]
+    inserted = tuple(close) if is_in_thought(first.token_ids) else ()
+    begun = (*first.token_ids, *inserted)
+    rest = await ask((*prompt, *begun), replace(sampling, max_tokens=sampling.max_tokens - len(begun)), 1)
+    if rest.prompt_ids != (*first.prompt_ids, *begun):
+        raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
+    whole = replace(
+        rest,
+        prompt_ids=first.prompt_ids,
+        token_ids=(*begun, *rest.token_ids),
+        logprobs=(*first.logprobs, *(0.0 for _ in inserted), *rest.logprobs),
+        versions=(*first.versions, *([(NOT_SAMPLED, len(inserted))] if inserted else []), *rest.versions),
+    )
+    return whole, [first.prompt_ids, rest.prompt_ids]
+
+
+def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, int]]) -> str:
+    """Return the `Turn.context_digest` of a turn.
+
+    Args:
+        seen: the prompt of each request.
+        versions: of the turn's tokens; a stop string may have cut off those of the second request.
+    """
+    requests = 1 + sum(version == NOT_SAMPLED for version, _ in versions[:-1])
+    return " ".join(map(digest, seen[:requests]))

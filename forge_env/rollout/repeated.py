@@ -1,0 +1,35 @@
+"""Tokens that an episode computes again: where a chat template rewrites history, a new row begins with old tokens."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from forge_env.core.episode import Turn
+
+
+def repeated_tokens(turns: Sequence[Turn]) -> int:
+    """Return how many tokens of an episode's rows are a beginning that the row before it has, too.
+
+    Engine and trainer compute them once more. In the later row they are a prompt, so none of them is a target twice.
+    """
+    repeated = 0
+    before, row = array("i"), array("i")
+    if sum(turn.starts_row for turn in turns) < 2:
+        return 0
+    for turn in turns:
+        if turn.starts_row:
+            before, row = row, array("i", turn.prompt_ids)
+            repeated += _common_prefix(before, row)
+        else:
+            row.extend(turn.prompt_ids)
+        row.extend(turn.token_ids)
+    return repeated
+
+
+def _common_prefix(a: array[int], b: array[int]) -> int:
+    """The number of leading items that two arrays share."""
+    longest = min(len(a), len(b))
+    # Slices are compared as a whole: comparing item by item would take milliseconds for a long row.
+    return bisect_left(range(longest), True, key=lambda n: a[: n + 1] != b[: n + 1])

@@ -1,0 +1,230 @@
+"""Thinking: Qwen3 in both modes gives the tokens of the library's renderer; other families refuse it or ignore it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from renderers import Qwen3RendererConfig, create_renderer
+
+from agents.renderer.families import check_thinking
+from agents.renderer.rendering import Renderer
+from agents.renderer.tokenizer import FastTokenizer
+from envs.math import Math
+from forge_env.core.errors import UserError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Message
+from tests.helpers.turns import add_turn
+
+TOOLS = Math().tools
+FIRST: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
+DRAFT = '<tool_call>\n{"name": "python", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def ours(tiny_model: Path) -> dict[bool, Renderer]:
+    """Our renderer, by whether the model thinks."""
+    return {False: Renderer(tiny_model), True: Renderer(tiny_model, thinking="on")}
+
+
+@pytest.fixture(scope="module")
+def thinker(ours: dict[bool, Renderer]) -> Renderer:
+    return ours[True]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> FastTokenizer:
+    return FastTokenizer(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def theirs(tokenizer: FastTokenizer) -> dict[bool, Any]:
+    """The library's renderer, by whether it thinks."""
+    return {on: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=on)) for on in (False, True)}
+
+
+# ---- token by token, over conversations of several turns ----
+
+text = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="<"), min_size=1, max_size=9).map(
+    lambda t: t.strip() or "x"
+)
+answers = st.builds(
+    lambda thought, content, calls: (thought, content, calls),
+    st.just("") | text | st.just(f"a draft: {DRAFT} no"),
+    text,
+    st.booleans(),
+)
+turns = st.lists(st.tuples(answers, st.sampled_from(["tool", "user"]), text), min_size=1, max_size=5)
+
+
+def spoken(thought: str, content: str, calls: bool, *, thinks: bool) -> str:
+    """What a model samples that thinks `thought` before it answers."""
+    begin = f"<think>\n{thought}\n</think>\n\n" if thinks and thought else ""
+    return begin + content + (f"\n{CALL}" if calls else "") + "<|im_end|>"
+
+
+@settings(max_examples=80, deadline=None)
+@given(script=turns, with_tools=st.booleans(), thinks=st.booleans())
+@example([(("so", "4", True), "tool", "2"), (("and", "5", False), "user", "sure?")], True, True)
+@example([(("", "4", False), "user", "sure?"), (("yes", "5", True), "tool", "5")], False, True)
+@example([(("", "4", True), "tool", "2"), (("", "5", False), "user", "sure?")], True, False)
+def test_prompts_are_those_of_the_library(
+    ours: dict[bool, Renderer],
+    tokenizer: FastTokenizer,
+    theirs: dict[bool, Any],
+    script: list[Any],
+    with_tools: bool,
+    thinks: bool,
+) -> None:
+    """Every prompt is what the library renders of the whole conversation, and how it goes on from the row so far."""
+    renderer = ours[thinks]
+    tools = TOOLS if with_tools else ()
+    conversation = Conversation(request_id="c", observation=FIRST)
+    row: list[int] = []
+    for (thought, content, calls), role, reply in script:
+        sampled = tokenizer.encode(spoken(thought, content, calls, thinks=thinks))
+        rendered = theirs[thinks].render_ids(
+            conversation.messages, tools=list(tools) or None, add_generation_prompt=True
+        )
+        bridged = row and theirs[thinks].bridge_to_next_turn(
+            row[: -len(conversation.turns[-1].token_ids)],
+            list(conversation.turns[-1].token_ids),
+            list(conversation.observation),
+            tools=list(tools) or None,
+        )
+        prompt, old = add_turn(renderer, conversation, sampled, tools)
+        assert prompt == rendered, tokenizer.decode(prompt)
+        assert not bridged or (bridged.token_ids == prompt and old == len(row))
+        assert prompt[:old] == row[:old] and old in (0, len(row))
+        message = conversation.turns[-1].message
+        assert message.get("reasoning_content", "") == (thought.strip() if thinks else "")
+        assert [c["function"]["name"] for c in message.get("tool_calls", [])] == ["calculator"] * calls
+        row = [*prompt, *sampled]
+        conversation.observation = ({"role": role, "content": reply},)
+
+
+@settings(max_examples=40, deadline=None)
+@given(thought=text, content=text, calls=st.booleans())
+def test_a_demonstration_has_its_thought_or_an_empty_one(
+    thinker: Renderer, tokenizer: FastTokenizer, theirs: dict[bool, Any], thought: str, content: str, calls: bool
+) -> None:
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "1 + 1"}}}
+    plain: Message = {"role": "assistant", "content": content, "tool_calls": [call] * calls}
+    thoughtful: Message = {**plain, "reasoning_content": thought}
+    for message, written in ((thoughtful, thought), (plain, "")):
+        prompt, *_ = thinker.next_prompt(Conversation(request_id="c", observation=FIRST), TOOLS)
+        whole = theirs[True].render_ids([*FIRST, message], tools=list(TOOLS))
+        ids = thinker.write(message)
+        assert tokenizer.decode([*prompt, *ids]) + "\n" == tokenizer.decode(whole)
+        assert tokenizer.decode(ids).startswith(f"<think>\n{written}\n</think>\n\n")
+        assert thinker.read(ids, "stop").message.get("reasoning_content", "") == written
+
+
+def test_thoughts_stay_in_a_loop_of_tools_and_a_question_begins_a_row_without_them(
+    thinker: Renderer, tokenizer: FastTokenizer
+) -> None:
+    conversation = Conversation(request_id="c", observation=FIRST)
+    add_turn(thinker, conversation, tokenizer.encode(spoken("hm", "so", True, thinks=True)), TOOLS)
+    conversation.observation = ({"role": "tool", "content": "2", "tool_call_id": "call_0"},)
+    prompt, old = add_turn(thinker, conversation, tokenizer.encode(spoken("ah", "4", False, thinks=True)), TOOLS)
+    assert old > 0 and "<think>\nhm\n</think>" in tokenizer.decode(prompt)
+    conversation.observation = ({"role": "user", "content": "sure?"},)
+    prompt, old, starts_row = thinker.next_prompt(conversation, TOOLS)
+    assert (old, starts_row) == (0, True)
+    told = tokenizer.decode(prompt)
+    assert "<think>" not in told and "so\n<tool_call>" in told and told.endswith("<|im_start|>assistant\n")
+
+
+def test_a_row_goes_on_after_an_answer_without_a_thought(thinker: Renderer, tokenizer: FastTokenizer) -> None:
+    conversation = Conversation(request_id="c", observation=FIRST)
+    answer = tokenizer.encode("4<|im_end|>")
+    first, _ = add_turn(thinker, conversation, answer, TOOLS)
+    conversation.observation = ({"role": "user", "content": "sure?"},)
+    prompt, old, starts_row = thinker.next_prompt(conversation, TOOLS)
+    assert prompt[:old] == [*first, *answer] and not starts_row
+
+
+# ---- reading ----
+
+
+@pytest.mark.parametrize(
+    ("sampled", "finish", "thought", "content", "calls"),
+    [
+        (f"<think>\nhm {DRAFT}\n</think>\n\n4{CALL}<|im_end|>", "stop", f"hm {DRAFT}", "4", ["calculator"]),
+        (f"<think>\nhm {DRAFT} no", "length", f"\nhm {DRAFT} no", "", []),  # cut off: the call may be a draft
+        (f"<think>\nhm {CALL}<|im_end|>", "stop", "hm", "", ["calculator"]),  # the model has called and ended its turn
+        ("<think>\nhm", "length", "\nhm", "", []),
+        ("4", "length", None, "4", []),
+        (f"4 <think>{CALL}", "length", None, "4 <think>", ["calculator"]),  # not at the beginning: no thought
+    ],
+)
+def test_what_a_thinking_model_wrote_is_read(
+    thinker: Renderer,
+    tokenizer: FastTokenizer,
+    sampled: str,
+    finish: str,
+    thought: str | None,
+    content: str,
+    calls: list[str],
+) -> None:
+    action = thinker.read(tokenizer.encode(sampled), finish)
+    assert action.message.get("reasoning_content") == thought
+    assert action.text.strip() == content and [call.name for call in action.tool_calls] == calls
+    assert action.finish_reason == finish
+
+
+# ---- families and templates ----
+
+
+def copy_of(model: Path, folder: Path, change: Callable[[str], str] = str, **config: Any) -> Path:
+    """The model with another chat template, and other settings in its config."""
+    shutil.copytree(model, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(change(template.read_text()))
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**data, **config}))
+    return folder
+
+
+def test_a_family_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: Path, tmp_path: Path) -> None:
+    def qwen25(template: str) -> str:
+        return "<|im_start|>system\\nYou are Qwen.<|im_end|> <tool_call> <tool_response>"
+
+    folder = copy_of(tiny_model, tmp_path / "qwen25", qwen25, architectures=["Qwen2ForCausalLM"])
+    with pytest.raises(UserError, match=r"thinking is on, and the model in .*qwen25 has no thinking.*set it to off"):
+        Renderer(folder, thinking="on")
+    conversation = Conversation(request_id="c", observation=FIRST)
+    off, template = Renderer(folder), Renderer(folder, thinking="template")
+    assert not template.thinks and template.close_thought == ()
+    assert off.next_prompt(conversation, TOOLS) == template.next_prompt(conversation, TOOLS)
+
+
+def test_template_is_what_the_chat_template_does(thinker: Renderer, tiny_model: Path, tmp_path: Path) -> None:
+    conversation = Conversation(request_id="c", observation=FIRST)
+    template = Renderer(tiny_model, thinking="template")
+    assert template.thinks
+    assert template.next_prompt(conversation, TOOLS) == thinker.next_prompt(conversation, TOOLS)
+    never = copy_of(tiny_model, tmp_path / "never", lambda t: t.replace("<think>", ""))
+    assert check_thinking(never, "template") is False
+    with pytest.raises(UserError, match="has no thinking"):
+        check_thinking(never, "on")
+
+
+@pytest.mark.parametrize("thinking", ["on", "template"])
+def test_a_template_that_begins_the_thought_is_refused(tiny_model: Path, tmp_path: Path, thinking: str) -> None:
+    begun = copy_of(tiny_model, tmp_path / "m", lambda t: t + r"{{ '<|im_start|>assistant\n<think>\n' }}")
+    with pytest.raises(UserError, match=rf"thinking is {thinking}, and the chat template .* writes <think> itself"):
+        check_thinking(begun, thinking)
+    assert check_thinking(begun, "off") is False
+
+
+def test_an_unknown_setting_is_named(tiny_model: Path) -> None:
+    with pytest.raises(UserError, match="thinking is 'of'. Did you mean off"):
+        check_thinking(tiny_model, "of")

@@ -1,0 +1,68 @@
+"""The size of an engine's cache and its sleep, decided from sizes in GiB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainers.setup.engine_cache import CacheDemand, size_cache
+from trainers.setup.memory import GIB
+
+IN_FLIGHT = "episodes are in flight"
+
+
+def decide(**values: Any) -> tuple[float, bool, str]:
+    """The cache in GiB, whether the engine sleeps, and why; an engine of 20 GiB on a card of 100."""
+    sizes = {"needed": 30.0, "least": 5.0, "engine": 20.0, "card": 100.0, "others": 0.0, "others_at_rest": 0.0}
+    words = {name: values.pop(name) for name in ("wanted", "hindrance") if name in values}
+    given: dict[str, Any] = {name: None if size is None else size * GIB for name, size in (sizes | values).items()}
+    found = size_cache(CacheDemand(**given, utilization=0.9, **words))
+    return round(found.cache / GIB, 6), found.sleeps, found.why
+
+
+@pytest.mark.parametrize(
+    ("values", "cache", "sleeps"),
+    [
+        # alone: all that requests need, or what nine tenths leave, and never less than the least
+        ({}, 30.0, False),
+        ({"needed": 300.0}, 70.0, False),
+        ({"needed": 300.0, "least": 75.0}, 75.0, False),
+        ({"needed": 300.0, "least": 300.0}, 300.0, False),
+        ({"wanted": "yes"}, 30.0, False),
+        # beside others: the cache is kept where there is room for all of it
+        ({"others": 40.0, "others_at_rest": 10.0}, 30.0, False),
+        ({"others": 40.1, "others_at_rest": 10.0}, 30.0, True),
+        ({"others": 80.0, "others_at_rest": 50.0}, 20.0, True),
+        ({"others": 80.0, "others_at_rest": 80.0}, 5.0, True),
+        # as it is told, or as it must
+        ({"others": 40.0, "others_at_rest": 10.0, "wanted": "yes"}, 30.0, True),
+        ({"others": 60.0, "others_at_rest": 10.0, "wanted": "no"}, 10.0, False),
+        ({"others": 60.0, "others_at_rest": 10.0, "hindrance": IN_FLIGHT}, 10.0, False),
+        ({"others": 68.0, "others_at_rest": 10.0, "hindrance": IN_FLIGHT}, 5.0, False),
+        # a GPU whose size is not known
+        ({"card": None, "needed": 300.0, "others": 60.0}, 300.0, False),
+        ({"card": None, "wanted": "yes", "others": 60.0}, 30.0, True),
+    ],
+)
+def test_the_decision(values: dict[str, Any], cache: float, sleeps: bool) -> None:
+    assert decide(**values)[:2] == (cache, sleeps)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "no other process of the run is on its GPU"),
+        (
+            {"others": 40.0},
+            "keeps a cache of 30.0 GiB while the trainer steps: there is room for it beside the 40.0 GiB",
+        ),
+        ({"others": 60.0}, "sleeps while the trainer steps: beside the 60.0 GiB of the other processes on its GPU"),
+        ({"others": 60.0, "wanted": "yes"}, "as --services.generator.sleep says"),
+        ({"others": 60.0, "wanted": "no"}, "it does not sleep: --services.generator.sleep is no"),
+        ({"others": 60.0, "hindrance": IN_FLIGHT}, f"it does not sleep: {IN_FLIGHT}"),
+        ({"card": None}, "--launcher.gpu_memory_gib says"),
+    ],
+)
+def test_the_reason_is_a_sentence(values: dict[str, Any], words: str) -> None:
+    assert words in decide(**values)[2]

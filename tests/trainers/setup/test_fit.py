@@ -1,0 +1,142 @@
+"""Whether a run fits on its GPUs, from its config and the size of a GPU; no GPU is needed for it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from trainers import sft
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.fit import nearest_settings
+from trainers.setup.plan import make_plan
+from trainers.setup.read_config import read_config
+from trainers.setup.run_plan import RunPlan
+
+ONE = ("--model=Qwen/Qwen3-0.6B", "--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
+LONG = ("--training.max_tokens_per_micro_batch=32768",)
+
+
+def plan_of(*arguments: str) -> RunPlan:
+    return make_plan(read_config(Config, arguments))
+
+
+def problems(plan: RunPlan) -> list[str]:
+    """But for the GPUs that this machine may lack."""
+    return [problem for problem in plan.problems if not problem.startswith("the run needs ")]
+
+
+def test_a_card_that_is_too_small_is_refused_with_settings_that_fit() -> None:
+    (problem,) = problems(plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40"))
+    assert problem.startswith("a GPU has 40.0 GiB, and the estimate is more: GPU 0: rollouts ")
+    remedies = problem.partition("; it fits with ")[2].split(" or with ")
+    names = [remedy.partition(" ")[0] for remedy in remedies]
+    assert names[:2] == ["--training.activation_checkpoint", "--training.max_tokens_per_micro_batch"]
+    for remedy in remedies:
+        plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", *remedy.split())
+        assert problems(plan) == []
+        assert all(card.worst <= 40 * 2**30 for card in plan.cards)
+
+
+@pytest.mark.parametrize("size", [40, 80, 141])
+def test_the_plan_never_says_yes_to_more_than_a_card_has(size: int) -> None:
+    for tokens in (4096, 16384, 65536):
+        options = [f"--launcher.gpu_memory_gib={size}", f"--training.max_tokens_per_micro_batch={tokens}"]
+        plan = plan_of(*ONE, *options)
+        assert bool(problems(plan)) is any(card.worst > size * 2**30 for card in plan.cards)
+
+
+def test_the_engine_sleeps_where_both_do_not_fit() -> None:
+    small, large = (plan_of(*ONE, f"--launcher.gpu_memory_gib={size}") for size in (24, 80))
+    assert small.engine.sleep and not large.engine.sleep
+    assert "sleeps while the trainer steps" in small.about_engine and "there is room" in large.about_engine
+    assert small.engine.kv_cache_gib < large.engine.kv_cache_gib
+    assert list(small.cards[0].phases) == ["rollouts", "training"]
+
+
+def test_a_cache_that_is_asked_for_counts_and_is_checked() -> None:
+    assert plan_of(*ONE, "--launcher.gpu_memory_gib=80", "--generator.kv_cache_gib=7").engine.kv_cache_gib == 7.0
+    (problem,) = problems(plan_of(*ONE, "--launcher.gpu_memory_gib=80", "--generator.kv_cache_gib=100"))
+    assert "it fits with --services.generator.kv_cache_gib 0" in problem
+
+
+def test_a_gpu_of_unknown_size_refuses_nothing_and_the_plan_says_so() -> None:
+    plan = plan_of(*ONE, *LONG)
+    if plan.card is None:  # on a machine without GPUs
+        assert problems(plan) == [] and any("--launcher.gpu_memory_gib" in text for text in plan.missing)
+
+
+def test_supervised_training_on_data_has_no_engine_to_make_room_for() -> None:
+    gpu = ("--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=24", "--trainer.with_gpus", "--generator.with_gpus")
+    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]))
+    assert [list(phase) for card in plan.cards for phase in card.phases.values()] == [["trainer"]]
+
+
+def test_sleep_that_cannot_be_is_refused() -> None:
+    sleep = "--generator.sleep=yes"
+    (problem,) = problems(plan_of(*ONE, sleep, "--training.staleness=1"))
+    assert problem.startswith("--services.generator.sleep is yes, and episodes are in flight while the trainer steps")
+    (problem,) = problems(plan_of(*ONE[:3], "--launcher.gpus_per_host=2", sleep))
+    assert "no trainer is on the engine's GPU" in problem
+    assert problems(plan_of(sleep)) == [], "on a CPU the engine just stops"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--generator.engine.block_siz=16", "did you mean block_size?"),
+        ("--generator.engine.model=x", "it is --model"),
+        ("--generator.engine.trust_remote_code=true", "runs code that comes with a model"),
+    ],
+)
+def test_settings_of_vllm_that_are_refused_are_problems_of_the_plan(option: str, words: str) -> None:
+    (problem,) = plan_of(option).problems
+    assert problem.startswith("--services.generator.engine.") and words in problem
+
+
+def test_settings_of_vllm_reach_the_engine() -> None:
+    plan = plan_of("--generator.engine.block_size=32", "--generator.engine.speculative_config.method=ngram")
+    assert plan.engine.engine_args == {"block_size": 32, "speculative_config": {"method": "ngram"}}
+
+
+def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> None:
+    sleeps = (*ONE, "--generator.sleep=yes")
+    plan = plan_of(*sleeps, "--launcher.gpu_memory_gib=80")
+    assert plan.model.shape is not None and "CUDA IPC" in plan.store_reason
+    training = sum(plan.cards[0].phases["training"].values())
+    size = training - plan.model.shape.parameters  # half of the snapshot is too much
+    option = f"--launcher.gpu_memory_gib={size / 2**30}"
+    (problem,) = problems(plan_of(*sleeps, option))
+    assert "it fits with --weights.store shared_memory" in problem
+    assert problems(plan_of(*sleeps, option, "--weights.store=shared_memory")) == []
+
+
+# ---- which settings fit ----
+
+
+def fits(**wanted: object) -> object:
+    """A judge that wants these settings of `training`."""
+
+    def judge(config: RunConfig) -> bool:
+        return all(getattr(config.training, name) == value for name, value in wanted.items())
+
+    return judge
+
+
+def test_settings_that_help_only_together_are_named_together_and_no_others() -> None:
+    config = read_config(Config, LONG)
+    judge = fits(activation_checkpoint="full", max_tokens_per_micro_batch=8192)
+    assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
+        "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
+    )
+
+
+def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
+    plan = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+    (problem,) = problems(plan)
+    assert re.search(r"it fits on \d+ such GPUs with --services.trainer.procs \d+", problem)
+
+
+def test_where_nothing_helps_that_is_said() -> None:
+    assert "no setting that was tried makes it fit" in nearest_settings(Config(), lambda config: False)

@@ -1,0 +1,270 @@
+"""Context parallelism: how a sequence is cut, and that the step is the one of a single process.
+
+Also run as a script, by the test of several ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torchtitan")
+
+from forge_env.core.errors import UserError
+from tests.trainers.titan.test_trainer import ROOT, make_model, make_samples
+from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
+from trainers.batching.batch import Sample, empty_batch, pack
+from trainers.losses import GRPOLoss, GSPOLoss
+from trainers.titan.attention import document_mask
+from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
+from trainers.titan.model import TitanModel
+from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.trainer import TitanTrainer
+
+# -- how a sequence is cut ---------------------------------------------------------------------------------------
+
+few = settings(deadline=None, max_examples=30)
+
+
+def positions_of(lengths: list[int], total: int) -> torch.Tensor:
+    """(total,): rows of these lengths one after the other, and the padding."""
+    rows = [torch.arange(length) for length in lengths]
+    return torch.cat([*rows, torch.arange(total - sum(lengths))])
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[int, torch.Tensor]:
+    """How many ranks, and the positions (B, L) of sequences that they can share."""
+    ranks = draw(st.integers(1, 5))
+    length = 2 * ranks * draw(st.integers(1, 4))
+    rows = st.lists(st.integers(1, length), max_size=4).filter(lambda lengths: sum(lengths) <= length)
+    return ranks, torch.stack([positions_of(draw(rows), length) for _ in range(draw(st.integers(1, 3)))])
+
+
+@few
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_each_token_is_in_the_part_of_one_rank_and_all_parts_cost_the_same(ranks, chunk):
+    parts = head_tail(2 * ranks * chunk, ranks)
+    assert parts.shape == (ranks, 2 * chunk)
+    assert parts.flatten().sort().values.tolist() == list(range(2 * ranks * chunk))
+    assert all(part == sorted(part) for part in parts.tolist())
+    assert len({int((part + 1).sum()) for part in parts}) == 1  # a query attends to all tokens up to its own
+
+
+@few
+@given(sequences())
+def test_the_masks_of_all_ranks_are_the_whole_mask(drawn):
+    ranks, positions = drawn
+    whole = document_mask(positions)
+    order = head_tail(positions.shape[1], ranks).flatten()
+    parts = [Context(ranks, rank).mask(positions) for rank in range(ranks)]
+    assert torch.equal(torch.cat(parts, dim=2), whole[:, :, order][..., order])
+
+
+@few
+@given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 3), st.booleans())
+def test_each_target_is_in_the_part_of_one_rank_where_its_token_is(ranks, count, seed, packed):
+    samples = make_samples(count, seed=seed)
+    multiple = multiple_of_lengths(ranks, tensor=1, tuned=False)
+    limits: dict[str, Any] = {"max_tokens": 128, "pack_length": 128 if packed else 0, "multiple": multiple}
+    for batch in (*pack(samples, pad_id=0, **limits), empty_batch(multiple)):
+        parts = [Context(ranks, rank).local(batch) for rank in range(ranks)]
+        assert sorted(i for part in parts for i in part.chosen.tolist()) == list(range(len(batch.slots)))
+        for rank, part in enumerate(parts):
+            assert isinstance(part, LocalBatch) and len(part.selected) == len(part.targets) > 0
+            context = Context(ranks, rank)
+            places = context.local_places(part.selected, batch.tokens.shape[1])
+            numbered = torch.arange(batch.tokens.numel()).view(batch.tokens.shape)
+            assert torch.equal(context.cut(numbered).flatten()[places], part.selected)
+            if len(part.chosen):
+                assert torch.equal(part.selected, batch.selected[part.chosen])
+                assert torch.equal(part.targets, batch.targets[part.chosen])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_flex_attention_gets_the_same_mask_in_blocks(rank):
+    """Where a block is neither empty nor full, the kernel asks the function: the two together are the mask."""
+    rows = [[300, 100], [512], [1, 200, 250]]
+    positions = torch.stack([positions_of(row, 512) for row in rows])
+    context = Context(2, rank)
+    with torch.compiler.set_stance("force_eager"):
+        expected, blocks = context.mask(positions), context.block_mask(positions, 128)
+    assert blocks.seq_lengths == (256, 512)
+    b, q, k = torch.meshgrid(*map(torch.arange, (3, 256, 512)), indexing="ij")
+    assert torch.equal(blocks.mask_mod(b, torch.zeros_like(b), q, k), expected[:, 0])
+    tiles = expected[:, 0].view(3, 2, 128, 4, 128).transpose(2, 3).flatten(-2)
+    assert torch.equal(blocks.to_dense()[:, 0].bool(), tiles.any(-1))
+    full = torch.zeros(3, 2, 4, dtype=torch.bool)
+    for batch, row in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
+        number = blocks.full_kv_num_blocks[batch, 0, row]
+        full[batch, row, blocks.full_kv_indices[batch, 0, row, :number].long()] = True
+    assert torch.equal(full, tiles.all(-1))
+
+
+def test_lengths_are_multiples_that_all_ranks_can_share():
+    assert multiple_of_lengths(1, tensor=1, tuned=False) == 1
+    assert multiple_of_lengths(1, tensor=3, tuned=True) == 384
+    assert multiple_of_lengths(2, tensor=1, tuned=False) == 4
+    assert multiple_of_lengths(4, tensor=3, tuned=False) == 24
+    assert multiple_of_lengths(4, tensor=2, tuned=True) == 512
+
+
+def test_attention_that_cannot_share_a_sequence_is_refused():
+    with pytest.raises(UserError, match="varlen"):
+        resolve("bfloat16", "varlen", cp=2)
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------
+
+# A small epsilon would take a full step also where a gradient is rounding alone, and those differ.
+SETTINGS = dataclasses.replace(TRAINING, eps=1e-4)
+PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
+CASES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"cp 2": {"cp": 2}, "cp 2, packed": {"cp": 2, "activation_checkpoint": "full", **PACKED}},
+    4: {
+        "cp 4": {"cp": 4, "max_tokens_per_micro_batch": 100},
+        "cp 4, packed": {"cp": 4, **PACKED},
+        "cp 2, fsdp 2": {"cp": 2, "dp_shard": 2},
+        "cp 2, fsdp 2, packed": {"cp": 2, "dp_shard": 2, **PACKED},
+        "cp 2, tp 2": {"cp": 2, "tp": 2},
+    },
+}
+
+
+def with_one_target(sample: Sample) -> Sample:
+    """The sample's first row with its second token alone as a target: all ranks but one have none."""
+    row = dataclasses.replace(sample.rows[0], loss_mask=(False, True) + (False,) * (len(sample.rows[0].loss_mask) - 2))
+    return dataclasses.replace(sample, rows=(row,))
+
+
+def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
+    """What every degree has to agree on: logprobs of episodes, steps, and the weights after them."""
+    samples = make_samples(7)
+    before = trainer.logprobs(samples)
+    metrics = [
+        trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1)),
+        trainer.train_step(make_samples(7, seed=1), GSPOLoss(clip_low=0.2, clip_high=0.2)),
+        trainer.train_step(make_samples(3, seed=2), GSPOLoss(), old_is_present=True),
+        trainer.train_step([with_one_target(make_samples(1, seed=3)[0])], GRPOLoss()),
+    ]
+    weights = {name: value.clone() for name, value in trainer.hf_state_dict().items()}
+    return {"metrics": metrics, "logprobs": before + trainer.logprobs(samples), "weights": weights}
+
+
+def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
+    """Of two ranks, as a GPU computes them, but without its kernel: on CPU flex attention only has a forward pass.
+
+    Sequences of 256 tokens are longer than the model's positions; what is beyond them is padding.
+    """
+    model = TitanModel(folder, parallel_dims(-1, tp=1, cp=2), dtype="float32", attention="flex")
+    samples, found = make_samples(7), dict[int, list[float]]()
+    limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, tuned=True)}
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for batch in pack(samples, pack_length=pack_length, pad_id=0, **limits):
+            local = model.context.local(batch)
+            values, _ = model.logprobs(local.tokens, local.positions, local.selected, local.targets, 1.0)
+            values = model.context.whole(values, local)
+            is_sampled = batch.scatter(torch.ones_like(values)).bool()
+            for sample, row, sampled in zip(batch.samples, batch.scatter(values), is_sampled, strict=True):
+                found[sample] = row[sampled].tolist()
+    return [found[index] for index in range(len(samples))]
+
+
+def be_a_rank(root: Path, rank: int, count: int, port: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    init_process_group()
+    for case, changes in CASES[count].items():
+        result = take_steps(TitanTrainer(root / "model", dataclasses.replace(SETTINGS, **changes)))
+        torch.save(result, root / f"{case} {rank}.pt")
+    if count == 2:
+        torch.save([flex_logprobs(root / "model", length) for length in (0, 256)], root / f"flex {rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def run_ranks(root: Path) -> None:
+    """Fork the ranks of each number: importing torch and TorchTitan takes far longer than all cases together."""
+    fork = multiprocessing.get_context("fork")
+    for count in CASES:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        running: dict[Any, Any] = {}
+        for rank in range(count):
+            process = fork.Process(target=be_a_rank, args=(root, rank, count, port))
+            process.start()
+            running[process.sentinel] = process
+        while running:
+            for sentinel in wait(list(running)):
+                process = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    os._exit(1)  # the test kills the ranks that wait for this one
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A folder with a model, and what each rank of each case left behind."""
+    root = tmp_path_factory.mktemp("context")
+    make_model(root / "model", tied=False)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(root)]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        errors = process.communicate(timeout=240)[1]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return root
+
+
+@pytest.fixture(scope="module")
+def alone(root) -> dict[str, Any]:
+    """The steps of one process."""
+    trainer = TitanTrainer(root / "model", SETTINGS)
+    try:
+        return take_steps(trainer)
+    finally:
+        trainer.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("count", "case"), [(count, case) for count, cases in CASES.items() for case in cases])
+def test_ranks_that_share_sequences_take_the_steps_of_one(root, alone, count, case):
+    results = [torch.load(root / f"{case} {rank}.pt") for rank in range(count)]
+    for found in results:
+        for ours, expected in zip(found["metrics"], alone["metrics"], strict=True):
+            assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
+        for ours, expected in zip(found["logprobs"], alone["logprobs"], strict=True):
+            assert ours == pytest.approx(expected, abs=1e-4)
+        assert found["logprobs"] == results[0]["logprobs"]
+        assert found["weights"].keys() == alone["weights"].keys()
+        for name, expected in alone["weights"].items():
+            assert torch.allclose(found["weights"][name], expected, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_flex_attention_gives_the_logprobs_of_one_process(root, alone, rank):
+    expected = alone["logprobs"][:7]  # those before the first step
+    for found in torch.load(root / f"flex {rank}.pt"):
+        for ours, other in zip(found, expected, strict=True):
+            assert ours == pytest.approx(other, abs=1e-4)
+
+
+if __name__ == "__main__":
+    run_ranks(Path(sys.argv[1]))

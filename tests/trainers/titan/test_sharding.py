@@ -1,0 +1,167 @@
+"""Weights sharded in groups, kept or freed, and an output layer in float32: the steps are those of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from forge_env.core.errors import UserError
+from tests.trainers.titan.test_trainer import (
+    SETTINGS,
+    compare_with_one,
+    make_model,
+    make_models,
+    make_samples,
+    run_ranks,
+    train_three_steps,
+)
+from trainers.losses import GRPOLoss
+from trainers.titan.trainer import TitanTrainer
+
+HSDP = {"hsdp": ("untied", {"dp_replicate": 2, "dp_shard": 2})}
+MORE_HSDP = {
+    "hsdp-tied": ("tied", {"dp_replicate": 2, "pack_length": 64, "reshard_after_forward": "always"}),
+    "replicas": ("untied", {"dp_replicate": 4, "reshard_after_forward": "never"}),
+    "hsdp-tp": ("untied", {"dp_replicate": 2, "tp": 2}),
+}
+Make = Callable[..., TitanTrainer]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Trainers with the settings of test_trainer.py but for what is given."""
+    made: list[TitanTrainer] = []
+
+    def make(folder: Path, **changes: Any) -> TitanTrainer:
+        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+# -- replicas of shards ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes left behind, one folder per case."""
+    return run_ranks(make_models(tmp_path_factory.mktemp("four-ranks")), HSDP, world=4)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", HSDP)
+def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make: Make, case: str) -> None:
+    """The same losses, norms and weights; and one process goes on from their checkpoint."""
+    kind = four_ranks / HSDP[case][0]
+    compare_with_one(kind, four_ranks / case, make, world=4)
+    alone = make(kind)
+    train_three_steps(alone)
+    alone.export_hf(four_ranks / f"{case}-alone")
+    ours, expected = (
+        load_file(four_ranks / name / "model.safetensors") for name in (f"{case}/export", f"{case}-alone")
+    )
+    assert ours.keys() == expected.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"dp_replicate": 2}, "dp_replicate=2 times dp_shard=-1 times tp=1 times cp=1 must be the number of ranks, 1"),
+        ({"reshard_after_forward": "sometimes"}, "'sometimes' is not known: use one of 'default', 'always', 'never'"),
+        ({"optimizer_state": "4bit"}, "'4bit' is not known: use one of 'float32', 'bfloat16', '8bit'"),
+        ({"optimizer_state": "bfloat16"}, "needs an optimizer on a GPU"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(models: Path, make: Make, changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        make(models / "tied", **changes)
+    assert not torch.distributed.is_initialized()
+
+
+# -- the output layer in float32 ---------------------------------------------------------------------------------
+
+
+def hidden_states(trainer: TitanTrainer, tokens: Tensor) -> Tensor:
+    """What the output layer gets of one row, (L, D)."""
+    found: list[Tensor] = []
+    hook = trainer.model.module.norm.register_forward_hook(lambda module, arguments, output: found.append(output))
+    trainer.model.logits(tokens[None], None, torch.arange(len(tokens)))
+    hook.remove()
+    return found[0][0]
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied"])
+@torch.no_grad()
+def test_an_fp32_head_is_a_float32_product_of_float32_weights(models: Path, make: Make, kind: str) -> None:
+    weights = load_file(models / kind / "model.safetensors")
+    weight = weights["model.embed_tokens.weight" if kind == "tied" else "lm_head.weight"]
+    tokens = torch.arange(3, 40)
+    places = torch.arange(len(tokens))
+    plain = make(models / kind, dtype="bfloat16")
+    of_plain = plain.model.logits(tokens[None], None, places)
+    rounded = hidden_states(plain, tokens)
+    wide = make(models / kind, dtype="bfloat16", fp32_head=True)
+    hidden = hidden_states(wide, tokens)
+    assert hidden.dtype == torch.bfloat16 and torch.equal(hidden, rounded)  # up to the head nothing has changed
+    logits = wide.model.logits(tokens[None], None, places)
+    exact = hidden.float() @ weight.T
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact, atol=1e-5, rtol=1e-5)
+    assert (of_plain.float() - exact).abs().mean() > 100 * (logits - exact).abs().mean()
+    logprobs, _ = wide.model.logprobs(tokens[None], None, places, tokens, 0.7)
+    expected = (exact / 0.7).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_logprobs_with_an_fp32_head_are_nearer_to_the_float32_model(tmp_path: Path, make: Make) -> None:
+    """Of a model whose blocks add nothing, so that the output layer's rounding is what is left."""
+    folder = make_model(tmp_path / "model", tied=False)
+    weights = load_file(folder / "model.safetensors")
+    blank = {name: value * 0 for name, value in weights.items() if name.endswith(("o_proj.weight", "down_proj.weight"))}
+    save_file(weights | blank, folder / "model.safetensors", metadata={"format": "pt"})
+    samples = make_samples()
+    wanted, plain, wide = (
+        torch.tensor([value for values in make(folder, **changes).logprobs(samples) for value in values])
+        for changes in ({}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "fp32_head": True})
+    )
+    assert (wide - wanted).abs().mean() < 0.8 * (plain - wanted).abs().mean()
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied"])
+def test_an_fp32_head_trains_and_resumes_bitwise(models: Path, make: Make, tmp_path: Path, kind: str) -> None:
+    trainer = make(models / kind, dtype="bfloat16", fp32_head=True)
+    first = trainer.train_step(make_samples(seed=1), GRPOLoss())
+    plain = make(models / kind).train_step(make_samples(seed=1), GRPOLoss())
+    assert first["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05)
+    trainer.save(tmp_path / "one", 1, {})
+    expected = trainer.train_step(make_samples(seed=2), GRPOLoss())
+    other = make(models / kind, dtype="bfloat16", fp32_head=True)
+    other.load(tmp_path / "one")
+    assert other.train_step(make_samples(seed=2), GRPOLoss()) | {"seconds": 0} == expected | {"seconds": 0}
+
+
+def test_where_all_is_float32_and_on_the_host_an_fp32_head_and_offload_change_nothing(models: Path, make: Make) -> None:
+    samples = make_samples()
+    steps = [
+        make(models / "untied", **changes).train_step(samples, GRPOLoss()) | {"seconds": 0}
+        for changes in ({}, {"fp32_head": True, "cpu_offload": True})
+    ]
+    assert steps[0] == steps[1]

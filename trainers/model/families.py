@@ -1,0 +1,110 @@
+"""The model families that can be trained, and what a config.json may ask for: known before anything is downloaded.
+
+    FAMILIES[model_type]        the facts of an architecture that a plan and the trainer share
+    check_config(config, ...)   refuses what would not be computed
+
+`trainers/titan/families.py` says how TorchTitan builds each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.core.errors import UserError
+
+LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""What rope_type "llama3" needs, in Hugging Face's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture of Hugging Face."""
+
+    architecture: str
+    """Its name in config.json."""
+    rope_types: tuple[str, ...] = ("default",)
+    qk_norm: bool = False
+    """Whether queries and keys are normalised."""
+    qkv_bias: bool = False
+    """Whether the projections of queries, keys and values have a bias."""
+
+
+# model_type of config.json -> family
+FAMILIES = {
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True),
+    "llama": Family(architecture="LlamaForCausalLM", rope_types=("default", "llama3")),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True),
+}
+
+
+def check_config(config: Mapping[str, Any], where: str) -> Family:
+    """Check that a config.json asks for a family that can be trained, and for nothing that would not be computed.
+
+    Args:
+        config: the content of config.json.
+        where: the file or folder, for the message.
+
+    Returns:
+        The family.
+
+    Raises:
+        UserError: the family, or a setting, is not supported.
+    """
+    architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    family = FAMILIES.get(config.get("model_type", ""))
+    # A folder made by hand may leave the architecture out; then the model type stands for it.
+    if family is None or architecture not in (family.architecture, config["model_type"]):
+        known = ", ".join(family.architecture for family in FAMILIES.values())
+        raise UserError(f"{where} is a {architecture}: only {known} can be trained.")
+    heads, kv_heads, _ = head_sizes(config)
+    if heads % kv_heads:
+        raise UserError(f"{where} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
+    for what in _unsupported(config, family):
+        raise UserError(f"{where} asks for {what}, which the trainer does not support for {architecture}.")
+    return family
+
+
+def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Number of query heads, number of key and value heads, and size of one head."""
+    heads = config["num_attention_heads"]
+    return heads, config.get("num_key_value_heads") or heads, config.get("head_dim") or config["hidden_size"] // heads
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings, wherever this version of transformers wrote them, with rope_type and rope_theta."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    if config.get("original_max_position_embeddings"):  # where it is there, transformers prefers it
+        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return rope
+
+
+def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
+    """What a config asks for that would not be computed."""
+    rope = rope_parameters(config)
+    missing = [name for name in LLAMA3_ROPE if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
+    unsupported = {
+        f"rope scaling {rope['rope_type']!r}": rope["rope_type"] not in family.rope_types,
+        f"rope scaling 'llama3' without {', '.join(missing)}": missing,
+        f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
+        "sliding windows": _slides(config),
+        # Qwen2.5 has biases where its architecture has them, whatever this setting says.
+        "attention_bias": config.get("attention_bias") and not family.qkv_bias,
+        "mlp_bias": config.get("mlp_bias"),
+        f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
+        "quantized weights": config.get("quantization_config"),
+    }
+    return [what for what, is_so in unsupported.items() if is_so]
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    """Whether any layer attends to a window only; transformers decides by layer_types where they are given."""
+    if config.get("layer_types"):
+        return any(kind != "full_attention" for kind in config["layer_types"])
+    from_layer = config.get("max_window_layers", 28)
+    return bool(config.get("use_sliding_window")) and from_layer < config["num_hidden_layers"]

@@ -1,0 +1,246 @@
+"""Whether a run fits on its GPUs, and which settings would, where it does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.generator.start import EngineSettings
+from forge_env.core.errors import UserError
+from forge_env.runtime.weights import WeightStore
+from trainers.config import RunConfig
+from trainers.metrics.gpus import Gpus
+from trainers.model.shape import ModelShape
+from trainers.setup.card import Card, Processes, cards
+from trainers.setup.engine import plan_engine, why_awake
+from trainers.setup.estimates import estimate_memory
+from trainers.setup.memory import GIB, Memory, gib
+from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.weight_store import find_store
+
+MOST_GPUS = 64  # of one host, that are tried for a run that does not fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is settled before the memory is planned."""
+
+    card: float | None
+    """Bytes that the run may use of each GPU; None where that is not known."""
+    old_logprobs: str
+    """As `RunPlan.old_logprobs`."""
+    engine_args: Mapping[str, Any]
+    """Of vLLM, from `services.generator.engine`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The engine of a run, and the memory of all processes beside it."""
+
+    engine: EngineSettings
+    about_engine: str
+    """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
+    processes: Processes
+
+    @property
+    def cards(self) -> list[Card]:
+        return cards(self.processes)
+
+
+def card_size(config: RunConfig, placement: Placement) -> float | None:
+    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None where they are not known.
+
+    Raises:
+        UserError: when `launcher.gpu_memory_gib` is more than a GPU of this machine has.
+    """
+    if not placement.gpus_wanted:
+        return None
+    gpus = Gpus(placement.gpus_of_this_machine)
+    sizes = gpus.sizes()
+    gpus.close()
+    cap = config.launcher.gpu_memory_gib * GIB
+    for number, size in sizes.items():
+        if cap > size:
+            raise UserError(
+                f"--launcher.gpu_memory_gib is {config.launcher.gpu_memory_gib:g}, and GPU {number} has {gib(size)} "
+                "GiB: set it to that or less, or to 0 for all of it"
+            )
+    return cap or min(sizes.values(), default=None)
+
+
+def plan_memory(
+    config: RunConfig,
+    placement: Placement,
+    shape: ModelShape | None,
+    store: WeightStore | None,
+    given: Given,
+) -> MemoryPlan:
+    """Size the engine by what the other processes on its GPU need, and estimate the memory of all."""
+    memory: dict[Process, Memory | None] = {
+        process: estimate_memory(config, process, shape, None, store)
+        for process in placement.processes
+        if process.service != "generator"
+    }
+    if not has_engine(config):
+        memory |= {process: Memory() for process in placement.processes if process.service == "generator"}
+    others, at_rest = _beside_engine(placement.processes, memory) if has_engine(config) else (0.0, 0.0)
+    engine, about = plan_engine(
+        config,
+        shape,
+        given.engine_args,
+        card=given.card,
+        others=others,
+        others_at_rest=at_rest,
+        hindrance=why_awake(config, given.old_logprobs, given.engine_args),
+    )
+    processes = [
+        (each, memory[each] if each in memory else estimate_memory(config, each, shape, engine, store))
+        for each in placement.processes
+    ]
+    return MemoryPlan(engine=engine, about_engine=about, processes=processes)
+
+
+def has_engine(config: RunConfig) -> bool:
+    """Whether an engine is started: supervised training without an environment has none."""
+    return bool(config.env.name) or config.algorithm is not None
+
+
+def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
+    """Bytes of the other processes on the fullest GPU of an engine, at their worst and at rest."""
+    worst, at_rest = 0.0, 0.0
+    for gpu in {process.where for process in processes if process.service == "generator" and process.gpu is not None}:
+        here = [found for process, found in memory.items() if process.where == gpu and found is not None]
+        worst = max(worst, sum(found.total for found in here))
+        at_rest = max(at_rest, sum(found.at_rest for found in here))
+    return worst, at_rest
+
+
+def check_sleep(config: RunConfig, placement: Placement, given: Given) -> None:
+    """An engine that is to sleep can, and somebody uses the memory.
+
+    Raises:
+        UserError: otherwise.
+    """
+    generator = config.services.generator
+    if generator.sleep != "yes":
+        return
+    if hindrance := why_awake(config, given.old_logprobs, given.engine_args):
+        raise UserError(f"--services.generator.sleep is yes, and {hindrance}: leave it out")
+    taken = {process.where for process in placement.processes if process.service == "trainer"}
+    engines = [process for process in placement.processes if process.service == "generator"]
+    if generator.with_gpus and not any(process.where in taken for process in engines):
+        raise UserError(
+            "--services.generator.sleep is yes, and no trainer is on the engine's GPU to use its memory meanwhile: "
+            "leave it out, or share the GPUs with --launcher.share_gpus yes"
+        )
+
+
+def check_fit(
+    config: RunConfig, memory: MemoryPlan, shape: ModelShape | None, given: Given, *, has_reference: bool
+) -> None:
+    """Each GPU has room for its processes, as far as the sizes of model and GPU are known.
+
+    Raises:
+        UserError: with the nearest settings that fit.
+    """
+    full = max(memory.cards, key=lambda found: found.worst, default=None)
+    card = given.card
+    if card is None or full is None or full.worst <= card:
+        return
+
+    def fits(changed: RunConfig) -> bool:
+        placement = make_placement(changed, has_reference=has_reference)
+        if placement.gpus_needed > placement.num_hosts * placement.gpus_per_host:
+            return False
+        try:
+            store, _ = find_store(changed, placement, shape.parameters if shape else 0, card)
+        except UserError:
+            return False
+        found = plan_memory(changed, placement, shape, store, given)
+        return all(each.worst <= card for each in found.cards)
+
+    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {full}; {nearest_settings(config, fits)}")
+
+
+def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """Which settings fit, as the end of a sentence: on the GPUs that there are, else on more of them.
+
+    Args:
+        config: that does not.
+        fits: says of a config whether it does.
+    """
+    if found := _fitting(config, fits):
+        return f"it fits with {found}"
+    count = max(1, config.launcher.gpus_per_host)
+    while count < MOST_GPUS:
+        count *= 2
+        more = [("services.trainer.procs", count), ("launcher.gpus_per_host", count)]
+        larger = _with(config, more)
+        found = "" if fits(larger) else _fitting(larger, fits)
+        if found or fits(larger):
+            return f"it fits on {count} such GPUs with {_option(more[0])}{' and ' if found else ''}{found}"
+    return "no setting that was tried makes it fit: take a larger card, or a smaller model"
+
+
+def _fitting(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """Settings that fit, each alone or else several together; "" where there are none."""
+    changes = list(_changes(config))
+    alone = [change for change in changes if fits(_with(config, [change]))]
+    if alone:
+        firsts = list({name: (name, value) for name, value in reversed(alone)}.values())[::-1]
+        return " or with ".join(map(_option, firsts[:3]))
+    together: list[tuple[str, Any]] = []
+    for name, value in changes:
+        together = [change for change in together if change[0] != name] + [(name, value)]
+        if fits(_with(config, together)):
+            for change in list(together):
+                fewer = [other for other in together if other is not change]
+                if fits(_with(config, fewer)):
+                    together = fewer
+            return " ".join(map(_option, together))
+    return ""
+
+
+def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Settings to try, those that cost the least first; of one name, the mildest first."""
+    services, training = config.services, config.training
+    if services.generator.sleep == "no":
+        yield "services.generator.sleep", "auto"
+    if config.weights.store in ("auto", "cuda_ipc"):  # one host's memory has the snapshot, rather than a GPU
+        yield "weights.store", "shared_memory"
+    if services.generator.kv_cache_gib:
+        yield "services.generator.kv_cache_gib", 0.0
+    modes = ["none", "selective", "full"]
+    for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
+        yield "training.activation_checkpoint", mode
+    tokens = training.max_tokens_per_micro_batch
+    while tokens // 2 >= config.env.max_tokens:
+        tokens //= 2
+        yield "training.max_tokens_per_micro_batch", tokens
+    if getattr(training, "cpu_offload", True) is False:
+        yield "training.cpu_offload", True
+    if config.launcher.share_gpus != "no":
+        yield "launcher.share_gpus", "no"
+    for name in ("trainer", "generator"):
+        procs = getattr(services, name).procs
+        while procs * 2 <= config.launcher.gpus_per_host:
+            procs *= 2
+            yield f"services.{name}.procs", procs
+
+
+def _with(config: RunConfig, changes: Sequence[tuple[str, Any]]) -> RunConfig:
+    changed = copy.deepcopy(config)
+    for name, value in changes:
+        *sections, field = name.split(".")
+        section: Any = changed
+        for part in sections:
+            section = getattr(section, part)
+        setattr(section, field, value)
+    return changed
+
+
+def _option(change: tuple[str, Any]) -> str:
+    name, value = change
+    return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"

@@ -1,0 +1,169 @@
+"""Context parallelism: the ranks of a group share every sequence, and each computes its own part of the tokens.
+
+A sequence of L tokens is cut into 2 x cp chunks of one length, and rank r has chunk r and chunk 2 cp - 1 - r. Under a
+causal mask a late chunk attends to much and an early one to little: the pair costs the same on every rank. Rows that
+share a sequence are cut like one long row; then the parts may differ in cost, and the result is the same.
+
+Each layer gathers the keys and values of the whole sequence, and computes the queries of its own part (TorchTitan's
+scheme for FlexAttention). They come in the order of the ranks: `head_tail(L, cp)`, flattened. The output layer works on
+the rank's own tokens. The per-token results of all ranks are then put together, so that a loss sees whole episodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# First of all TorchTitan imports: it settles the device for the others.
+import trainers.titan.device  # noqa: F401  # isort: skip
+from torch.nn.attention.flex_attention import BlockMask
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common.attention import create_attention_mask
+
+from trainers.batching.batch import MicroBatch
+
+
+def head_tail(length: int, ranks: int, device: torch.device | None = None) -> Tensor:
+    """The places of a sequence that each rank has, in their order: (ranks, length / ranks) int64.
+
+    Args:
+        length: of the sequence, a multiple of 2 x ranks.
+    """
+    chunks = torch.arange(length, device=device).view(2 * ranks, -1)
+    return torch.cat([chunks[:ranks], chunks[ranks:].flip(0)], dim=1)
+
+
+def multiple_of_lengths(ranks: int, *, tensor: int, tuned: bool) -> int:
+    """What the length of a sequence must be a multiple of.
+
+    Args:
+        ranks: that share a sequence.
+        tensor: ranks that cut a part of a sequence evenly between two matrices (tensor parallelism).
+        tuned: whether kernels want parts of whole blocks of 128 tokens.
+    """
+    return ranks * math.lcm(2 if ranks > 1 else 1, tensor, 128 if tuned else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalBatch(MicroBatch):
+    """A micro-batch of which `selected` and `targets`, (n,), are only those of one rank's part.
+
+    A rank without any has one that nobody uses: its output layer takes part in collectives all the same.
+    """
+
+    chosen: Tensor
+    """(n,) int64, or (0,): which of the N sampled targets of the whole micro-batch they are."""
+
+
+class Context:
+    """One of the ranks that share their sequences; alone, it leaves everything as it is.
+
+    Args:
+        ranks: how many share a sequence.
+        rank: which of them this is.
+        group: of all of them.
+    """
+
+    def __init__(self, ranks: int = 1, rank: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self._group = group
+
+    @classmethod
+    def of(cls, parallel: ParallelDims) -> Context:
+        """This process in TorchTitan's meshes."""
+        mesh = parallel.get_optional_mesh("cp")
+        return cls() if mesh is None else cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
+
+    def local(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch as this rank computes it. On the CPU: how many places are chosen is not known before."""
+        if self.ranks == 1:
+            return batch
+        length = batch.tokens.shape[1]
+        mine = torch.zeros(length, dtype=torch.bool)
+        mine[head_tail(length, self.ranks)[self.rank]] = True
+        chosen = mine[batch.selected % length].nonzero()[:, 0]
+        selected, targets = batch.selected[chosen], batch.targets[chosen]
+        if not len(chosen):
+            selected, targets = mine.nonzero()[:1, 0], torch.zeros(1, dtype=torch.int64)
+        given: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        return LocalBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
+
+    def cut(self, values: Tensor) -> Tensor:
+        """This rank's part (B, L / ranks) of (B, L)."""
+        return values[:, head_tail(values.shape[1], self.ranks, values.device)[self.rank]]
+
+    def local_places(self, selected: Tensor, length: int) -> Tensor:
+        """Places in the flattened (B, L / ranks) of this rank's part, for those in the flattened (B, L)."""
+        sequence, place = selected // length, selected % length
+        size = length // self.ranks
+        order = head_tail(length, self.ranks, selected.device).flatten()
+        return sequence * size + order.argsort()[place] - self.rank * size
+
+    def whole(self, values: Tensor, batch: MicroBatch) -> Tensor:
+        """Per-token values (N,) of the whole micro-batch, the same on all ranks, from those of this rank's part, (n,).
+
+        Every rank computes the loss of all tokens from them. Backward, a rank takes the gradient of its own tokens.
+        """
+        if not isinstance(batch, LocalBatch):
+            return values
+        result: Tensor = _Whole.apply(values, batch.chosen, len(batch.slots), self._group)
+        return result
+
+    def mask(self, positions: Tensor) -> Tensor:
+        """Boolean attention mask (B, 1, L / ranks, L) of this rank's queries and the gathered keys.
+
+        Causal, and within the document that starts at each position 0.
+
+        Args:
+            positions: (B, L) int64, of the whole sequences.
+        """
+        queries, keys, of_queries, of_keys = self._sides(positions)
+        return ((queries[:, None] >= keys) & (of_queries[..., None] == of_keys[:, None]))[:, None]
+
+    def block_mask(self, positions: Tensor, block_size: int | tuple[int, int]) -> BlockMask:
+        """`mask` for flex attention."""
+        queries, keys, of_queries, of_keys = self._sides(positions)
+
+        def attends(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (queries[query] >= keys[key]) & (of_queries[b, query] == of_keys[b, key])
+
+        sizes = len(positions), None, len(queries), len(keys)
+        mask: BlockMask = create_attention_mask(attends, *sizes, device=positions.device, BLOCK_SIZE=block_size)
+        return mask
+
+    def _sides(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Places of this rank's queries (L / ranks,) and of the gathered keys (L,); where the document of each starts,
+        (B, L / ranks) and (B, L)."""
+        places = head_tail(positions.shape[1], self.ranks, positions.device)
+        queries, keys = places[self.rank], places.flatten()
+        return queries, keys, queries - positions[:, queries], keys - positions[:, keys]
+
+
+class _Whole(torch.autograd.Function):
+    """A sum over ranks of which each has values of its own and zeros elsewhere.
+
+    The loss is the same number on every rank, and its parameters' gradients are summed over the ranks: the gradient of
+    a value goes back on the one rank that has it, once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, chosen: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(chosen)
+        ctx.size = len(values)
+        whole = values.new_zeros(count).index_copy_(0, chosen, values[: len(chosen)])
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_whole: Tensor) -> tuple[Tensor | None, ...]:
+        (chosen,) = ctx.saved_tensors
+        of_values = of_whole.new_zeros(ctx.size)
+        of_values[: len(chosen)] = of_whole[chosen]
+        return of_values, None, None, None

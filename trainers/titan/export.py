@@ -1,0 +1,46 @@
+"""The weights of a model as files for everybody else. They are written tensor by tensor, by the first rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from trainers.titan.model import TitanModel
+from trainers.titan.weight_files import MAX_FILE_BYTES, write_file, write_folder
+from trainers.titan.whole_folder import is_first, replacement
+
+# Copied from the model's folder into an export, so that transformers and vLLM can load it.
+PATTERNS = ("config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model")
+
+
+def export_hf(model: TitanModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
+
+    Every rank calls it. The folder appears whole or not at all.
+
+    Args:
+        model: its weights.
+        folder: replaced when it exists.
+        max_file_bytes: weights that are more are written to several files, with an index.
+    """
+    name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    with replacement(folder) as partial, model.weights.stream(dtype) as tensors:
+        if is_first():
+            write_folder(partial, model.weights.layout(dtype), tensors, max_file_bytes=max_file_bytes)
+            for source in {path for pattern in PATTERNS for path in model.folder.glob(pattern)}:
+                if source.is_file():
+                    shutil.copy(source, partial / source.name)
+
+
+def write_weights(model: TitanModel, path: Path) -> None:
+    """Write the weights, exact, as one file of safetensors, which appears whole or not at all. Every rank calls it."""
+    dtype = torch.float32
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with model.weights.stream(dtype) as tensors:
+        if is_first():
+            write_file(unfinished, model.weights.layout(dtype), tensors)
+            os.replace(unfinished, path)

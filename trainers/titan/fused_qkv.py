@@ -1,0 +1,74 @@
+"""Fused projections in checkpoints: each rank splits its own shard, and nothing is gathered.
+
+TorchTitan saves a fused projection (wqkv) under the names of queries, keys and values, and gathers it for that:
+every rank then holds a seventh of the model in float32, for as long as the state is kept. But the rows of wqkv are
+ordered by heads of keys, so a shard of whole heads is split where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+# First of all TorchTitan imports: it settles the device for the others.
+import trainers.titan.device  # noqa: F401  # isort: skip
+from torchtitan.models.common.attention import FusedQKVLinear
+
+NAME = "wqkv."
+
+
+def split_shards_on_save(module: nn.Module) -> None:
+    """Let `module.state_dict()` split the shards of all fused projections, where every shard has whole heads."""
+    for part in module.modules():
+        if isinstance(part, FusedQKVLinear):
+            _register(part)
+
+
+def _register(part: Any) -> None:
+    def split(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        # This runs before TorchTitan's own hook, that of the module around, which then finds nothing to split.
+        for parameter in ("weight", "bias"):
+            value = state.get(f"{prefix}{parameter}")
+            if isinstance(value, DTensor) and _has_whole_heads(part, value):
+                del state[f"{prefix}{parameter}"]
+                for name, piece in _pieces(part, value).items():
+                    state[f"{prefix.removesuffix(NAME)}{name}.{parameter}"] = piece
+
+    part.wqkv.register_state_dict_post_hook(split)
+
+
+def _has_whole_heads(part: Any, value: DTensor) -> bool:
+    """Whether the rows are cut between heads of keys only, on every rank alike."""
+    heads = value.shape[0] // (part.r_dim * part.head_dim)
+    cuts = [
+        size
+        for size, placement in zip(value.device_mesh.shape, value.placements, strict=True)
+        if not placement.is_replicate()
+    ]
+    return all(placement.is_replicate() or getattr(placement, "dim", None) == 0 for placement in value.placements) and (
+        heads % math.prod(cuts) == 0
+    )
+
+
+def _pieces(part: Any, value: DTensor) -> dict[str, Tensor]:
+    """This rank's queries, keys and values of a fused parameter, (heads x (queries of a head + 2) x head_dim, ...)."""
+    shard = value.to_local()
+    grouped = shard.view(-1, part.r_dim, part.head_dim, *shard.shape[1:])
+    heads = {"wq": slice(0, part.heads_per_kv), "wk": slice(-2, -1), "wv": slice(-1, None)}
+
+    def piece(rows: Tensor) -> Tensor:
+        local = rows.reshape(-1, *shard.shape[1:]).contiguous()
+        shape = torch.Size((value.shape[0] * local.shape[0] // shard.shape[0], *value.shape[1:]))
+        stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        sharded = DTensor.from_local(
+            local, value.device_mesh, value.placements, run_check=False, shape=shape, stride=stride
+        )
+        return sharded.to(
+            shard.device
+        )  # from_local moves it to the mesh's device, and offloaded weights are on the host
+
+    return {name: piece(grouped[:, which]) for name, which in heads.items()}

@@ -1,0 +1,180 @@
+"""The weights of a TorchTitan model under Hugging Face names: streamed out tensor by tensor, and read shard by shard.
+
+One parameter of the model is one tensor of Hugging Face, with two exceptions, which families.py and the device decide:
+
+- a fused projection (wqkv) is the projections of queries, keys and values,
+- Llama's projections of queries and keys have their rows in another order.
+
+Both ways work on one parameter at a time, so that a process needs memory for one of them beside the model: whole, in
+the wanted dtype, on the way out. On the way in a rank reads its own slice of the file, and of the exceptions the one or
+three tensors of the parameter, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX as WRAPPER
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+# First of all TorchTitan imports: it settles the device for the others.
+from trainers.titan.device import device  # isort: skip
+from torchtitan.models.common.attention import FusedQKVLinear
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from forge_env.core.errors import InvariantError, UserError
+from trainers.titan.weight_files import WeightFiles
+
+HEAD = "lm_head.weight"
+"""The output layer's weight, under either name."""
+OLD = "rotary_emb.inv_freq"
+"""How the names of a weight end that old folders keep, and that no model reads."""
+
+
+class HFWeights:
+    """The weights of a model, however they are sharded.
+
+    Args:
+        module: the model; its parameters are on their device, as plain tensors or DTensors.
+        adapter: TorchTitan's, between both names and orders of rows.
+        tied: whether the output layer's weight is the embedding's, which then counts alone.
+    """
+
+    def __init__(self, module: nn.Module, adapter: StateDictAdapter, *, tied: bool) -> None:
+        self._module = module
+        self._adapter = adapter
+        self._tied = tied
+        self._fused: dict[str, Any] = {
+            f"{name}.".replace(WRAPPER, ""): part
+            for name, part in module.named_modules()
+            if isinstance(part, FusedQKVLinear)
+        }
+
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Names and shapes in the order of `stream`, as tensors on the meta device. No collective."""
+        return {
+            hf_name: tensor
+            for name, parameter in self._parameters()
+            for hf_name, tensor in self._to_hf(name, _meta(parameter, dtype)).items()
+        }
+
+    @contextmanager
+    def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """Give the weights one by one, each whole, on the model's device.
+
+        A collective: every rank enters it, the first rank is given the tensors, and the others nothing. What has not
+        been read when the block ends, with an error for example, is gathered all the same, so that no rank waits for
+        another one. A tensor may be the live weight itself: copy it before the next one is asked for.
+        """
+        tensors = self._gather(dtype)
+        try:
+            yield tensors
+        finally:
+            for _ in tensors:
+                pass
+
+    def _gather(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        is_first = dist.get_rank() == 0
+        for name, parameter in self._parameters():
+            if is_first:
+                yield from self._to_hf(name, _whole(parameter, dtype)).items()
+            else:
+                _whole(parameter, dtype)
+
+    @torch.no_grad()
+    def load(self, files: WeightFiles) -> None:
+        """Replace all weights. Each rank reads what its shards need; no collective.
+
+        Raises:
+            UserError: names or shapes do not fit the model, which is found out before anything is read; or a file is
+                damaged.
+        """
+        self._check(files)
+        for name, parameter in self._parameters():
+            shard, place = _shard(name, parameter)
+            whole = _meta(parameter, parameter.dtype)
+            pieces = self._to_hf(name, whole)
+            if shard.numel() == 0:  # there are more ranks than rows
+                continue
+            if list(map(id, pieces.values())) == [id(whole)]:  # the adapter has nothing to change
+                shard.copy_(files.read(next(iter(pieces)), place))
+            else:
+                shard.copy_(self._from_hf(name, {hf_name: files.read(hf_name) for hf_name in pieces})[place])
+
+    def _check(self, files: WeightFiles) -> None:
+        expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
+        # Some folders keep a copy of the tied weight, and old ones the frequencies of the position embedding.
+        given = {
+            name: shape
+            for name, shape in files.shapes.items()
+            if not (self._tied and name == HEAD) and not name.endswith(OLD)
+        }
+        for name in sorted(expected.keys() | given.keys()):
+            if name not in given or name not in expected:
+                state = "lacks" if name not in given else "has a superfluous"
+                raise UserError(f"{files.where} does not fit its config.json: it {state} weight {name}.")
+            if expected[name] != given[name]:
+                raise UserError(
+                    f"{files.where} does not fit its config.json: weight {name} has shape {given[name]} "
+                    f"where {expected[name]} is expected."
+                )
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters under TorchTitan's names, sharded as they rest between two steps."""
+        for part in self._module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # a forward pass without a backward pass leaves some of them gathered
+        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+            if not (self._tied and name == HEAD):
+                yield name.replace(WRAPPER, ""), parameter
+
+    def _to_hf(self, name: str, whole: Tensor) -> dict[str, Tensor]:
+        """The tensors of Hugging Face that are one parameter; on the meta device too."""
+        state = {name: whole}
+        for prefix, part in self._fused.items():
+            if name.startswith(prefix):
+                part._split_qkv_on_save(part, state, prefix, {})
+        pieces = self._adapter.to_hf(state)
+        if not pieces:
+            raise InvariantError(f"parameter {name} of the model has no name in Hugging Face's form")
+        return pieces
+
+    def _from_hf(self, name: str, pieces: dict[str, Tensor]) -> Tensor:
+        """The parameter that tensors of Hugging Face are."""
+        # For a tied model the adapter looks for the embedding, unless there is an output layer.
+        state = self._adapter.from_hf({HEAD: torch.empty(0)} | pieces)
+        for prefix, part in self._fused.items():
+            if name.startswith(prefix):
+                part._merge_qkv_on_load(part, state, prefix)
+        whole: Tensor = state[name]
+        return whole
+
+
+def _meta(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(parameter.shape, dtype=dtype, device="meta")
+
+
+@torch.no_grad()
+def _whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter, whole; a collective where it is sharded."""
+    # The shard is cast before it is gathered: where the weights are float32, half the bytes travel.
+    value = parameter.detach().to(device=device(), dtype=dtype)
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _shard(name: str, parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """This rank's part of a parameter, to write to, and where it lies in the whole."""
+    if not isinstance(parameter, DTensor):
+        return parameter, (slice(None),) * parameter.ndim
+    shard = parameter.to_local()
+    shape, start = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    if shape != tuple(shard.shape):
+        raise InvariantError(f"this rank's part of parameter {name} has shape {tuple(shard.shape)}, not {shape}")
+    return shard, tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))

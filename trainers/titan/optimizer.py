@@ -1,0 +1,106 @@
+"""AdamW with its moments in float32, in bfloat16 or in 8 bits.
+
+- "float32": torch's own.
+- "bfloat16": TorchTitan's, over a fused kernel that GPUs only have: half the moments' memory, 4 bytes a parameter.
+- "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles
+  a kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 where a shard has fewer
+  than 4,096 numbers, or a number that 256 does not divide, and for the embedding, as in "8-bit Optimizers via
+  Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step, and where the second moment
+  of such a row is rounded to 0 but the first is not, AdamW divides by epsilon.
+
+The weights are float32 in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# First of all TorchTitan imports: it settles the device for the others.
+from trainers.titan.device import device  # isort: skip
+from torch.optim import Optimizer
+from torchtitan.components.optimizer import OptimizersContainer, default_adamw
+from torchtitan.components.optimizer.optimizer import ParamGroupConfig
+
+from forge_env.core.errors import UserError
+
+STATES = ("float32", "bfloat16", "8bit")
+
+
+class _Optimizers(OptimizersContainer):
+    """TorchTitan's container, which knows torchao's AdamW too."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        pass
+
+    @staticmethod
+    def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
+        if name != "AdamW8bit":
+            return OptimizersContainer._resolve_optimizer_factory(name)
+        from torchao.optim import AdamW8bit
+
+        return AdamW8bit
+
+
+def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state: str) -> OptimizersContainer:
+    """AdamW for all weights of a model.
+
+    Args:
+        module: the model.
+        hyperparameters: lr, betas, eps and weight_decay.
+        state: one of `STATES`, after `check_state`.
+    """
+    config: OptimizersContainer.Config = default_adamw(**hyperparameters)
+    if state == "8bit":
+        names = {"tok_embeddings": "AdamW", ".*": "AdamW8bit"}  # patterns; the first that matches counts
+        groups = [
+            ParamGroupConfig(pattern=pattern, optimizer_name=name, optimizer_kwargs=dict(hyperparameters))
+            for pattern, name in names.items()
+        ]
+        config = _Optimizers.Config(param_groups=groups)
+    # Fused is for weights that are offloaded, too: it is also the fastest on a CPU.
+    config.implementation = "foreach" if device().type == "cpu" else "fused"
+    if state == "bfloat16":
+        config.implementation = "fused_opt_states_bf16"
+    return config.build(model_parts=[module])
+
+
+def check_state(state: str, *, is_on_cpu: bool) -> None:
+    """Raise UserError unless moments can be kept in `state`.
+
+    Args:
+        state: of the settings.
+        is_on_cpu: whether the optimizer runs on the CPU, by itself or with offloaded weights.
+    """
+    if state not in STATES:
+        raise UserError(f"optimizer_state={state!r} is not known: use one of {', '.join(map(repr, STATES))}.")
+    if state == "bfloat16" and is_on_cpu:
+        raise UserError(
+            "optimizer_state='bfloat16' needs an optimizer on a GPU, and this one runs on the CPU: use 'float32' or "
+            "'8bit'."
+        )
+    if state == "8bit" and find_spec("torchao") is None:
+        raise UserError("optimizer_state='8bit' needs torchao, which is not installed: pip install 'torchao>=0.18'.")
+
+
+def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:
+    """Set those of a parameter group, with `lr` as its learning rate; torchao's is a tensor and stays one."""
+    held = group["lr"]
+    group.update(hyperparameters, lr=held.fill_(lr) if isinstance(held, Tensor) else lr)
+
+
+def restore_state_dtype(optimizers: OptimizersContainer, state: str) -> None:
+    """Bring loaded moments back to bfloat16: torch's optimizers load them in the dtype of their weights."""
+    if state != "bfloat16":
+        return
+    for optimizer in optimizers:
+        for moments in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name in moments:
+                    moments[name] = moments[name].to(torch.bfloat16)  # exact: it was written from bfloat16

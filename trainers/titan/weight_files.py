@@ -1,0 +1,152 @@
+"""Safetensors files: names and shapes from their headers, tensors slice by slice, and new files tensor by tensor.
+
+The format (https://huggingface.co/docs/safetensors): eight bytes with the length of a header, the header, which is JSON
+and says of each tensor its dtype, its shape and its place, and the tensors, one after the other without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from forge_env.core.errors import InvariantError, UserError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_FILE_BYTES = 5 * 10**9
+"""Of one file of a folder, unless a single tensor is larger; Hugging Face's own limit."""
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_ALIGNMENT = 8  # bytes: where the tensors begin
+
+
+class WeightFiles:
+    """The tensors of some files. Nothing but the headers is read before `read`.
+
+    Args:
+        where: the folder or file, for messages.
+        files: of safetensors.
+
+    Raises:
+        UserError: when a file is missing or damaged.
+    """
+
+    def __init__(self, where: Path, files: Sequence[Path]) -> None:
+        missing = sorted(file.name for file in files if not file.is_file())
+        if missing:
+            raise UserError(f"{where} has no weights: {', '.join(missing)} is missing.")
+        self.where = where
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Path] = {}
+        for file in files:
+            with _opened(file) as content:
+                for name in content.keys():  # noqa: SIM118  not a dictionary
+                    self.shapes[name] = tuple(content.get_slice(name).get_shape())
+                    self._files[name] = file
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> WeightFiles:
+        """The weights of a Hugging Face folder: one file, or several with an index.
+
+        Raises:
+            UserError: when a file, or the index, is missing or damaged.
+        """
+        index, names = folder / INDEX, {SINGLE}
+        if index.is_file():
+            try:
+                names = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError, AttributeError):
+                raise UserError(f"{index} is damaged: it has no weight_map.") from None
+        return cls(folder, [folder / name for name in sorted(names)])
+
+    def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
+        """A tensor, or a slice of it, on the CPU, in the file's dtype.
+
+        It is a view of the file, whose pages are read when they are used, and given back with the tensor.
+
+        Raises:
+            UserError: when the file is damaged.
+        """
+        with _opened(self._files[name]) as content:
+            tensor: Tensor = content.get_tensor(name) if place is None else content.get_slice(name)[place]
+            return tensor
+
+
+def write_folder(
+    folder: Path,
+    layout: Mapping[str, Tensor],
+    tensors: Iterator[tuple[str, Tensor]],
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write the weights of a Hugging Face folder: one file, or several with an index where they do not fit into one.
+
+    Args:
+        layout: names and shapes, on any device, the meta device too.
+        tensors: in the order of the layout; one at a time is in the host's memory.
+    """
+    parts = _parts(layout, max_file_bytes)
+    if len(parts) == 1:
+        write_file(folder / SINGLE, layout, tensors)
+        return
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        write_file(folder / name, part, tensors)
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": sum(map(_nbytes, layout.values()))}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_file(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write one file, tensor by tensor; `tensors` may go on after those of the layout.
+
+    Raises:
+        InvariantError: the tensors are not those of the layout, in its order.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in layout.items():
+        start, end = end, end + _nbytes(tensor)
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for expected, (name, tensor) in zip(layout.items(), tensors, strict=False):
+            if expected[0] != name or expected[1].shape != tensor.shape or expected[1].dtype != tensor.dtype:
+                raise InvariantError(f"weight {name} came where {expected[0]} was due, or in another form")
+            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            del tensor  # before the next one is gathered
+        if file.tell() != 8 + len(header) + end:
+            raise InvariantError(f"{path} did not get all of its {len(layout)} weights")
+
+
+def _parts(layout: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    """The layouts of the files, each of at most `max_bytes` unless it is a single tensor."""
+    parts: list[dict[str, Tensor]] = [{}]
+    for name, tensor in layout.items():
+        if parts[-1] and sum(map(_nbytes, parts[-1].values())) + _nbytes(tensor) > max_bytes:
+            parts.append({})
+        parts[-1][name] = tensor
+    return parts
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as content:
+            yield content
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged: {error}.") from None

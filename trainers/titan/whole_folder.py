@@ -1,0 +1,71 @@
+"""Folders that appear whole or not at all, written by all ranks together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+@contextmanager
+def replacement(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, the same one on every rank, that takes its place when the block has ended.
+
+    The first rank has to be the last to write. If its block raises, `folder` stays as it was.
+    """
+    partial = begin_folder(folder)
+    try:
+        yield partial
+        if is_first():
+            take_place(partial, folder)
+    except BaseException:
+        if is_first():
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        barrier()
+
+
+def partial_of(folder: Path) -> Path:
+    """Where `folder` is written before it takes its place."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def begin_folder(folder: Path) -> Path:
+    """Make the empty folder that will take the place of `folder`. Every rank calls it."""
+    partial = partial_of(folder)
+    if is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    barrier()
+    return partial
+
+
+def take_place(partial: Path, folder: Path) -> None:
+    """Rename `partial` to `folder`, and wait until the disk knows."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():  # a folder cannot be renamed over a full one, so the old one steps aside first
+        folder.rename(old)
+    partial.rename(folder)
+    entries = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(entries)
+    finally:
+        os.close(entries)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_first() -> bool:
+    """Whether this is the first rank."""
+    return dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for the other ranks."""
+    if dist.get_world_size() > 1:
+        dist.barrier()
