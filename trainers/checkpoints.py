@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -178,11 +178,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write further files of a checkpoint, by name, and wait until they are on the disk."""
-    for name, text in texts.items():
-        with (folder / name).open("w", encoding="utf-8") as file:
-            file.write(text)
+def write_texts(folder: Path, texts: Mapping[str, Sequence[bytes]]) -> None:
+    """Write further files of a checkpoint, by name each the lines of it, and wait until they are on the disk."""
+    for name, lines in texts.items():
+        with (folder / name).open("wb") as file:
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
 

@@ -19,6 +19,7 @@ from forge_env.rollout.lockstep import Wave
 from forge_env.rollout.rollout import run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.utils.gc_settings import relax_garbage_collector
+from forge_env.utils.threads import invoke
 
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", keyword arguments) of an agent: environments do not import agents."""
@@ -129,7 +130,7 @@ class EnvActor(ForgeActor):
                 yield
             self._ended += 1
 
-        return await run_group(
+        group = await run_group(
             self._factory,
             self._agents[spec.agent],
             spec.task,
@@ -141,3 +142,12 @@ class EnvActor(ForgeActor):
             env_options=spec.env_options,
             around=counted,
         )
+        # Here and not in the controller, whose one process would make those of all groups.
+        await invoke(_make_lines, group)
+        return group
+
+
+def _make_lines(group: Group) -> None:
+    """Make the line of each episode for the record of the run; it travels with the episode."""
+    for episode in (*group.episodes, *group.replaced):
+        episode.line  # noqa: B018  makes it

@@ -8,125 +8,23 @@ template would rewrite history, and the next turn then starts another row.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import uuid
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.errors import UserError
+from forge_env.core.packed import json_list
+from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, digest, join, require
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
+__all__ = ["Episode", "Group", "Row", "Turn", "TurnKind", "digest", "read_jsonl", "write_jsonl"]
+
 SCHEMA_VERSION = 2
-TurnKind = Literal["text", "tokens", "sampled"]
-
-
-def digest(token_ids: Sequence[int]) -> str:
-    """Hash of a token sequence, as kept with each turn: 64 bits of blake2b over little-endian 32-bit ids."""
-    return hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).hexdigest()
-
-
-@dataclass(slots=True, kw_only=True)
-class Turn:
-    """One answer of the model, and the messages that the environment added before it.
-
-    The agent creates it, and the rollout loop sets the result of the step once (`reward`, `tool_uses`, the seconds);
-    nothing else changes a turn. It is not frozen, because freezing costs as much time as a step of a simple
-    environment.
-
-    kind "text" has messages only (an external endpoint), "tokens" has ids without logprobs (an expert's demonstration),
-    "sampled" has ids, logprobs and weight versions. Only sampled turns enter reinforcement learning.
-
-    Example: ``Turn(kind="sampled", observation=({"role": "user", "content": "2+2?"},),
-    message={"role": "assistant", "content": "4"}, prompt_ids=(1, 8, 3), token_ids=(9, 2), logprobs=(-0.2, -0.1),
-    versions=((0, 2),), starts_row=True, context_digest=digest((1, 8, 3)))``
-    """
-
-    kind: TurnKind
-    observation: tuple[Message, ...]
-    """Messages that the environment added before this turn."""
-    message: Message
-    tool_calls: tuple[ToolCall, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    """Ids of the tokens since the end of the last turn; the whole prompt at the start of a row."""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    """Of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
-    versions: tuple[tuple[int, int], ...] = ()
-    """Spans (weight version, number of tokens) that cover `token_ids`; the version of tokens that the agent inserted,
-    to end a thought for example, is NOT_SAMPLED, and their logprob 0."""
-    starts_row: bool = False
-    context_digest: str = ""
-    """`digest` of the whole prompt as the engine reported it; empty for demonstrations. Where generation went on after
-    inserted tokens, a space and the digest of that prompt follow."""
-    finish_reason: str = "stop"
-    reward: float = 0.0
-    """The environment's step reward for this turn, a part of `Episode.reward`."""
-    policy_seconds: float = 0.0
-    """Duration of the model's answer."""
-    env_seconds: float = 0.0
-    """Duration of the environment's step."""
-    tool_uses: tuple[ToolUse, ...] = ()
-    """Results of the tool calls."""
-    usage: Mapping[str, float] | None = None
-    """Token counts reported by an external endpoint: "prompt_tokens", "completion_tokens"."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "text":
-            _require(
-                not (self.prompt_ids or self.token_ids or self.logprobs or self.versions), "a text turn has no tokens"
-            )
-            return
-        _require(bool(self.token_ids), "a turn holds at least one token that the model wrote")
-        if self.kind == "tokens":
-            _require(not self.logprobs and not self.versions, "a demonstration has no logprobs and no versions")
-            return
-        _require(len(self.logprobs) == len(self.token_ids), "one logprob per sampled token")
-        _require(sum(n for _, n in self.versions) == len(self.token_ids), "version spans cover the sampled tokens")
-        _require(all(n > 0 for _, n in self.versions), "a version span is never empty")
-
-    @property
-    def generator_logprobs(self) -> tuple[float, ...]:
-        """The logprobs of `token_ids` under the policy that sampled them; empty where there are none."""
-        return self.logprobs
-
-    @property
-    def num_written(self) -> int:
-        """Number of `token_ids` that the model sampled, or the expert wrote: all but those that were inserted."""
-        return len(self.token_ids) - sum(n for version, n in self.versions if version == NOT_SAMPLED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One contiguous training sequence of an Episode; all four fields have one entry per token.
-
-    Example: ``Row(token_ids=(1, 8, 3, 9, 2), loss_mask=(False, False, False, True, True),
-    generator_logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
-    """
-
-    token_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]
-    """True exactly on the tokens that the model sampled (or the expert wrote)."""
-    generator_logprobs: tuple[float, ...]
-    """The logprob of the policy that sampled, where the mask is true and there is one, else 0."""
-    versions: tuple[int, ...]
-    """Weight version of each sampled token, -1 elsewhere."""
-
-    @property
-    def mask(self) -> tuple[bool, ...]:
-        """The former name of `loss_mask`."""
-        return self.loss_mask
-
-    @property
-    def logprobs(self) -> tuple[float, ...]:
-        """The former name of `generator_logprobs`."""
-        return self.generator_logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +81,14 @@ class Episode:
                 self._set(task=Task(prompt=(), id=digest(prompt_ids or ())))
             if not self.id:
                 self._set(id=f"{self.task.id}/{uuid.uuid4().hex}")
-        _require(self.task is not None, "an episode has a task, or a prompt and a response")
+        require(self.task is not None, "an episode has a task, or a prompt and a response")
         if self.outcome.is_valid:
             is_finite = self.reward is not None and math.isfinite(self.reward)
-            _require(is_finite, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
+            require(is_finite, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         else:
-            _require(self.reward is None, f"outcome {self.outcome} has no reward, got {self.reward}")
+            require(self.reward is None, f"outcome {self.outcome} has no reward, got {self.reward}")
         with_tokens = [turn for turn in self.turns if turn.kind != "text"]
-        _require(not with_tokens or with_tokens[0].starts_row, "the first turn with tokens starts a row")
+        require(not with_tokens or with_tokens[0].starts_row, "the first turn with tokens starts a row")
         self.rows  # noqa: B018  checks the digests
 
     def _set(self, **values: Any) -> None:
@@ -207,7 +105,7 @@ class Episode:
         Raises:
             InvariantError: for several turns, or another number of logprobs.
         """
-        _require(len(self.turns) == 1, "logprobs are added to an episode of a single turn")
+        require(len(self.turns) == 1, "logprobs are added to an episode of a single turn")
         turn = replace(self.turns[0], kind="sampled", logprobs=tuple(logprobs), versions=((version, len(logprobs)),))
         return replace(self, turns=(turn,))
 
@@ -221,10 +119,10 @@ class Episode:
             if turn.starts_row:
                 rows.append([])
             rows[-1].append(turn)
-        return tuple(_join(turns) for turns in rows)
+        return tuple(join(turns) for turns in rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the fields only; the rows are derived again when they are needed."""
+        """Pickle the fields, and the line if it was made; the rows are derived again when they are needed."""
         return {key: value for key, value in self.__dict__.items() if key != "rows"}
 
     @property
@@ -249,7 +147,16 @@ class Episode:
 
     def to_json(self) -> str:
         """One line of JSON, lossless: `Episode.from_json(e.to_json()) == e`."""
-        return json.dumps(asdict(self))  # ASCII: a model may write lone surrogates, which UTF-8 cannot encode
+        # ASCII: a model may write lone surrogates, which UTF-8 cannot encode.
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        texts = {name: _json(value) for name, value in values.items() if name != "turns"}
+        turns = f"[{', '.join(map(_turn_json, self.turns))}]"
+        return "{" + ", ".join(f'"{name}": {texts.get(name, turns)}' for name in values) + "}"
+
+    @cached_property
+    def line(self) -> bytes:
+        """The line of a file of episodes, with its end. It travels with the episode from the process that made it."""
+        return self.to_json().encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: str) -> Episode:
@@ -293,11 +200,11 @@ class Group:
     """Episodes without a reward that were run again. They are counted, but never trained on."""
 
     def __post_init__(self) -> None:
-        _require(all(not e.outcome.is_valid for e in self.replaced), "only an episode without a reward is replaced")
-        _require(bool(self.episodes), "a group holds at least one episode")
-        _require(all(e.task.id == self.task.id for e in self.episodes), "all episodes of a group have its task")
+        require(all(not e.outcome.is_valid for e in self.replaced), "only an episode without a reward is replaced")
+        require(bool(self.episodes), "a group holds at least one episode")
+        require(all(e.task.id == self.task.id for e in self.episodes), "all episodes of a group have its task")
         ids = [e.id for e in self.episodes]
-        _require(len(set(ids)) == len(ids), "an episode counts once in its group")
+        require(len(set(ids)) == len(ids), "an episode counts once in its group")
 
     @property
     def valid(self) -> tuple[Episode, ...]:
@@ -316,10 +223,11 @@ class Group:
 
 
 def write_jsonl(path: Path, episodes: Iterable[Episode]) -> None:
-    """Append episodes to a JSON-lines file."""
-    with path.open("a", encoding="utf-8") as file:
+    """Append episodes to a JSON-lines file; their lines are then forgotten, for they are as large as all the rest."""
+    with path.open("ab") as file:
         for episode in episodes:
-            file.write(episode.to_json() + "\n")
+            file.write(episode.line)
+            vars(episode).pop("line", None)
 
 
 def read_jsonl(path: Path) -> Iterator[Episode]:
@@ -350,46 +258,20 @@ def _single_turn(prompt_ids: Sequence[int], response_ids: Sequence[int], logprob
     return replace(turn, kind="sampled", logprobs=tuple(logprobs), versions=((0, len(logprobs)),))
 
 
-def _join(turns: Sequence[Turn]) -> Row:
-    row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
-    ids: list[int] = []
-    loss_mask: list[bool] = []
-    generator_logprobs: list[float] = []
-    versions: list[int] = []
-    for turn in turns:
-        n, k = len(turn.prompt_ids), len(turn.token_ids)
-        row_hash.update(array("i", turn.prompt_ids))
-        at = 0
-        for start, seen in _requests(turn):
-            row_hash.update(array("i", turn.token_ids[at:start]))
-            is_same = row_hash.hexdigest() == seen
-            _require(is_same, "what the engine saw is the concatenation of the row")
-            at = start
-        row_hash.update(array("i", turn.token_ids[at:]))
-        ids += turn.prompt_ids
-        ids += turn.token_ids
-        generator_logprobs += [0.0] * n + list(turn.generator_logprobs or [0.0] * k)
-        spans = [version for version, count in turn.versions for _ in range(count)]
-        loss_mask += [False] * n + ([version != NOT_SAMPLED for version in spans] or [True] * k)
-        versions += [NOT_SAMPLED] * n + (spans or [NOT_SAMPLED] * k)
-    return Row(
-        token_ids=tuple(ids),
-        loss_mask=tuple(loss_mask),
-        generator_logprobs=tuple(generator_logprobs),
-        versions=tuple(versions),
-    )
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_fields_of)
 
 
-def _requests(turn: Turn) -> list[tuple[int, str]]:
-    """The requests that a turn was sampled by: where in its tokens each begins, and the digest of the prompt it saw."""
-    digests = turn.context_digest.split()
-    if len(turn.versions) < 2:
-        starts = [0]
-    else:
-        ends = accumulate(count for _, count in turn.versions[:-1])
-        starts = [0, *(end for end, (version, _) in zip(ends, turn.versions, strict=False) if version == NOT_SAMPLED)]
-    _require(not digests or len(digests) == len(starts), "each request of a turn has a digest of what the engine saw")
-    return list(zip(starts, digests, strict=False))
+def _fields_of(value: Any) -> dict[str, Any]:
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"{type(value).__name__} is no JSON: {value!r:.80}")
+    return asdict(value)
+
+
+def _turn_json(turn: Turn) -> str:
+    values = ((f.name, getattr(turn, f.name)) for f in fields(turn))
+    texts = (f'"{name}": {json_list(value) if name in TOKEN_FIELDS else _json(value)}' for name, value in values)
+    return "{" + ", ".join(texts) + "}"
 
 
 def _turn_from(item: dict[str, Any]) -> Turn:
@@ -398,8 +280,3 @@ def _turn_from(item: dict[str, Any]) -> Turn:
     spans = tuple((version, count) for version, count in item["versions"])
     uses = tuple(ToolUse(**use) for use in item.get("tool_uses", ()))
     return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans, "tool_uses": uses})
-
-
-def _require(condition: bool, rule: str) -> None:
-    if not condition:
-        raise InvariantError(f"episode invariant broken: {rule}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from forge_env.core.types import Action, Completion, EpisodeLimits, Sampling
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.records.audit import audit
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import run_episode
 from trainers.batching.batch import Sample, pack
 from trainers.objective.credit import per_target, target_logprobs, turn_targets
@@ -142,6 +144,37 @@ async def test_an_engine_that_saw_another_second_prompt_is_refused(tiny_model: P
     policy = Forgetful(renderer, "<think>\n" + "hm " * 40, "4<|im_end|>")
     with pytest.raises(InvariantError, match="second request"):
         await one_turn(tiny_model, policy, max_turn_tokens=60, max_thinking_tokens=12)
+
+
+async def test_both_requests_of_a_turn_are_in_lockstep(tiny_model: Path, renderer: Renderer) -> None:
+    """The second request of one episode shares a batch with the next turn of another."""
+    texts = {"a/0": "<think>\n" + "hm " * 40, "a/0+1": "4<|im_end|>", "b/0": "5<|im_end|>", "b/1": "6<|im_end|>"}
+    batches: list[list[str]] = []
+
+    class Batches(ScriptedPolicy):
+        async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
+            batches.append([request.request_id for request in requests])
+            return [await self.answer(request) for request in requests]
+
+        async def answer(self, request: Request) -> Completion:
+            policy = ScriptedPolicy(lambda prompt: renderer.encode(texts[request.request_id]))
+            return await policy.generate(request.prompt_ids, request.sampling, request_id="", session="")
+
+    agent = TokenAgent(str(tiny_model), LockstepPolicy(Batches(lambda prompt: [])), thinking="on")
+
+    async def play(name: str, turns: int, wave: Wave) -> list[Turn]:
+        conversation = Conversation(request_id=name, observation=TASK.prompt, max_turn_tokens=60, max_thinking_tokens=9)
+        with wave.episode():
+            for _ in range(turns):
+                turn, _ = await agent.act(conversation, ())
+                conversation.turns.append(turn)
+                conversation.observation = ({"role": "user", "content": "sure?"},)
+        return conversation.turns
+
+    async with Wave(2) as wave:
+        ended, plain = await asyncio.gather(play("a", 1, wave), play("b", 2, wave))
+    assert batches == [["a/0", "b/0"], ["a/0+1", "b/1"]]
+    assert ended[0].num_written < len(ended[0].token_ids) and len(plain) == 2
 
 
 # ---- whole episodes ----

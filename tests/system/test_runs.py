@@ -219,6 +219,26 @@ def _check_sleep(output: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_that_thinks_within_a_budget(start) -> None:  # type: ignore[no-untyped-def]
+    """Demonstrations begin with an empty thought, so every thought is over its budget and is ended."""
+    thinks = ("--env.thinking", "on", "--env.max_thinking_tokens", "1", "--env.max_turn_tokens", "40")
+    warmup = ("--warmup.steps", "60", "--warmup.learning_rate_warmup", "10", "--warmup.demonstrations", "192")
+    run = start("trainers.grpo", "--env", "math", *thinks, *warmup, "--steps", "2", "--tasks", "256",
+                "--dataset.held_out", "16")  # fmt: skip
+    said = run.end()
+    assert run.process.returncode == 0, said
+    turns = [turn for episode in read_jsonl(run.output / "episodes/train.jsonl") for turn in episode.turns]
+    ended = [turn for turn in turns if [version for version, _ in turn.versions].count(-1) == 1]
+    assert len(ended) > 0.9 * len(turns) and all(turn.num_written < len(turn.token_ids) for turn in ended)
+    assert all(len(turn.context_digest.split()) == 2 for turn in ended)  # which reading has checked
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in steps), "the trainer reads what the engine read"
+    assert all(line["rollout/rows_per_episode"] == 1 and line["rollout/repeated_tokens"] == 0 for line in steps)
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
 def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[no-untyped-def]
     """Two processes of FSDP train what one does, as the same seeds show in the losses of the warm-up."""
     options = (

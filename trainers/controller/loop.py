@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ReplicaDied, ServiceError, first_error
 from forge_env.core.types import Outcome
+from forge_env.utils.threads import invoke
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
+from trainers.objective.advantages import has_signal
 from trainers.objective.objective import Objective
 from trainers.setup.deadlines import while_moving
 
@@ -193,7 +195,8 @@ class Loop:
 
     async def _rollout(self, number: int) -> None:
         try:
-            self._settle(number, await self.work.run_group(self.work.task(number), number))
+            group = await self.work.run_group(self.work.task(number), number)
+            self._settle(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
             self._count_dropped(f"the last error: {error}")
@@ -205,20 +208,30 @@ class Loop:
         while self._schedule.admits(self.work.engine_steps):
             numbers.append(self._admit(prompts))
         groups = await self.work.run_wave([(self.work.task(number), number) for number in numbers])
-        for number, group in zip(numbers, groups, strict=True):
-            self._settle(number, group)
+        rewards = [await self._task_rewards(group) for group in groups]
+        for settled in zip(numbers, groups, rewards, strict=True):
+            self._settle(*settled)
         self._news.set()
 
-    def _settle(self, number: int, group: Group) -> None:
+    async def _task_rewards(self, group: Group) -> list[float]:
+        """What dynamic sampling judges a group by; empty where it does not. The user's function runs in a thread."""
+        if not self.objective.needs_signal or not self.work.keeps(group):
+            return []
+        if self.objective.reward.user_reward is None:
+            return self.objective.task_rewards(group)
+        rewards: list[float] = await invoke(self.objective.task_rewards, group)
+        return rewards
+
+    def _settle(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
         """Decide whether a group will be trained on."""
         self._settled += 1
         self.faults.update(e.outcome.value for e in group.faults)
         if not self.work.keeps(group):
             self._drop(number, "too few valid episodes")
             self._count_dropped(_why_dropped(group))
-        elif self.objective.needs_signal and not self.objective.has_signal(group):
+        elif self.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
-            self._count_flat(group)
+            self._count_flat(task_rewards[0])
         else:
             self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
             self._count_idle(group)
@@ -304,11 +317,11 @@ class Loop:
                 "many more there are, the summary says"
             )
 
-    def _count_flat(self, group: Group) -> None:
+    def _count_flat(self, reward: float) -> None:
         """Count a group whose valid episodes all have one reward; it is no fault, so it ends a row of faults."""
         self.faults["dropped groups in a row"] = 0
         warned, error = self._count("groups without signal"), self.objective.signal_error
-        row, reward = self.faults["groups without signal in a row"], self.objective.reward.of_task(group.valid[0])
+        row = self.faults["groups without signal in a row"]
         text = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
         if error and row >= error:
             raise ServiceError(f"{text}: the tasks are too easy or too hard, or dynamic sampling must be off")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import make_alarm
 from trainers.controller.ledger import Ledger
@@ -78,7 +79,7 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
 
     after = await run.evaluations.evaluate("after", step=plan.steps)
     await run.export()
-    summarise(run, start.before, after, start.tool_off, loop.rows_without_signal, train_seconds)
+    await invoke(summarise, run, start.before, after, start.tool_off, loop.rows_without_signal, train_seconds)
 
 
 def _work(run: TrainingRun, objective: Objective, start: _Start, started: float) -> PolicyGradientWork:
@@ -141,7 +142,7 @@ async def _begin(run: TrainingRun) -> _Start:
 
 async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
     """Take everything that came before from a checkpoint."""
-    ready = unpack(checkpoint.extra["place"].get("ready", ()), checkpoint.path)
+    ready = await invoke(unpack, checkpoint.extra["place"].get("ready", ()), checkpoint.path)
     await run.begin_training()  # of the present settings; the checkpoint says how far it has come
     with run.startup.phase("checkpoint"):
         place = await restore(run, checkpoint)

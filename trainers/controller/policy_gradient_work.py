@@ -74,6 +74,7 @@ class PolicyGradientWork(LoopWork):
         async with run.first_step():
             old = self.old.take() if self.old else None
             samples, seconds = await self.make_samples(groups, old)
+            await run.report.written()  # the episodes of the step before: a slow disk is waited for here
             is_present = self.old is not None and old is None
             metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
@@ -125,7 +126,7 @@ class PolicyGradientWork(LoopWork):
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
         """Save a checkpoint of the run."""
         seconds = time.perf_counter() - self.started
-        ready, episodes = pack(state.ready)
+        ready, lines = pack(state.ready)
         place = {
             "ledger": state.ledger.state_dict(),
             "ready": ready,
@@ -135,7 +136,7 @@ class PolicyGradientWork(LoopWork):
             "shuffled_from": self.tasks.shuffled_from,
             "seconds": seconds,
         }
-        texts = {READY_FILE: episodes} if ready else {}
+        texts = {READY_FILE: lines} if ready else {}
         await save_checkpoint(self.run, state.steps_done, place, texts=texts, asynchronous=asynchronous)
 
     def warn(self, text: str) -> None:

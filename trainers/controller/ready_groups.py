@@ -27,16 +27,16 @@ class ReadyGroup:
     group: Group
 
 
-def pack(groups: Sequence[ReadyGroup]) -> tuple[list[dict[str, Any]], str]:
-    """What to write down of them: their places, as JSON, and the text of READY_FILE."""
+def pack(groups: Sequence[ReadyGroup]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """What to write down of them: their places, as JSON, and the lines of READY_FILE."""
     places = []
     lines = []
     for ready in groups:
         group = ready.group
         sizes = {"episodes": len(group.episodes), "replaced": len(group.replaced)}
         places.append({"number": ready.number, "deadline": ready.deadline, "id": group.id, **sizes})
-        lines += [episode.to_json() + "\n" for episode in (*group.episodes, *group.replaced)]
-    return places, "".join(lines)
+        lines += [episode.line for episode in (*group.episodes, *group.replaced)]
+    return places, lines
 
 
 def unpack(places: Sequence[Mapping[str, Any]], checkpoint: Path) -> list[ReadyGroup]:
@@ -51,6 +51,8 @@ def unpack(places: Sequence[Mapping[str, Any]], checkpoint: Path) -> list[ReadyG
     groups = []
     for place in places:
         members, replaced = _next(episodes, place["episodes"]), _next(episodes, place["replaced"])
+        for episode in (*members, *replaced):
+            episode.line  # noqa: B018  is made here, and not on the event loop by the next checkpoint
         if len(members) < place["episodes"] or any(e.group_id != place["id"] for e in (*members, *replaced)):
             raise UserError(f"{checkpoint / READY_FILE} does not hold the episodes of group {place['id']}")
         group = Group(task=members[0].task, episodes=members, id=place["id"], replaced=replaced)

@@ -1,4 +1,7 @@
-"""SampleMaker: from the groups of a step to its samples, with the logprobs that other models have to compute."""
+"""SampleMaker: from the groups of a step to its samples, with the logprobs that other models have to compute.
+
+The samples are made in a thread: there are millions of tokens, and functions of the user's own are called.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forge_env.core.episode import Group
+from forge_env.core.episode import Episode, Group
+from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
+from trainers.objective.credit import Numbers
 from trainers.objective.objective import Objective
-from trainers.objective.old_logprobs import Logprobs
+from trainers.objective.old_logprobs import Logprobs, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +26,7 @@ class SampleMaker:
     """The reference model; needed where the objective's `kl_reference` is "model"."""
 
     async def __call__(
-        self, groups: Sequence[Group], old_logprobs: Sequence[Sequence[float] | None] | None = None
+        self, groups: Sequence[Group], old_logprobs: Sequence[Numbers | None] | None = None
     ) -> tuple[list[Sample], dict[str, float]]:
         """Return the samples of a step, and metrics.
 
@@ -38,11 +43,14 @@ class SampleMaker:
         references = None
         if self.reference is not None:
             started = time.perf_counter()
-            references = await self.reference([Sample(rows=episode.rows) for episode in episodes])
+            references = await self.reference(await invoke(rows_of, episodes))
             metrics["seconds/reference"] = time.perf_counter() - started
-        samples = self.objective.samples(groups, references, old_logprobs)
-        reward = self.objective.reward
-        if reward.kl_penalty is not None and references is not None:
-            penalties = [sum(reward.kl_by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
-            metrics["kl_penalty"] = sum(penalties) / max(len(penalties), 1)
+        samples = await invoke(self.objective.samples, groups, references, old_logprobs)
+        if self.objective.reward.kl_penalty is not None and references is not None:
+            metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
         return samples, metrics
+
+    def _mean_penalty(self, episodes: Sequence[Episode], references: Sequence[Numbers]) -> float:
+        by_turn = self.objective.reward.kl_by_turn
+        penalties = [sum(by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
+        return sum(penalties) / max(len(penalties), 1)

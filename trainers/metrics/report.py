@@ -18,6 +18,7 @@ from forge_env.report.page import write_page
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
+from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.reward_plot import write_reward_plot
 from trainers.metrics.sink import Sink
 from trainers.metrics.system import Sampler, SystemMetrics
@@ -47,6 +48,8 @@ class Report:
         self.timeline = Timeline(folder / "trace.json")
         self._peaks: dict[str, float] = {}
         self._trained = Trained(folder / "trained.jsonl")
+        self._record = RecordThread()  # of the episodes and what was trained on them
+        self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
         self._others = open_sinks(folder, config, self.warn) if config else []
         self._sampler: Sampler | None = None
@@ -80,7 +83,11 @@ class Report:
     # ---- resuming ----
 
     def mark(self) -> dict[str, Any]:
-        """A mark to resume from: the bytes of each file, which are on the disk by then, and the seconds of the run."""
+        """A mark to resume from: the bytes of each file, which are on the disk by then, and the seconds of the run.
+
+        It waits for the disk: call it in a thread.
+        """
+        self._record.flush()
         sizes = {"metrics.jsonl": self._metrics.size(), "trained.jsonl": self._trained.size()}
         for path in sorted((self.folder / "episodes").glob("*.jsonl")):
             with path.open("rb") as file:
@@ -167,14 +174,16 @@ class Report:
     # ---- episodes ----
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
-        write_jsonl(self._episodes(phase), episodes)
+        """Record episodes, in a thread: `written` waits for it."""
+        self._record.write(write_jsonl, self._episodes(phase), list(episodes))
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
-        self._trained.write(step, advantages)
+        self._record.write(self._trained.write, step, list(advantages))
 
     def evaluation(self, phase: str) -> Evaluation:
         """Read an evaluation back from its file of episodes."""
+        self._record.flush()
         return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
 
     def _episodes(self, phase: str) -> Path:
@@ -201,6 +210,7 @@ class Report:
             stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)
+            stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
             stack.callback(self.stop_measuring)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
+
+import numpy as np
 
 from forge_env.core.episode import Episode
 
 Credit = Literal["episode", "turn"]
+Numbers: TypeAlias = Sequence[float] | np.ndarray
+"""One for each sampled target of an episode, in row order; an array where they came in a message."""
 
 
 def turn_targets(episode: Episode) -> list[int]:
@@ -24,18 +28,14 @@ def turn_targets(episode: Episode) -> list[int]:
     before it that could predict it.
     """
     return [
-        turn.num_written - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids)) for turn in episode.turns
+        turn.num_written - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.turns
     ]
 
 
 def target_logprobs(episode: Episode) -> tuple[float, ...]:
     """The generator's logprobs of the sampled targets, in row order."""
-    return tuple(
-        logprob
-        for row in episode.rows
-        for logprob, sampled in zip(row.generator_logprobs[1:], row.loss_mask[1:], strict=True)
-        if sampled
-    )
+    rows = [row.arrays for row in episode.rows]
+    return tuple(logprob for row in rows for logprob in row.generator_logprobs[1:][row.loss_mask[1:]].tolist())
 
 
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from trainers.batching.batch import Sample
-from trainers.objective.advantages import BASELINES, Baseline, has_signal, make_advantages
-from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.advantages import BASELINES, Baseline, make_advantages
+from trainers.objective.credit import Credit, Numbers, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.reward import KLPenalty, TrainingReward
 
 if TYPE_CHECKING:
@@ -56,8 +58,8 @@ class Objective:
     def samples(
         self,
         groups: Sequence[Group],
-        reference_logprobs: Sequence[Sequence[float]] | None = None,
-        old_logprobs: Sequence[Sequence[float] | None] | None = None,
+        reference_logprobs: Sequence[Numbers] | None = None,
+        old_logprobs: Sequence[Numbers | None] | None = None,
     ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
@@ -89,7 +91,7 @@ class Objective:
                 rows=episodes[i].rows,
                 advantage=advantages[i],
                 reference_logprobs=references[i],
-                old_logprobs=None if values is None else tuple(values),
+                old_logprobs=None if values is None else _floats(values),
             )
             for i, values in zip(learned, old, strict=True)
         ]
@@ -98,9 +100,9 @@ class Objective:
         """Whether a valid episode becomes a sample."""
         return self.skips is None or not self.skips(episode)
 
-    def has_signal(self, group: Group) -> bool:
-        """Whether the task rewards of a group's valid episodes are not all the same."""
-        return has_signal([self.reward.of_task(episode) for episode in group.valid])
+    def task_rewards(self, group: Group) -> list[float]:
+        """The task rewards of a group's valid episodes, by which dynamic sampling judges it, see `has_signal`."""
+        return [self.reward.of_task(episode) for episode in group.valid]
 
     def _credit(
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
@@ -140,14 +142,18 @@ class Objective:
         return advantages
 
     def _references(
-        self, episodes: Sequence[Episode], given: Sequence[Sequence[float]] | None
+        self, episodes: Sequence[Episode], given: Sequence[Numbers] | None
     ) -> list[tuple[float, ...] | None]:
         if self.kl_reference == "model":
             assert given is not None and len(given) == len(episodes), (
                 "logprobs of the reference model, for each episode"
             )
-            return [tuple(values) for values in given]
+            return [_floats(values) for values in given]
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
+
+
+def _floats(values: Numbers) -> tuple[float, ...]:
+    return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
 def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:

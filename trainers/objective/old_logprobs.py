@@ -19,15 +19,17 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Literal
 
-from forge_env.core.episode import Group
+from forge_env.core.episode import Episode, Group
+from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
 from trainers.config import RunConfig
+from trainers.objective.credit import Numbers
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
 
-Logprobs = Callable[[Sequence[Sample]], Awaitable[list[list[float]]]]
-"""Of samples, the logprobs of their sampled targets, in row order."""
-Frozen = list[list[float] | None]
+Logprobs = Callable[[Sequence[Sample]], Awaitable[Sequence[Numbers]]]
+"""Of samples, the logprobs of their sampled targets, in row order; they are called with what `rows_of` makes."""
+Frozen = list[Numbers | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 
@@ -39,6 +41,11 @@ def whose_old_logprobs(config: RunConfig, loss: Loss) -> Literal["generator", "t
     if section is None or not section.clips_within_rounding or config.precision == "float32":
         return "generator"
     return "trainer" if "old_logprobs" in LossCall(loss).names else "generator"
+
+
+def rows_of(episodes: Sequence[Episode]) -> list[Sample]:
+    """Episodes as samples without advantages."""
+    return [Sample(rows=episode.rows) for episode in episodes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +83,11 @@ class OldLogprobs:
     async def _freeze(self, groups: Sequence[Group]) -> Frozen:
         objective = self.objective
         if LossCall(objective.loss).skips_idle and objective.kl_reference != "model":
-            samples = objective.samples(groups)
+            samples = await invoke(objective.samples, groups)
             is_computed = [sample.has_advantage for sample in samples]
         else:  # the advantages are not known before the reference model has been asked, or do not decide it
-            samples = [Sample(rows=e.rows) for group in groups for e in group.valid if objective.learns_from(e)]
+            learned = [e for group in groups for e in group.valid if objective.learns_from(e)]
+            samples = await invoke(rows_of, learned)
             is_computed = [True] * len(samples)
         computed = list(compress(samples, is_computed))
         values = iter(await self.logprobs(computed) if computed else ())

@@ -13,13 +13,15 @@ def my_reward(episode):                      # a forge_env.core.episode.Episode 
 With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of those siblings that
 took it. The reward function takes the place of the environment's own reward in training alone, in the test of dynamic
 sampling too; what a page adds to a reward, as DAPO's overlong punishment, is added to it, and the reward and success
-that a run reports stay the environment's.
+that a run reports stay the environment's. Both functions are called in threads of the controller, and the reward
+function for one episode at a time.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -117,9 +119,12 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     except TypeError as error:
         raise UserError(f"--reward {target}: it is called with one episode: {error}") from None
 
+    one_at_a_time = threading.Lock()  # groups that come back together are judged in a thread each
+
     def reward(episode: Episode) -> float:
         try:
-            found = function(episode)
+            with one_at_a_time:
+                found = function(episode)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"--reward {target} failed on episode {episode.id}: {said}") from error

@@ -17,14 +17,14 @@ What a run reports as reward and success is always the environment's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from forge_env.core.episode import Episode
-from trainers.objective.credit import by_turn, target_logprobs
+from trainers.objective.credit import Numbers, by_turn, target_logprobs
 from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
 
 
@@ -40,7 +40,7 @@ class KLPenalty:
     beta: float
     kind: Literal["k1", "k2", "k3"] = "k1"
 
-    def by_turn(self, episode: Episode, reference_logprobs: Sequence[float]) -> list[float]:
+    def by_turn(self, episode: Episode, reference_logprobs: Numbers) -> list[float]:
         """The penalty of each turn's tokens.
 
         Args:
@@ -82,7 +82,7 @@ class TrainingReward:
         reward = self.of_task(episode)
         return reward if self.addition is None else reward + self.addition(episode)
 
-    def kl_by_turn(self, episode: Episode, reference_logprobs: Sequence[float] | None) -> list[float]:
+    def kl_by_turn(self, episode: Episode, reference_logprobs: Numbers | None) -> list[float]:
         """Step 3: what the tokens of each turn lose; zeros where there is no penalty, or no reference model."""
         if self.kl_penalty is None or reference_logprobs is None:
             return [0.0] * len(episode.turns)

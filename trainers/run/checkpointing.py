@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from forge_env.runtime.calls.answers import within
+from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint, clean, path_of
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
@@ -27,7 +28,7 @@ async def save_checkpoint(
     step: int,
     place: Mapping[str, Any],
     *,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, Sequence[bytes]] | None = None,
     asynchronous: bool = False,
 ) -> None:
     """Save the trainer, and all that the run needs to go on after `step`.
@@ -36,7 +37,7 @@ async def save_checkpoint(
         run: whose trainer has taken `step` optimizer steps.
         step: optimizer steps that are done.
         place: what the algorithm itself has to know, as JSON; `restore` returns it.
-        texts: further files of the checkpoint's folder, by name.
+        texts: further files of the checkpoint's folder, by name each its lines.
         asynchronous: return when the state is copied; the files are written while training goes on.
     """
     extra = {
@@ -46,9 +47,9 @@ async def save_checkpoint(
         "tokens_generated": run.rollouts.tokens_generated,
         "tokens_trained": run.tokens_trained,
         "results": run.results,
-        "report": run.report.mark(),
         "place": place,
     }
+    extra["report"] = await invoke(run.report.mark)  # it waits for the disk
     folder = str(path_of(run.report.folder, step))
     call = run.services.trainer.call_one(
         TrainerActor.save,

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.core.errors import InvariantError
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.utils.threads import invoke
 from trainers.metrics.report import Report
 from trainers.run.rollouts import Rollouts
 from trainers.run.weight_sync import WeightSync
@@ -68,7 +69,7 @@ class Evaluations:
 
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
-        if step in self.by_step:
+        if step in await invoke(lambda: self.by_step):  # the file grows with the run
             return
         result = await self.evaluate(f"evaluation_{step:06d}", step=step)
         self._report.say(f"held-out success after {step} steps: {result}")

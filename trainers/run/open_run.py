@@ -18,6 +18,7 @@ from forge_env.evaluation.digests import changed, environment_digests
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
+from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.report import Report
 from trainers.model.make import count_parameters, make_model
@@ -103,6 +104,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             )
             if not checkpoint:  # one that goes on has its record cut first
                 run.measure_system()
+            shorten_collections()
             yield run
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from trainers.batching.batch import Sample
 
 T = TypeVar("T")
@@ -53,10 +55,15 @@ class ReferenceActor(ForgeActor):
         await self._run(self._reference.load_file, kept)
 
     @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]] | None:
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
         """Logprobs of the sampled targets, per sample, in batches."""
-        found: list[list[float]] = await self._run(self._reference.logprobs, samples, temperature)
+        found = await self._run(self._logprobs, samples, temperature)
         return found if self.rank == 0 else None
+
+    def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
+        from trainers.batching.packed_samples import as_arrays
+
+        return as_arrays(self._reference.logprobs(samples, temperature))
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         loop = asyncio.get_running_loop()

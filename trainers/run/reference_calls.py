@@ -6,9 +6,12 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.calls.handle import ServiceHandle
 from trainers.batching.batch import Sample
+from trainers.batching.packed_samples import PackedSamples
 from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
 from trainers.batching.shares import even_shares
 from trainers.model.shape import ModelShape
@@ -22,7 +25,7 @@ async def ask_reference(
     *,
     replicas: int,
     shape: ModelShape | None = None,
-) -> list[list[float]]:
+) -> list[np.ndarray]:
     """The reference model's logprobs of the sampled targets, per sample, in order.
 
     The samples are split by FLOPs into a share for each replica of the plan, also where one is down at the moment: what
@@ -36,10 +39,11 @@ async def ask_reference(
         shape: of the model, where its sizes are known.
     """
     crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
-    costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
+    costs = [sum(row_cost(len(row.arrays.token_ids), crossover) for row in sample.rows) for sample in samples]
 
-    async def ask(share: list[int]) -> list[list[float]]:
-        found = await service.route(ReferenceActor.logprobs, [samples[index] for index in share], temperature)
+    async def ask(share: list[int]) -> list[np.ndarray]:
+        packed = await PackedSamples.of([samples[index] for index in share])
+        found = await service.route(ReferenceActor.logprobs, packed, temperature)
         if found is None or len(found) != len(share):
             raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
         return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
@@ -24,6 +25,7 @@ class Rollouts:
     def __init__(self, plan: RunPlan, report: Report, services: Services) -> None:
         self._plan, self._report, self._services = plan, report, services
         self.tokens_generated = 0
+        self._sending = asyncio.Lock()
 
     async def run_group(
         self,
@@ -37,7 +39,8 @@ class Rollouts:
         **env_options: Any,
     ) -> Group:
         """Run one group. It has no deadline: it is waited for within `moving`, or by the loop."""
-        call = self._services.envs.route(
+        call = functools.partial(
+            self._services.envs.route,
             EnvActor.run_group,
             task,
             agent=agent,
@@ -48,9 +51,20 @@ class Rollouts:
             is_measured=is_measured,
         )
         with self._span(phase, f"group {index}"):
-            group = await call
+            group = await (await self._sent(call))
         self.tokens_generated += sum(episode.num_sampled for episode in group.episodes)
         return group
+
+    async def _sent(self, call: Callable[[], Coroutine[Any, Any, Group]]) -> asyncio.Task[Group]:
+        """Send the message of a call. Many groups that begin at once send one in each turn of the event loop."""
+        async with self._sending:
+            task = asyncio.create_task(call())
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+        return task
 
     async def run_wave(
         self,

@@ -25,6 +25,8 @@ from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.process.ranks import AllRanks
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from forge_env.runtime.launcher import Launcher
     from forge_env.runtime.weights import WeightStore
     from trainers.batching.batch import Sample
@@ -159,9 +161,9 @@ class TrainerActor(ForgeActor):
         return await self._run(self._train_step, inputs, targets)
 
     @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[list[float]] | None:
+    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
         """Logprobs of the sampled tokens under the present weights, per sample."""
-        return await self._run(self._trainer.logprobs, samples, temperature)
+        return await self._run(self._logprobs, samples, temperature)
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
@@ -196,7 +198,7 @@ class TrainerActor(ForgeActor):
         folder: str,
         step: int,
         extra: dict[str, Any],
-        texts: dict[str, str] | None = None,
+        texts: dict[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -218,6 +220,11 @@ class TrainerActor(ForgeActor):
     async def write_weights(self, path: str) -> None:
         """Write the weights, exact, as one file, see `TitanTrainer.write_weights`."""
         await self._run(self._trainer.write_weights, path)
+
+    def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
+        from trainers.batching.packed_samples import as_arrays
+
+        return as_arrays(self._trainer.logprobs(samples, temperature))
 
     def _train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float:
         from trainers.objective.torchforge_batch import loss_for, to_samples

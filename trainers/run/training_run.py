@@ -6,11 +6,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.types import Task
 from forge_env.runtime.calls.answers import within
 from trainers.batching.batch import Sample
+from trainers.batching.packed_samples import PackedSamples
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
 from trainers.metrics.report import Report
@@ -24,6 +25,9 @@ from trainers.run.startup import Startup
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SAMPLES_SHOWN = 3
 STEP = "the trainer, which has training.step_seconds for a step,"
@@ -86,22 +90,24 @@ class TrainingRun:
         self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False
     ) -> dict[str, float]:
         """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones."""
+        packed = await PackedSamples.of(samples)
         await self.weights.make_room()
         self.weights.changed()
-        call = self.services.trainer.call_one(TrainerActor.step, samples, loss, self.config.temperature, old_is_present)
+        call = self.services.trainer.call_one(TrainerActor.step, packed, loss, self.config.temperature, old_is_present)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await within(self.config.training.step_seconds, call, STEP)
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
-    async def old_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def old_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The trainer's logprobs of the sampled targets under its present weights, per sample."""
+        packed = await PackedSamples.of(samples)
         await self.weights.make_room()
-        call = self.services.trainer.call_one(TrainerActor.logprobs, samples, self.config.temperature)
+        call = self.services.trainer.call_one(TrainerActor.logprobs, packed, self.config.temperature)
         with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
             return await within(self.config.training.step_seconds, call, STEP)
 
-    async def reference_logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The reference model's logprobs of the sampled targets, per sample."""
         assert self.services.reference is not None
         await self.weights.make_room()

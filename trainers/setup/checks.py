@@ -17,6 +17,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
 from trainers.model.shape import FoundModel, ModelShape, find_shape
+from trainers.setup.memory import gib, state_bytes
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.read_config import data_file
 
@@ -237,6 +238,32 @@ def check_optimizer(config: RunConfig) -> None:
             "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
             "by pip install 'torchao>=0.18'"
         )
+
+
+def check_host_memory(config: RunConfig, shape: ModelShape | None, host: float) -> None:
+    """The host has room for offloaded weights.
+
+    Args:
+        config: of the run.
+        shape: of the model; None where its sizes are not known.
+        host: bytes of memory of the machine that all GPUs are on; 0 where there are several, or it is not this one.
+    """
+    training = config.training
+    if not (training.cpu_offload and config.services.trainer.with_gpus and shape and host):
+        return
+    needed = config.parallelism.data_parallel_replicate_degree * state_bytes(shape, training.optimizer_state)
+    if needed > host:
+        raise UserError(
+            f"--training.cpu_offload is true, and weights, gradients and optimizer state take {gib(needed)} GiB of the "
+            f"host, which has {gib(host)}: leave it out, or make them smaller with --training.optimizer_state 8bit"
+        )
+
+
+def host_memory(placement: Placement) -> float:
+    """Bytes of this machine's memory, where it is the only one and has GPUs; otherwise 0."""
+    if placement.num_hosts > 1 or not gpus_available():
+        return 0.0
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def check_context(config: RunConfig) -> None:

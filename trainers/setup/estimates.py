@@ -67,6 +67,10 @@ def estimate_memory(
         kept_logits=config.training.keep_logits_gib * GIB if process.gpu is not None else 0,
         published=BYTES[config.engine_dtype],
         versions=store.keep if is_on_gpu and store and process.rank == 0 else 0,
+        optimizer=config.training.optimizer_state,
+        offloaded=config.training.cpu_offload and process.gpu is not None,
+        reshard=config.training.reshard_after_forward,
+        fp32_head=config.training.fp32_head,
     )
 
 

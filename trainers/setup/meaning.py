@@ -8,6 +8,7 @@ from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
 from trainers.setup.estimates import trainer_dtype
+from trainers.setup.memory import gib, state_bytes
 from trainers.setup.parser import leaves
 from trainers.setup.run_plan import RunPlan
 
@@ -32,7 +33,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("", plan.store_reason)] if plan.store_reason else []),
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
-        ("optimizer", _about_optimizer(config)),
+        ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(config)),
     ]
 
@@ -93,13 +94,16 @@ def _about_weights(config: RunConfig) -> str:
     return f"go to the engine {often}; a group is sampled from {age} that it trains"
 
 
-def _about_optimizer(config: RunConfig) -> str:
-    training = config.training
+def _about_optimizer(plan: RunPlan) -> str:
+    config, training, shape = plan.config, plan.config.training, plan.model.shape
     rise = f", rising over {_count(training.warmup_steps, 'step')}" if training.warmup_steps else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
     kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
     on_host = training.cpu_offload and config.services.trainer.with_gpus
-    kept += ", on the CPU with offloaded weights" if on_host else ""
+    if on_host:
+        copies = config.parallelism.data_parallel_replicate_degree
+        size = f" ({gib(copies * state_bytes(shape, training.optimizer_state))} GiB of the host)" if shape else ""
+        kept += f", on the CPU with offloaded weights{size}"
     return (
         f"AdamW{kept}, {rate}, weight decay {training.weight_decay:g}, gradient norm at most {training.max_grad_norm:g}"
     )
@@ -126,6 +130,9 @@ def _about_env(config: RunConfig) -> str:
     env, data = config.env, config.dataset
     tasks = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
     limits = f"{_count(env.max_turns, 'turn')}, {env.max_turn_tokens:,} tokens a turn, {env.max_tokens:,} in all"
+    if env.thinking != "off":
+        thought = f", a thought of at most {env.max_thinking_tokens:,} tokens" if env.max_thinking_tokens else ""
+        limits += f"; thinking {env.thinking}{thought}"
     every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
     return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
 

@@ -52,6 +52,20 @@ def gib(count: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
+MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
+"""Bytes of AdamW's two moments of a parameter; of 8 bits, with a scale in float32 for each block of 256 numbers."""
+
+
+def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
+    """Weights and gradients of all parameters in float32, and AdamW's moments as `MOMENTS` says.
+
+    Moments of 8 bits leave out the embedding, whose stay in float32.
+    """
+    wide = shape.vocab_size * shape.hidden_size if optimizer == "8bit" else 0
+    moments = MOMENTS[optimizer] * (shape.parameters - wide) + MOMENTS["float32"] * wide
+    return 2 * FLOAT32 * shape.parameters + moments
+
+
 def trainer_memory(
     shape: ModelShape,
     *,
@@ -65,13 +79,18 @@ def trainer_memory(
     kept_logits: float = 0,
     published: int = FLOAT32,
     versions: int = 0,
+    optimizer: str = "float32",
+    offloaded: bool = False,
+    reshard: str = "default",
+    fp32_head: bool = False,
 ) -> Memory:
     """One rank of the trainer.
 
-    - state: P / (shard x tensor) parameters, each with a float32 weight, gradient and two Adam moments: 16 bytes.
+    - state: `state_bytes` / (shard x tensor), which with float32 moments is 16 bytes a parameter; nothing where it is
+      offloaded to the host.
     - gathered: what FSDP holds whole in the compute dtype: the output layer and embedding and two blocks (the one at
-      work and the next), cut by tensor parallelism: (embedding + 2 layer) x bytes / tensor. Nothing where one process
-      computes in float32; a second copy in bfloat16 otherwise.
+      work and the next), cut by tensor parallelism: (embedding + 2 layer) x bytes / tensor. All layers where nothing is
+      resharded. Nothing where one process computes in float32; a second copy in bfloat16 otherwise.
     - activations: see `activation_bytes`.
     - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
@@ -91,26 +110,33 @@ def trainer_memory(
         kept_logits: bytes of logits up to which they are kept for the backward pass.
         published: bytes of a number in the published weights, 2 or 4.
         versions: of the published weights that this rank keeps.
+        optimizer: a key of `MOMENTS`.
+        offloaded: whether weights, gradients and moments are on the host.
+        reshard: as `training.reshard_after_forward`.
+        fp32_head: as `training.fp32_head`.
     """
     ranks = shard * tensor
     step = {}
-    if shard > 1 or compute != FLOAT32:
-        gathered = shape.embedding_parameters + 2 * shape.layer_parameters
-        step["gathered"] = compute * min(gathered, shape.parameters) / tensor
+    in_head = FLOAT32 if fp32_head else compute
+    if shard > 1 or compute != FLOAT32 or offloaded:
+        layers = shape.num_hidden_layers if reshard == "never" else 2
+        gathered = shape.embedding_parameters + layers * shape.layer_parameters
+        wider = (in_head - compute) * shape.vocab_size * shape.hidden_size
+        step["gathered"] = (compute * min(gathered, shape.parameters) + wider) / tensor
     tokens = -(-tokens // context)
     kept_of_blocks = activation_bytes(
         shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
     )
     step["activations"] = kept_of_blocks / tensor
     logits = tokens * shape.vocab_size / tensor
-    kept = compute * logits <= kept_logits
-    step["logits"] = compute * logits if kept else FLOAT32 * logits / 8
-    held = {"state": 16.0 * shape.parameters / ranks}
+    kept = in_head * logits <= kept_logits
+    step["logits"] = in_head * logits if kept else FLOAT32 * logits / 8
+    held = {} if offloaded else {"state": state_bytes(shape, optimizer) / ranks}
     if versions:
         held["versions"] = float(versions * published * shape.parameters)
     # Between two steps there are no gradients.
-    resting = sum(held.values()) - FLOAT32 * shape.parameters / ranks
-    if ranks == 1 and published == FLOAT32:
+    resting = sum(held.values()) - (0 if offloaded else FLOAT32 * shape.parameters / ranks)
+    if ranks == 1 and published == FLOAT32 and not offloaded:
         return Memory(held=held, phases=(step,), resting=resting)
     one = float(published * shape.largest_matrix)
     return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}), resting=resting)

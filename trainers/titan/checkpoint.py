@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 from forge_env.core.errors import ServiceError, UserError
@@ -70,7 +70,7 @@ class TrainingState:
         step: int,
         optimizer_steps: int,
         extra: Mapping[str, Any],
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -93,6 +93,8 @@ class TrainingState:
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
         if asynchronous:
+            # The manager would keep what it did not find as a parameter: a GPU's projections, split, once more.
+            manager.states[MODEL].cached_state_dict.clear()
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
             self._writing = thread.submit(_finish, manager, folder, complete)
             thread.shutdown(wait=False)

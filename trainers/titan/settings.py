@@ -32,8 +32,8 @@ class TitanSettings:
     dtype: str = ""
     """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
     max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included; the `cp` ranks of a sequence share them. A longer row has one
-    of its own."""
+    """Model tokens of one forward pass, padding included; a longer row has one of its own. The `cp` ranks of a sequence
+    share them."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
     dp_replicate: int = 1

@@ -204,8 +204,7 @@ class TitanTrainer:
         ready = self._rounds(batches, max(rounds, 1) if tokens else 0)
         try:
             if tokens and rounds_of_parts:
-                parts = [batch for batch in ready if batch.is_part]
-                parts += self._rounds([], rounds_of_parts - len(parts))
+                parts = self._padded([batch for batch in ready if batch.is_part], rounds_of_parts)
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
             for batch in ready:
                 if batch.is_part:
@@ -321,13 +320,19 @@ class TitanTrainer:
         )
 
     def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """`rounds` batches on the device.
+        """`rounds` batches on the device, with empty ones at the end.
 
-        Empty ones come last: every rank has to run the model equally often, or collectives never meet. All go there
-        before the first pass: a later copy would wait for the passes that are queued by then.
+        All go there before the first pass: a later copy would wait for the passes that are queued by then.
         """
-        padding = [empty_batch(self._multiple)] * (rounds - len(batches))
-        return [self.model.context.local(batch).to(self.device) for batch in (*batches[:rounds], *padding)]
+        return self._padded([self._placed(batch) for batch in batches[:rounds]], rounds)
+
+    def _padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+        """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
+        return [*batches, *[self._placed(empty_batch(self._multiple))] * (rounds - len(batches))]
+
+    def _placed(self, batch: MicroBatch) -> MicroBatch:
+        """The rank's part of a micro-batch, on the device."""
+        return self.model.context.local(batch).to(self.device)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._data_group is not None:
@@ -356,7 +361,7 @@ class TitanTrainer:
         step: int,
         extra: Mapping[str, Any],
         *,
-        texts: Mapping[str, str] | None = None,
+        texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
@@ -368,7 +373,7 @@ class TitanTrainer:
             folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
             extra: what the caller wants back from `load`; must be JSON.
-            texts: further files of the folder, by name.
+            texts: further files of the folder, by name each its lines.
             asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
                 raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
                 is written: torch cannot copy such.

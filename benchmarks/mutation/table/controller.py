@@ -13,8 +13,23 @@ WEIGHTS = ("test_weight_sync.py",)
 PASSES = ("test_task_order.py",)
 CHECKPOINTS = ("test_checkpoints.py",)
 READY = ("test_ready_groups.py",)
+RECORD = ("test_record_thread.py", "test_report.py")
 
 MUTANTS = (
+    Mutant(
+        name="a record that could not be written is not noticed",
+        function="RecordThread._call",
+        old="self._error = error",
+        new="pass",
+        tests=RECORD,
+    ),
+    Mutant(
+        name="a checkpoint marks a record that is not written yet",
+        function="Report.mark",
+        old="self._record.flush()",
+        new="pass",
+        tests=RECORD,
+    ),
     Mutant(
         name="one group too many may begin",
         function="Schedule.admits",

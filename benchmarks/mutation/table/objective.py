@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         name="dynamic sampling takes a difference in length for a signal",
-        function="Objective.has_signal",
+        function="Objective.task_rewards",
         old="self.reward.of_task(episode)",
         new="self.reward(episode)",
         tests=(*OBJECTIVE, "test_own_parts.py", "test_loop.py"),
@@ -114,15 +114,15 @@ MUTANTS = (
     Mutant(
         name="a row's first token counts as a target",
         function="turn_targets",
-        old=" - (turn.starts_row and not turn.prompt_ids and bool(turn.token_ids))",
+        old=" - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens))",
         new="",
         tests=CREDIT,
     ),
     Mutant(
         name="logprobs are those of the tokens before",
         function="target_logprobs",
-        old="zip(row.generator_logprobs[1:], row.loss_mask[1:], strict=True)",
-        new="zip(row.generator_logprobs[:-1], row.loss_mask[1:], strict=True)",
+        old="row.generator_logprobs[1:][row.loss_mask[1:]]",
+        new="row.generator_logprobs[:-1][row.loss_mask[1:]]",
         tests=CREDIT + KL_REWARD,
     ),
     Mutant(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig, create_renderer
+from transformers import AutoTokenizer
 
 from agents.renderer.families import check_thinking
 from agents.renderer.rendering import Renderer
@@ -210,7 +211,11 @@ def test_template_is_what_the_chat_template_does(thinker: Renderer, tiny_model: 
     conversation = Conversation(request_id="c", observation=FIRST)
     template = Renderer(tiny_model, thinking="template")
     assert template.thinks
-    assert template.next_prompt(conversation, TOOLS) == thinker.next_prompt(conversation, TOOLS)
+    prompt, *_ = template.next_prompt(conversation, TOOLS)
+    assert prompt == thinker.next_prompt(conversation, TOOLS)[0]
+    theirs = AutoTokenizer.from_pretrained(tiny_model)
+    text = theirs.apply_chat_template(list(FIRST), tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
+    assert template.decode(prompt) == text
     never = copy_of(tiny_model, tmp_path / "never", lambda t: t.replace("<think>", ""))
     assert check_thinking(never, "template") is False
     with pytest.raises(UserError, match="has no thinking"):

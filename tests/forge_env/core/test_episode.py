@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Row, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.packed import MOST_NUMBERS
 from forge_env.core.types import Outcome, Task, ToolCall
 
 few = settings(max_examples=25, deadline=None)
@@ -280,6 +282,33 @@ def test_json_is_lossless(result: Episode) -> None:
     line = result.to_json()
     assert "\n" not in line
     assert Episode.from_json(line) == result
+
+
+@few
+@given(episodes())
+def test_a_line_is_what_the_json_module_makes_of_all_fields(result: Episode) -> None:
+    assert result.to_json() == json.dumps(asdict(result))
+    assert pickle.loads(pickle.dumps(result)).line.decode() == json.dumps(asdict(result)) + "\n"
+
+
+def test_a_line_of_many_numbers_is_made_in_parts() -> None:
+    count = 2 * MOST_NUMBERS + 3
+    long = Episode(
+        prompt_ids=range(count), response_ids=range(count), logprobs=[-i / 3 for i in range(count)], reward=1
+    )
+    assert long.to_json() == json.dumps(asdict(long))
+    assert Episode.from_json(long.to_json()) == long
+
+
+def test_the_line_travels_with_an_episode_and_is_forgotten_when_it_is_written(tmp_path: Path) -> None:
+    made = episode(id="a")
+    line = made.line
+    there = pickle.loads(pickle.dumps(made))
+    assert vars(there)["line"] == line
+    write_jsonl(tmp_path / "episodes.jsonl", [there])
+    assert (tmp_path / "episodes.jsonl").read_bytes() == line and "line" not in vars(there)
+    assert "line" not in vars(pickle.loads(pickle.dumps(episode(id="b"))))
+    assert replace(made, id="b").line != line
 
 
 @few

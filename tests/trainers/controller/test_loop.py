@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -608,10 +609,17 @@ async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None
         return flat_group(index)
 
     record = Record(run_group)
-    number = TrainingReward(user_reward=lambda e: float(e.id[-1]))  # differs where the rewards do not
+    threads: list[threading.Thread] = []
+
+    def last_digit(e: Episode) -> float:  # differs where the rewards do not
+        threads.append(threading.current_thread())
+        return float(e.id[-1])
+
+    number = TrainingReward(user_reward=last_digit)
     loop = record.loop(steps=2, objective={"needs_signal": True, "reward": number})
     await loop.run()
     assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+    assert threads and threading.main_thread() not in threads  # a slow function blocks no ping
 
 
 async def test_a_time_out_amid_groups_without_a_signal_names_them() -> None:

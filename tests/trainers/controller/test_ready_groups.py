@@ -39,18 +39,18 @@ def make_group(number: int, members: int, replaced: int = 0) -> Group:
 
 def test_they_come_back_as_they_were(tmp_path: Path) -> None:
     groups = [ReadyGroup(7, 5, make_group(7, 3)), ReadyGroup(2, 4, make_group(2, 1, replaced=2))]
-    places, text = pack(groups)
-    (tmp_path / READY_FILE).write_text(text)
+    places, lines = pack(groups)
+    (tmp_path / READY_FILE).write_bytes(b"".join(lines))
     assert unpack(places, tmp_path) == groups
 
 
 def test_none_need_no_file(tmp_path: Path) -> None:
-    assert pack([]) == ([], "") and unpack([], tmp_path) == []
+    assert pack([]) == ([], []) and unpack([], tmp_path) == []
 
 
 @pytest.mark.parametrize("lines", [slice(0, 2), slice(1, None)], ids=["too few", "others"])
 def test_a_file_of_other_episodes_is_refused(lines: slice, tmp_path: Path) -> None:
-    places, text = pack([ReadyGroup(7, 5, make_group(7, 2)), ReadyGroup(8, 5, make_group(8, 2))])
-    (tmp_path / READY_FILE).write_text("".join(text.splitlines(keepends=True)[lines]))
+    places, written = pack([ReadyGroup(7, 5, make_group(7, 2)), ReadyGroup(8, 5, make_group(8, 2))])
+    (tmp_path / READY_FILE).write_bytes(b"".join(written[lines]))
     with pytest.raises(UserError, match=r"ready\.jsonl does not hold the episodes of group train/"):
         unpack(places, tmp_path)

@@ -85,6 +85,7 @@ def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_pat
         (2, 0.2, 2.0),
     ]
     write_steps(again, 3)
+    again.mark()  # what was to be written is on the disk
     assert steps_in(tmp_path)[-1] == ("train", 3) and len(again.curve) == 3
     assert trained_steps(tmp_path) == [1, 2, 3]
     assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2, 0.3]
@@ -96,6 +97,15 @@ def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_pat
     assert [event.step for event in events.Scalars("warmup/loss")] == [5]
 
 
+def test_a_mark_waits_for_what_is_still_to_be_written(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    report, disk = open_report(), threading.Event()
+    report._record.write(disk.wait)
+    report.episodes("train", [episode(0.5)])
+    threading.Timer(0.1, disk.set).start()
+    mark = report.mark()
+    assert mark["bytes"]["episodes/train.jsonl"] == (tmp_path / "episodes" / "train.jsonl").stat().st_size > 0
+
+
 def test_a_record_with_a_gap_is_refused_and_left_alone(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     report = open_report()
     write_steps(report, 1, 2)
@@ -103,6 +113,7 @@ def test_a_record_with_a_gap_is_refused_and_left_alone(open_report, tmp_path: Pa
     (tmp_path / "episodes" / "train.jsonl").write_text("")
     before = (tmp_path / "metrics.jsonl").read_bytes()
     write_steps(report, 3)
+    report.mark()  # what was to be written is on the disk
     (tmp_path / "episodes" / "train.jsonl").unlink()
     with pytest.raises(UserError, match=r"train.jsonl has 0 bytes, and had \d+ when"):
         open_report().go_back(mark)

@@ -23,7 +23,7 @@ from trainers.batching.batch import Sample
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.sample_maker import SampleMaker
 from trainers.losses import GSPOLoss
-from trainers.objective.advantages import group_relative
+from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.setup.meaning import about_ratio
@@ -124,7 +124,7 @@ async def test_later_steps_clip_by_what_was_learned_and_by_nothing_else(
     unmoved = await still.train(batches, rate=0.0)
     assert all(step["episodes_without_gradient"] <= 0.01 for step in unmoved)
     first, *later = await moving.train(batches, rate=1e-3)
-    have_advantage = [8 * sum(map(still.objective.has_signal, groups)) for groups in batches[1:]]
+    have_advantage = [8 * sum(has_signal(still.objective.task_rewards(g)) for g in groups) for groups in batches[1:]]
     assert still.asked == moving.asked == have_advantage
     assert first["episodes_without_gradient"] <= 0.01 and first["ratio_max"] == 1.0
     assert all(step["episodes_without_gradient"] > 0.05 and step["ratio_max"] > 1.0 for step in later)

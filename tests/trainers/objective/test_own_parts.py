@@ -18,7 +18,7 @@ from trainers import dapo
 from trainers.config import TrainingConfig
 from trainers.grpo import Config, objective
 from trainers.losses import SimpleGRPOLoss
-from trainers.objective.advantages import centred
+from trainers.objective.advantages import centred, has_signal
 from trainers.objective.loss_call import LossCall
 from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
 
@@ -97,7 +97,8 @@ def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str
     right, wrong = episode(turn(1, 1, 1), reward=1.0), episode(turn(1, 1), reward=0.0)
     assert [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
     assert [mine.reward.of_task(e) for e in (right, wrong)] == [6.0, 2.0]
-    assert not mine.has_signal(group(wrong, wrong)) and mine.has_signal(group(wrong, episode(turn(1), reward=0.0)))
+    assert not has_signal(mine.task_rewards(group(wrong, wrong)))
+    assert has_signal(mine.task_rewards(group(wrong, episode(turn(1), reward=0.0))))
     samples = replace(mine, advantages=centred).samples([group(right, wrong)])
     assert [sample.advantage for sample in samples] == [2.0, -2.0]
 

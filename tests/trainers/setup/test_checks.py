@@ -11,6 +11,8 @@ from forge_env.core.errors import UserError
 from trainers import dapo, reinforce, sapo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
+from trainers.model.shape import KNOWN_SHAPES
+from trainers.setup.checks import check_host_memory
 from trainers.setup.parser import leaves
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
@@ -177,6 +179,19 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
 def test_what_cannot_work_is_refused(arguments: tuple[str, ...], words: list[str]) -> None:
     found = refusal(*arguments)
     assert [word for word in words if word not in found] == []
+
+
+def test_offloaded_weights_need_the_memory_of_the_host() -> None:
+    config = read_config(Config, ["--trainer.with_gpus", "--training.cpu_offload"])
+    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
+    with pytest.raises(UserError, match=r"take 122\.\d GiB of the host, which has 100\.0: leave it out, or make"):
+        check_host_memory(config, shape, 100 * 2**30)
+    for fine in (130 * 2**30, 0):  # 0 is a host that is not known
+        check_host_memory(config, shape, fine)
+    config.training.optimizer_state = "8bit"
+    check_host_memory(config, shape, 100 * 2**30)
+    config.training.cpu_offload = False
+    check_host_memory(config, shape, 1)
 
 
 def test_what_works_is_let_through() -> None:

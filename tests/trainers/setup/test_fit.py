@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from trainers import sft
@@ -133,9 +131,16 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
 
 
 def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
-    plan = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
-    (problem,) = problems(plan)
-    assert re.search(r"it fits on \d+ such GPUs with --services.trainer.procs \d+", problem)
+    config = read_config(Config, ["--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80"])
+    found = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
+    assert found == "it fits on 4 such GPUs with --services.trainer.procs 4"
+
+
+def test_a_model_whose_state_is_too_large_for_the_card_fits_with_offloaded_weights() -> None:
+    options = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+    (problem,) = problems(plan_of(*options))
+    assert problem.endswith("it fits with --training.cpu_offload true")
+    assert problems(plan_of(*options, "--training.cpu_offload")) == []
 
 
 def test_where_nothing_helps_that_is_said() -> None:

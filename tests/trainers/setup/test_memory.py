@@ -16,6 +16,7 @@ from trainers.setup.memory import (
     generator_memory,
     gib,
     reference_memory,
+    state_bytes,
     store_memory,
     trainer_memory,
 )
@@ -117,6 +118,24 @@ def test_who_receives_the_weights_has_memory_for_them() -> None:
     for ranks in (1, 2):
         engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, receives=True)
         assert engine.held["received"] == 2.0 * PARAMETERS
+
+
+def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
+    usual = {"shard": 2, "tensor": 1, "tokens": 16, "compute": 2, "checkpointing": "none"}
+    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+    plain = trainer_memory(SMALL, **usual)
+    assert plain.held["state"] == state_bytes(SMALL) / 2 == 8 * PARAMETERS
+    assert trainer_memory(SMALL, **usual, optimizer="bfloat16").held["state"] == 6 * PARAMETERS
+    small = trainer_memory(SMALL, **usual, optimizer="8bit").held["state"]
+    assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - head) + 8 * head) / 2)
+    offloaded = trainer_memory(SMALL, **usual, offloaded=True)
+    assert "state" not in offloaded.held and offloaded.at_rest == 0
+    assert offloaded.phases == plain.phases
+    wide = trainer_memory(SMALL, **usual, fp32_head=True).phases[0]
+    assert wide["gathered"] == plain.phases[0]["gathered"] + 2 * head
+    assert wide["logits"] == plain.phases[0]["logits"]  # chunks are in float32 in any case
+    whole = trainer_memory(SMALL, **usual, reshard="never").phases[0]["gathered"]
+    assert whole == 2 * (SMALL.embedding_parameters + SMALL.num_hidden_layers * layer)
 
 
 def test_the_reference_and_the_store() -> None:

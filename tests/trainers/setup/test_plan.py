@@ -82,7 +82,7 @@ def test_copies_of_the_weights_follow_one_another() -> None:
 def test_the_plan_says_where_the_optimizer_runs_and_what_is_float32() -> None:
     arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
     lines = dict(meaning(plan_of(*arguments)))
-    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights, learning rate")
+    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights (0.008 GiB of the host), learning")
     assert lines["precision"].startswith("trainer bfloat16 over float32 weights, output layer in float32, engine")
     lines = dict(meaning(plan_of(*arguments[2:])))  # on the CPU both are so already
     assert "offloaded" not in lines["optimizer"] and "output layer" not in lines["precision"]

@@ -593,7 +593,7 @@ def test_an_asynchronous_checkpoint_holds_the_weights_of_its_step(any_model, mak
     trainer = make_trainer(any_model)
     trainer.train_step(batches[0], GRPOLoss())
     saved = weights(trainer)
-    trainer.save(tmp_path / "step-1", 1, {"n": 1}, texts={"ready.jsonl": "é\n"}, asynchronous=True)
+    trainer.save(tmp_path / "step-1", 1, {"n": 1}, texts={"ready.jsonl": ["é\n".encode()]}, asynchronous=True)
     expected = [trainer.train_step(batch, GRPOLoss()) for batch in batches[1:]]
     trainer.close()  # waits
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]

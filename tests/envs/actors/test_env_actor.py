@@ -1,0 +1,41 @@
+"""EnvActor: the group that arrives has its episodes' lines with it, and its tokens are still packed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.core.episode import write_jsonl
+from forge_env.core.faults import FaultPolicy
+from forge_env.core.types import EpisodeLimits
+from forge_env.rollout.factory import make
+
+pytest.importorskip("monarch")
+
+from envs.actors.env import EnvActor, GroupSpec
+from forge_env.runtime.launcher import Launcher
+
+
+async def test_a_group_arrives_with_its_lines_and_nobody_has_unpacked_it(
+    launcher: Launcher, tiny_model: Path, tmp_path: Path
+) -> None:
+    expert = ("agents.scripted:scripted_agent", {"env": "math", "model": str(tiny_model)})
+    envs = await EnvActor.options().as_service(
+        env="math", options={}, agents={"expert": expert}, limits=EpisodeLimits(), on_fault=FaultPolicy()
+    )
+    (task,) = make("math").tasks("train", count=1, seed=0)
+    asked: dict[str, Any] = {"agent": "expert", "count": 2, "seed": 3, "env_options": {}}
+    group = await envs.route(EnvActor.run_group, task, group_id="g", **asked)
+    (other,) = await envs.route(EnvActor.run_wave, [GroupSpec(task=task, group_id="h", **asked)])
+    for episode in (*group.episodes, *other.episodes):
+        line = vars(episode)["line"]
+        assert episode.turns and all(turn.num_tokens for turn in episode.turns)
+        with pytest.raises(AttributeError):
+            type(episode.turns[0]).__dict__["token_ids"].__get__(episode.turns[0])
+        assert json.loads(line) == json.loads(json.dumps(asdict(episode)))
+        write_jsonl(tmp_path / "train.jsonl", [episode])
+    assert (tmp_path / "train.jsonl").read_text().count("\n") == 4
