@@ -187,6 +187,12 @@ class Row(_Packable):
         return self.generator_logprobs
 
     @property
+    def num_tokens(self) -> int:
+        """Number of `token_ids`; counting them unpacks nothing."""
+        arrived = _arrived(self)
+        return len(self.token_ids) if arrived is None else len(arrived.token_ids) // 4
+
+    @property
     def packed(self) -> PackedRow:
         """The four fields as bytes."""
         arrived: PackedRow | None = _arrived(self)

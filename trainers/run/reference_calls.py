@@ -39,7 +39,7 @@ async def ask_reference(
         shape: of the model, where its sizes are known.
     """
     crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
-    costs = [sum(row_cost(len(row.arrays.token_ids), crossover) for row in sample.rows) for sample in samples]
+    costs = [sum(row_cost(row.num_tokens, crossover) for row in sample.rows) for sample in samples]
 
     async def ask(share: list[int]) -> list[np.ndarray]:
         packed = await PackedSamples.of([samples[index] for index in share])
