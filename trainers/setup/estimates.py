@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agents.generator.start import EngineSettings
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig, ServiceConfig
@@ -17,6 +19,7 @@ from trainers.setup.memory import (
     engine_residue,
     generator_memory,
     reference_memory,
+    runtime_bytes,
     store_memory,
     trainer_memory,
 )
@@ -52,10 +55,11 @@ def estimate_memory(
     if process.service == "ref_model":
         compute = BFLOAT16 if model_dtype(config, config.services.ref_model) == "bfloat16" else FLOAT32
         shard, fp32_head = max(1, config.services.ref_model.procs), config.training.fp32_head
-        return reference_memory(shape, tokens=tokens, compute=compute, shard=shard, fp32_head=fp32_head)
+        memory = reference_memory(shape, tokens=tokens, compute=compute, shard=shard, fp32_head=fp32_head)
+        return _with_runtime(memory, process, shard)
     tensor = max(1, config.parallelism.tensor_parallel_degree)
     replicas = max(1, config.parallelism.data_parallel_replicate_degree)
-    return trainer_memory(
+    memory = trainer_memory(
         shape,
         shard=max(1, config.services.trainer.procs // (tensor * replicas)),
         tensor=tensor,
@@ -72,6 +76,16 @@ def estimate_memory(
         reshard=config.training.reshard_after_forward,
         fp32_head=config.training.fp32_head,
     )
+    return _with_runtime(memory, process, config.services.trainer.procs)
+
+
+def _with_runtime(memory: Memory, process: Process, ranks: int) -> Memory:
+    """The memory of a process on a GPU includes what CUDA and NCCL take."""
+    if process.gpu is None:
+        return memory
+    runtime = runtime_bytes(ranks)
+    resting = None if memory.resting is None else memory.resting + runtime
+    return replace(memory, held=memory.held | {"runtime": runtime}, resting=resting)
 
 
 def engine_memory(

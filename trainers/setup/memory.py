@@ -1,9 +1,8 @@
 """How much memory each process of a run will need: estimates, from the sizes of the model and the config alone.
 
 What is counted: weights, gradients, optimizer state, activations of one micro-batch, a chunk of the output layer, the
-engine's key-value cache and buffers. What is not: the trainer's own buffers of CUDA and NCCL (1 to 2 GiB a GPU), its
-compiled graphs, what its allocator cannot use, and Python itself. An estimate that fits with a fifth to spare may be
-expected to run.
+engine's key-value cache and buffers, and a flat amount for CUDA and NCCL. What is not: compiled graphs of the trainer,
+what its allocator cannot use, and Python itself. An estimate that fits with a tenth to spare may be expected to run.
 """
 
 from __future__ import annotations
@@ -220,9 +219,14 @@ def engine_buffers(
 
 
 def engine_residue(*, tensor: int, graphs: bool) -> float:
-    """Bytes that an engine's process keeps on its GPU while it sleeps: CUDA's context and libraries, the captured CUDA
-    graphs, and NCCL's buffers where the engine is on several GPUs."""
-    return GIB * (0.6 + 0.6 * graphs + 0.5 * (tensor > 1))
+    """Bytes that an engine's process keeps on its GPU while it sleeps: its runtime and the captured CUDA graphs."""
+    return runtime_bytes(tensor) + 0.6 * GIB * graphs
+
+
+def runtime_bytes(ranks: int) -> float:
+    """What a process on a GPU takes before it holds anything: CUDA's context and libraries, and NCCL's buffers where
+    several ranks exchange tensors."""
+    return GIB * (0.6 + 0.5 * (ranks > 1))
 
 
 def reference_memory(
