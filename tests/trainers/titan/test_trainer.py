@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from forge_env.core.errors import InvariantError, UserError
 from tests.helpers.disks import full_disk
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.forked_ranks import fork_ranks, run_script
 from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
@@ -750,9 +750,9 @@ def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, mat
 CASES = {
     "tp-tied": ("tied", {"tp": 2}),
     "fsdp-split": ("untied", {"dp_shard": 2, "max_tokens_per_micro_batch": 40}),
-    "tp-split": ("untied", {"tp": 2, "pack_length": 40, "max_tokens_per_micro_batch": 40}),
 }
 MORE_CASES = {
+    "tp-split": ("untied", {"tp": 2, "pack_length": 40, "max_tokens_per_micro_batch": 40}),
     "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
     "fsdp-untied": ("untied", {"dp_shard": 2}),
     "fsdp-tied": ("tied", {"dp_shard": 2}),
@@ -876,22 +876,7 @@ def two_ranks_of_families(tmp_path_factory) -> Path:
 def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, world: int = 2, seconds: float = 240) -> Path:
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "ten_steps.json").write_text(json.dumps(ten_steps or {}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
-    for rank in map(str, range(world)):
-        env = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
-        command = [sys.executable, __file__, str(root)]
-        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=seconds)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert not any(process.returncode for process in ranks), "\n".join(errors)
+    run_script(__file__, root, world=world, seconds=seconds)
     return root
 
 
@@ -900,11 +885,21 @@ def test_two_ranks_take_the_steps_of_one(two_ranks, make_trainer, case):
     compare_with_one(two_ranks / CASES[case][0], two_ranks / case, make_trainer)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "split" in name])
-def test_split_episodes_on_two_ranks_give_the_step_of_whole_ones_for_every_loss(two_ranks, make_trainer, case):
-    expected = step_of_every_loss(make_trainer(two_ranks / "untied", learning_rate=1e-12))
+def test_split_episodes_on_two_ranks_give_the_step_of_whole_ones_for_every_loss(two_ranks, make_trainer):
+    compare_every_loss(two_ranks, "fsdp-split", make_trainer)
+
+
+@pytest.mark.slow
+def test_split_episodes_on_tensor_ranks_give_the_step_of_whole_ones_for_every_loss(
+    two_ranks_of_more_cases, make_trainer
+):
+    compare_every_loss(two_ranks_of_more_cases, "tp-split", make_trainer)
+
+
+def compare_every_loss(root: Path, case: str, make_trainer) -> None:
+    expected = step_of_every_loss(make_trainer(root / "untied", learning_rate=1e-12))
     for rank in (0, 1):
-        found = json.loads((two_ranks / case / f"every-loss-{rank}.json").read_text())
+        found = json.loads((root / case / f"every-loss-{rank}.json").read_text())
         for name in EVERY_LOSS:
             assert expected[name]["grad_norm"] > 1e-3, name
             assert found[name] | {"seconds": 0} == pytest.approx(expected[name] | {"seconds": 0}, abs=1e-5, rel=1e-4)
@@ -954,4 +949,4 @@ def test_two_ranks_have_the_loss_curve_of_one(two_ranks_of_more_cases, make_trai
 
 
 if __name__ == "__main__":
-    be_a_rank(Path(sys.argv[1]))
+    fork_ranks(lambda: be_a_rank(Path(sys.argv[1])), int(sys.argv[2]))
