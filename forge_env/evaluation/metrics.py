@@ -86,7 +86,7 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return rollout/rows_per_episode, the mean number of rows, and rollout/repeated_tokens: the share of the tokens of
     all rows that repeats the beginning of the row before, and so is computed again."""
     turns = [turn for episode in episodes for turn in episode.turns if turn.kind != "text"]
-    tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in turns)
+    tokens = sum(turn.num_prompt + turn.num_tokens for turn in turns)  # counting them unpacks nothing
     repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
     return {
         "rollout/rows_per_episode": sum(turn.starts_row for turn in turns) / max(len(episodes), 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
@@ -21,6 +22,7 @@ from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Turn, digest
 from forge_env.core.errors import InvariantError
 from forge_env.core.protocols import Conversation, NextTurn
+from forge_env.core.turn import TOKEN_FIELDS
 from forge_env.core.types import Action, Completion, EpisodeLimits, Sampling
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.records.audit import audit
@@ -293,3 +295,13 @@ async def test_one_row_repeats_nothing(tiny_model: Path, renderer: Renderer) -> 
     assert "repeated_tokens" not in episode.info
     assert row_metrics([episode]) == {"rollout/rows_per_episode": 1.0, "rollout/repeated_tokens": 0.0}
     assert row_metrics([]) == {"rollout/rows_per_episode": 0.0, "rollout/repeated_tokens": 0.0}
+
+
+def test_rows_are_counted_without_unpacking_the_tokens_of_episodes_that_arrived() -> None:
+    sent = Episode(task=TASK, prompt_ids=(1, 8, 3), response_ids=(9, 2), logprobs=(-0.2, -0.1), reward=1.0)
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert row_metrics([arrived]) == row_metrics([sent])
+    for name in TOKEN_FIELDS:
+        with pytest.raises(AttributeError):
+            object.__getattribute__(arrived.turns[0], name)
+    assert arrived.turns[0].token_ids == sent.turns[0].token_ids

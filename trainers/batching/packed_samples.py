@@ -20,13 +20,17 @@ class PackedSamples(Sequence[Sample]):
     """Samples that were packed, each on its own; a sequence of them like any other."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
-        self._packed = tuple(packed)
+        self._packed = list(packed)
         self._samples: list[Sample] | None = None
 
     @classmethod
     async def of(cls, samples: Sequence[Sample]) -> PackedSamples:
         """Pack samples in a thread."""
         return cls(await invoke(_pack, samples))
+
+    async def free(self) -> None:
+        """Give the memory back in a thread, one sample after the other: all at once would block the event loop."""
+        await invoke(_free, self._packed)
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -38,18 +42,23 @@ class PackedSamples(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if self._samples is None:
             self._samples = [pickle.loads(packed) for packed in self._packed]
-            self._packed = (b"",) * len(self._packed)
+            self._packed = [b""] * len(self._packed)
         return self._samples[index]
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[tuple[bytes, ...]]]:
         if self._samples is not None:
             return PackedSamples, (tuple(_pack(self._samples)),)
-        return PackedSamples, (self._packed,)
+        return PackedSamples, (tuple(self._packed),)
 
 
 def as_arrays(values: Sequence[Sequence[float]]) -> list[np.ndarray]:
     """Return each list of numbers as float64, for a message: a list is unpickled one number at a time."""
     return [np.asarray(of_sample, dtype=np.float64) for of_sample in values]
+
+
+def _free(packed: list[bytes]) -> None:
+    while packed:
+        packed.pop()
 
 
 def _pack(samples: Sequence[Sample]) -> list[bytes]:

@@ -96,6 +96,7 @@ class TrainingRun:
         call = self.services.trainer.call_one(TrainerActor.step, packed, loss, self.config.temperature, old_is_present)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await within(self.config.training.step_seconds, call, STEP)
+        await packed.free()
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
@@ -105,7 +106,9 @@ class TrainingRun:
         await self.weights.make_room()
         call = self.services.trainer.call_one(TrainerActor.logprobs, packed, self.config.temperature)
         with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
-            return await within(self.config.training.step_seconds, call, STEP)
+            logprobs = await within(self.config.training.step_seconds, call, STEP)
+        await packed.free()
+        return logprobs
 
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The reference model's logprobs of the sampled targets, per sample."""
