@@ -6,14 +6,8 @@ Also run as a script, by the test of several ranks.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-import signal
-import socket
-import subprocess
+import functools
 import sys
-from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +19,9 @@ from hypothesis import strategies as st
 pytest.importorskip("torchtitan")
 
 from forge_env.core.errors import UserError
-from tests.trainers.titan.test_trainer import ROOT, make_model, make_samples
+from tests.trainers.titan.forked_ranks import fork_ranks, run_script
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
+from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample, empty_batch, pack
 from trainers.losses import GRPOLoss, GSPOLoss
@@ -184,10 +179,9 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
     return [found[index] for index in range(len(samples))]
 
 
-def be_a_rank(root: Path, rank: int, count: int, port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def be_a_rank(root: Path, count: int) -> None:
     init_process_group()
+    rank = torch.distributed.get_rank()
     for case, changes in CASES[count].items():
         result = take_steps(TitanTrainer(root / "model", dataclasses.replace(SETTINGS, **changes)))
         torch.save(result, root / f"{case} {rank}.pt")
@@ -196,40 +190,12 @@ def be_a_rank(root: Path, rank: int, count: int, port: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def run_ranks(root: Path) -> None:
-    """Fork the ranks of each number: importing torch and TorchTitan takes far longer than all cases together."""
-    fork = multiprocessing.get_context("fork")
-    for count in CASES:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        running: dict[Any, Any] = {}
-        for rank in range(count):
-            process = fork.Process(target=be_a_rank, args=(root, rank, count, port))
-            process.start()
-            running[process.sentinel] = process
-        while running:
-            for sentinel in wait(list(running)):
-                process = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    os._exit(1)  # the test kills the ranks that wait for this one
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """A folder with a model, and what each rank of each case left behind."""
     root = tmp_path_factory.mktemp("context")
     make_model(root / "model", tied=False)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(root)]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        errors = process.communicate(timeout=240)[1]
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors
+    run_script(__file__, root, world=max(CASES), seconds=240)
     return root
 
 
@@ -268,4 +234,5 @@ def test_flex_attention_gives_the_logprobs_of_one_process(root, alone, rank):
 
 
 if __name__ == "__main__":
-    run_ranks(Path(sys.argv[1]))
+    for count in CASES:
+        fork_ranks(functools.partial(be_a_rank, Path(sys.argv[1]), count), count)
