@@ -175,6 +175,24 @@ async def test_only_the_last_version_stays_in_memory_for_one(run: Run) -> None:
     assert await fetched(engine, 101) == told(101)
 
 
+async def test_what_was_sent_is_free_before_the_puller_knows_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, engine, published, send = run.copy(), run.copy(), threading.Event(), Connection.send
+
+    def send_and_wait(connection: Connection, **message: object) -> None:
+        send(connection, **message)
+        if "sent" in message:  # the thread that serves stands here until the next version is published
+            assert published.wait(DEADLINE_S)
+
+    monkeypatch.setattr(Connection, "send", send_and_wait)
+    await trainer.publish(0, make_state_dict(0))
+    assert await fetched(engine, 0) == told(0)
+    await trainer.publish(1, make_state_dict(1))
+    allocated = publisher_of(trainer).allocated
+    published.set()
+    assert allocated == 1
+    assert await fetched(engine, 1) == told(1)
+
+
 async def test_a_stream_that_fails_half_way_leaves_no_version_and_its_memory_free(run: Run) -> None:
     trainer, engine = run.copy(), run.copy()
     for version in (0, 1):

@@ -207,9 +207,9 @@ class Publisher:
             connection.send(layout=snapshot.layout.to_json())
             connection.receive()  # the puller has memory for it
             communicator.transfer(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
-            connection.send(sent=version)
         finally:
-            del snapshot  # now: an error that is kept refers to this frame by its traceback
+            snapshot = None  # now: an error that is kept refers to this frame by its traceback
+        connection.send(sent=version)  # last: the trainer may publish at once, into the memory of this snapshot
 
 
 def gpu_id(device: torch.device) -> str:

@@ -88,7 +88,9 @@ class NcclStore(WeightStore):
             raise InvariantError(
                 f"version {taken.version} of the weights is committed by a process that did not take it"
             )
-        await asyncio.to_thread(self._publisher.commit, taken)
+        # In a list: a thread of a pool may keep its arguments after the call, and with them the snapshot's memory.
+        publisher, handed = self._publisher, [taken]
+        await asyncio.to_thread(lambda: publisher.commit(handed.pop()))
 
     @asynccontextmanager
     async def fetch(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
