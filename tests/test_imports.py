@@ -138,6 +138,12 @@ def out_of_place(file: str, source: str) -> list[str]:
     )
 
 
+def lost_cancellations(source: str) -> list[int]:
+    """Lines with asyncio.wait_for: before Python 3.12, it drops a cancellation that comes as its work ends."""
+    return [node.lineno for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_a_file_imports_only_what_it_may(path: Path) -> None:
     file, source = path.relative_to(REPOSITORY), path.read_text(encoding="utf-8")
@@ -146,6 +152,7 @@ def test_a_file_imports_only_what_it_may(path: Path) -> None:
     assert upwards(file, source) == []
     relative = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.level]
     assert relative == [], "a relative import would slip past this test"
+    assert lost_cancellations(source) == [], "a run would not end by its signal: take `async with asyncio.timeout(...)`"
 
 
 @pytest.mark.parametrize("package", OURS)
@@ -178,6 +185,7 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert out_of_place("forge_env/core/env.py", "from forge_env import runtime") == ["forge_env.runtime"]
     assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
+    assert lost_cancellations("async def f():\n    await asyncio.wait_for(g(), 1.0)") == [2]
     assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
     assert upwards(Path("forge_env/runtime/hosts/watch.py"), "from forge_env.runtime import launcher") == ["launcher"]
     sources = {

@@ -6,6 +6,7 @@ owner had created but not started, and containers of engines that were killed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -21,6 +22,7 @@ LABEL = "forge-env.sandbox"
 _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-time"
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
+_TRIES, _AGAIN_S = 100, 0.02  # to remove a container that ends by itself meanwhile
 
 
 def labels() -> dict[str, str]:
@@ -40,11 +42,16 @@ async def reap(engine: Engine) -> int:
 
 async def remove(engine: Engine, container: str) -> None:
     """Remove a container, running or not, with everything in it. Raises SandboxError."""
-    try:
-        await engine.call(engine.client.api.remove_container, container, force=True, v=True)
-    except SandboxError as error:
-        if not engine.is_missing(error):
-            raise
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            await engine.call(engine.client.api.remove_container, container, force=True, v=True)
+            return
+        except SandboxError as error:
+            if engine.is_missing(error):
+                return
+            if not (tries_left and engine.has_just_ended(error)):
+                raise
+            await asyncio.sleep(_AGAIN_S)
 
 
 def _is_orphan(container: dict[str, Any]) -> bool:

@@ -26,13 +26,10 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """
     from monarch.actor import ActorError
 
-    async def awaited() -> T:
-        return await call
-
+    deadline = asyncio.timeout(seconds)
     try:
-        return await asyncio.wait_for(awaited(), seconds)
-    except TimeoutError:
-        raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
+        async with deadline:
+            return await call
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None
@@ -41,6 +38,8 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     except ForgeError:
         raise
     except Exception as error:  # Monarch's own errors, a SupervisionError among them
+        if deadline.expired() and isinstance(error, TimeoutError):
+            raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
         raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
 
 
