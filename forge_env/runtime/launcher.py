@@ -270,7 +270,11 @@ class Launcher:
             spawned.far.append((place, pid))
             await self.hosts.watch(place, pid, partial(self._on_end, spawned, rank))
             return
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it died since it answered, and Monarch has reaped it
+            self._on_end(spawned, rank, "")
+            return
         self._watched[pidfd] = spawned, rank
         spawned.pids.add(pid)
         self._pids.add(pid)

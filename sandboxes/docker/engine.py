@@ -58,10 +58,10 @@ class Engine:
             isinstance(cause, self._errors.APIError) and cause.status_code == 409
         )
 
-    def has_failed(self, error: SandboxError) -> bool:
-        """Whether the engine reported that something went wrong in itself."""
+    def has_just_ended(self, error: SandboxError) -> bool:
+        """Whether the engine failed to kill a container, for it ended by itself in that moment."""
         cause = error.__cause__
-        return isinstance(cause, self._errors.APIError) and cause.is_server_error()
+        return isinstance(cause, self._errors.APIError) and "is not running" in str(cause.explanation)
 
     def attach(self, container: str) -> socket.socket:
         """Return a connection to the standard streams of a container. Blocks; call it through `call`."""

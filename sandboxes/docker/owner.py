@@ -6,6 +6,7 @@ owner had created but not started, and containers of engines that were killed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -21,8 +22,7 @@ LABEL = "forge-env.sandbox"
 _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-time"
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
-_REMOVE_TRIES = 3
-"""The engine fails to remove a container that ends by itself just then: it cannot kill it any more."""
+_TRIES, _AGAIN_S = 100, 0.02  # to remove a container that ends by itself meanwhile
 
 
 def labels() -> dict[str, str]:
@@ -42,14 +42,16 @@ async def reap(engine: Engine) -> int:
 
 async def remove(engine: Engine, container: str) -> None:
     """Remove a container, running or not, with everything in it. Raises SandboxError."""
-    for tries_left in reversed(range(_REMOVE_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
-            return await engine.call(engine.client.api.remove_container, container, force=True, v=True)
+            await engine.call(engine.client.api.remove_container, container, force=True, v=True)
+            return
         except SandboxError as error:
             if engine.is_missing(error):
                 return
-            if not tries_left or not engine.has_failed(error):
+            if not (tries_left and engine.has_just_ended(error)):
                 raise
+            await asyncio.sleep(_AGAIN_S)
 
 
 def _is_orphan(container: dict[str, Any]) -> bool:

@@ -136,11 +136,11 @@ def _chat_server() -> Iterator[ChatServer]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="chat server")
         thread.start()
         try:
-            assert server.listens.wait(20)
+            assert server.listens.wait(60)
             yield chat
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 

@@ -78,7 +78,7 @@ async def test_plain_functions_of_several_episodes_wait_at_once() -> None:
     meeting = threading.Barrier(4)
 
     def solve(messages: list[Message]) -> Message:
-        meeting.wait(timeout=20)
+        meeting.wait(timeout=60)
         message: Message = Math.expert(messages)
         return message
 
@@ -86,9 +86,10 @@ async def test_plain_functions_of_several_episodes_wait_at_once() -> None:
 
 
 async def test_a_plain_function_that_never_ends_is_given_up() -> None:
-    ended = threading.Event()
+    began, ended = threading.Event(), threading.Event()
 
     def think(messages: list[Message]) -> Message:
+        began.set()
         try:
             while True:
                 pass
@@ -98,7 +99,8 @@ async def test_a_plain_function_that_never_ends_is_given_up() -> None:
     [episode] = await play_together(think, 1, answer_seconds=0.05)
     assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
     assert episode.error == "PolicyError: ScriptedAgent did not answer within 0.05 s"
-    assert await asyncio.to_thread(ended.wait, 20), "its thread ends too"
+    # On a busy machine it may not have begun in time; then it never does.
+    assert not began.is_set() or await asyncio.to_thread(ended.wait, 60), "its thread ends too"
 
 
 def exits(messages: list[Message]) -> Message:

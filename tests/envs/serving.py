@@ -28,10 +28,10 @@ def serve(app: Any, **options: Any) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="serve")
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(60)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()

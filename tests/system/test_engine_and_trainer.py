@@ -212,6 +212,7 @@ async def test_a_cancelled_batch_ends_its_requests(engine: VLLMEngine) -> None:
 
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
     """Requests in flight carry on over a swap; each span of tokens names the weights that sampled it."""
+    weights = _weights(model)
     running = [
         asyncio.ensure_future(engine.generate([i + 1, 2], Sampling(max_tokens=200, seed=i), f"long/{i}"))
         for i in range(16)
@@ -219,7 +220,7 @@ async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path
     started = asyncio.ensure_future(engine.generate([1], Sampling(max_tokens=1), "marker"))
     await started  # the engine steps all requests together, so the long ones have begun
     old = engine.version
-    await engine.update_weights(old + 1, _weights(model))
+    await engine.update_weights(old + 1, weights)
     for completion in await asyncio.gather(*running):
         assert [version for version, _ in completion.versions] == [old, old + 1]
         assert sum(n for _, n in completion.versions) == 200
@@ -253,7 +254,7 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
 async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: VLLMEngine, model: Path) -> None:
     """Requests wait meanwhile; those that ran go on where they were, and their tokens name the weights of each span."""
     before, old = await _greedy(engine), engine.version
-    running = asyncio.ensure_future(engine.generate([1, 2], Sampling(max_tokens=100, temperature=0.0), "running"))
+    running = asyncio.ensure_future(engine.generate([1, 2], Sampling(max_tokens=200, temperature=0.0), "running"))
     await engine.generate([1], Sampling(max_tokens=1), "marker")  # by then the other one runs
     await engine.sleep()
     await engine.sleep()
@@ -267,9 +268,9 @@ async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: V
     assert not engine.is_asleep and await waiting == before, "the same weights"
     completion, (of_batch,) = await running, await batch
     assert [version for version, _ in completion.versions] == [old, old + 1]
-    assert sum(count for _, count in completion.versions) == len(completion.token_ids) == 100
+    assert sum(count for _, count in completion.versions) == len(completion.token_ids) == 200
     assert isinstance(of_batch, Completion) and of_batch.versions == ((old + 1, 2),)
-    alone = await engine.generate([1, 2], Sampling(max_tokens=100, temperature=0.0), "alone")
+    alone = await engine.generate([1, 2], Sampling(max_tokens=200, temperature=0.0), "alone")
     assert alone.token_ids == completion.token_ids
     assert max(abs(a - b) for a, b in zip(alone.logprobs, completion.logprobs, strict=True)) < 1e-4
 

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import pytest
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.report.numbers import short
+from tests.helpers.waiting import wait_until
 from trainers.checkpoints import steps_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -67,10 +68,7 @@ class Started:
         return found
 
     def assert_nothing_left(self) -> None:
-        deadline = time.monotonic() + 15.0
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert self.processes() == {}
+        wait_until(lambda: not self.processes(), "all processes of the run have ended")
         assert list(self.temp.iterdir()) == []
         assert _monarch_logs(self) == []
 
@@ -106,12 +104,19 @@ def start(tmp_path: Path) -> Iterator:
     yield begin
     for run in runs:
         for pid in run.processes():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         run.process.wait()
         shutil.rmtree(run.temp)
-    # Another worker of pytest may have a run at the same time: what belongs to a live process is not left behind.
-    left = set(os.listdir("/dev/shm")) - shared_memory
-    assert {name for name in left if not _is_owned(name)} == set()
+    # Another worker of pytest may have a run at the same time: what belongs to a live process is not left behind, and
+    # what a dead one has left there is removed in a moment.
+    with suppress(AssertionError):
+        wait_until(lambda: not left_behind(shared_memory))
+    assert left_behind(shared_memory) == set()
+
+
+def left_behind(before: set[str]) -> set[str]:
+    return {name for name in set(os.listdir("/dev/shm")) - before if not _is_owned(name)}
 
 
 def _monarch_logs(run: Started) -> list[Path]:
@@ -155,7 +160,8 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
     assert summary["peak_memory_bytes"] > 2**28
     measured = [step for step in steps if step["phase"] == "system"]
-    assert measured and {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"} <= measured[-1].keys()
+    wanted = {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"}
+    assert any(wanted <= sample.keys() for sample in measured), "of one at the end, a process may just have ended"
     learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
     trained = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
     assert [line["episode"] for line in learned] == [episode.id for episode in trained]
@@ -400,10 +406,7 @@ def test_the_controller_is_killed(start) -> None:  # type: ignore[no-untyped-def
     assert len(run.processes()) >= 4
     run.process.kill()
     run.end()
-    deadline = time.monotonic() + 15.0
-    while run.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert run.processes() == {}
+    wait_until(lambda: not run.processes(), "all processes of the run have ended")
     for path in _monarch_logs(run):
         path.unlink()
 

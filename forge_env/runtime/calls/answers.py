@@ -26,13 +26,10 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """
     from monarch.actor import ActorError
 
+    deadline = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as deadline:
+        async with deadline:
             return await call
-    except TimeoutError as error:
-        if not deadline.expired():  # the actor's own, or that of the network
-            raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
-        raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None
@@ -41,6 +38,8 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     except ForgeError:
         raise
     except Exception as error:  # Monarch's own errors, a SupervisionError among them
+        if deadline.expired() and isinstance(error, TimeoutError):
+            raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
         raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
 
 

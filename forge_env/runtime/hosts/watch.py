@@ -17,6 +17,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -27,6 +28,7 @@ from forge_env.runtime.process.network import LOOPBACK, interface_of, own_addres
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long `news` waits for a death
+END_S = 3.0  # within which a killed process is gone; below `HostSettings.silence_s`, for which the controller waits
 
 
 class HostWatch(Actor):
@@ -94,9 +96,9 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def kill(self, pid: int) -> None:
-        """End a process that is watched."""
+        """End a process that is watched, and wait for its end."""
         if pid in self._watched:
-            _kill(pid)
+            await asyncio.to_thread(_end, [pid])
 
     @concurrent_endpoint
     async def news(self) -> list[int]:
@@ -114,7 +116,7 @@ class HostWatch(Actor):
     @concurrent_endpoint
     async def close(self) -> None:
         """End every process of the run on this host but this one, and remove what they left."""
-        self._clean_up()
+        await asyncio.to_thread(self._clean_up)
 
     def _keep_lease(self) -> None:
         """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller here."""
@@ -129,8 +131,7 @@ class HostWatch(Actor):
         os._exit(1)
 
     def _clean_up(self) -> None:
-        for pid in _processes_with(f"TMPDIR={self._temp}"):
-            _kill(pid)
+        _end(_processes_with(f"TMPDIR={self._temp}"))  # only then do they write nothing more
         shutil.rmtree(self._temp, ignore_errors=True)
 
 
@@ -167,6 +168,24 @@ def _pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except ProcessLookupError:  # it has: so does this descriptor of a file
         return os.open(os.devnull, os.O_RDONLY)
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Kill processes, and wait until they have ended, for END_S at most: one may wait for a disk or a GPU."""
+    ends = select.poll()
+    left = set()
+    for pid in pids:
+        left.add(pidfd := _pidfd(pid))
+        ends.register(pidfd, select.POLLIN)
+        _kill(pid)
+    deadline = time.monotonic() + END_S
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for pidfd, _ in ends.poll(seconds * 1000):
+            ends.unregister(pidfd)
+            left.remove(pidfd)
+            os.close(pidfd)
+    for pidfd in left:
+        os.close(pidfd)
 
 
 def _kill(pid: int) -> None:

@@ -25,6 +25,7 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Outcome
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import Deadline
+from tests.helpers.waiting import until
 
 KEY = 'sk-a/very+secret key"of\\tests-0123456789'.replace(" ", "_")
 TOOLS = Math().tools
@@ -304,7 +305,7 @@ async def test_a_streamed_answer_may_take_longer_than_any_deadline(chat_server: 
 
     async def then_nothing() -> Any:
         yield piece(content="a")
-        await asyncio.to_thread(alone.wait, 20.0)
+        await asyncio.to_thread(alone.wait, 60.0)
 
     chat_server.will(chat_server.streams(more=slowly()))
     turn, _ = await ask(chat_server, idle_timeout=20.0, timeout=0.02)
@@ -313,6 +314,7 @@ async def test_a_streamed_answer_may_take_longer_than_any_deadline(chat_server: 
     chat_server.will(chat_server.streams(more=then_nothing()))
     try:
         assert "sent nothing for 0.2 s" in await refused(chat_server, PolicyError, idle_timeout=0.2)
+        await until(lambda: chat_server.asked, "the request has come")
     finally:
         alone.set()
     assert len(chat_server.asked) == 1, "it is not asked again: the server may still be at it"

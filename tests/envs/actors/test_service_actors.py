@@ -15,6 +15,7 @@ pytest.importorskip("monarch")
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env.runtime.launcher import Launcher
+from tests.helpers.waiting import until
 from trainers.run.replay_buffer import ReplayBuffer
 
 
@@ -58,8 +59,9 @@ def episode(number: int) -> Episode:
 async def test_a_buffer_gives_every_episode_out_once_and_never_overflows(launcher: Launcher) -> None:
     buffer = await ReplayBuffer.options().as_actor(batch_size=2, capacity=4)
     adding = [asyncio.create_task(buffer.call_one(ReplayBuffer.add, episode(number))) for number in range(6)]
-    done, waiting = await asyncio.wait(adding, return_when=asyncio.ALL_COMPLETED, timeout=1.0)
-    assert (len(done), len(waiting), await buffer.call_one(ReplayBuffer.waiting)) == (4, 2, 4)
+    await until(lambda: sum(task.done() for task in adding) == 4, "four are in it")
+    assert await buffer.call_one(ReplayBuffer.waiting) == 4
+    assert sum(task.done() for task in adding) == 4, "two wait until there is room"
     batches = [await buffer.call_one(ReplayBuffer.sample) for _ in range(3)]
     await asyncio.gather(*adding)
     assert sorted(e.reward for batch in batches for e in batch) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from forge_env.cli.describe_in_child import describe_in_child
 from forge_env.cli.describe_target import describe_target
 from forge_env.core.errors import UserError
 from forge_env.registry.registry_file import Entry
+from tests.helpers.waiting import is_alive, wait_until
 
 CODE = '''\
 import forge_env
@@ -159,10 +159,8 @@ def test_what_an_import_starts_and_prints_is_no_trouble(tmp_path: Path) -> None:
     found = describe_in_child(an_entry(f"{tmp_path}/noisy.py:f"))
     assert found["name"] == "f"
     assert found["notes"][0].startswith("importing it prints text, beginning '")
-    status = Path(f"/proc/{(tmp_path / 'child').read_text()}/status")
-    deadline = time.monotonic() + 60
-    while status.exists() and "State:\tZ" not in status.read_text():
-        assert time.monotonic() < deadline, "the import's own child process is still there"
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not is_alive(child), "the import's own child process ends")
 
 
 def test_sigterm_ends_the_import_with_the_command(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from agents.scripted import ScriptedAgent
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
 from forge_env.core.episode import Turn
 from forge_env.core.errors import InvariantError, PolicyError
 from forge_env.core.faults import FaultPolicy
@@ -136,7 +138,7 @@ async def test_an_episode_may_end_while_its_request_is_in_a_batch_and_begin_agai
     assert policy.seen == [["a", "b"], ["a.1", "b/1"]]
 
 
-async def test_waiting_for_the_others_does_not_count_against_a_deadline() -> None:
+def test_waiting_for_the_others_does_not_count_against_a_deadline() -> None:
     lockstep = LockstepPolicy(Batches())
 
     async def play(name: str, wave: Wave, seconds: float) -> int:
@@ -144,8 +146,11 @@ async def test_waiting_for_the_others_does_not_count_against_a_deadline() -> Non
             await asyncio.sleep(0.2 if name == "late" else 0)
             return await Deadline(seconds).run(ask(lockstep, name))
 
-    async with Wave(2) as wave:
-        assert await asyncio.gather(play("early", wave, 0.1), play("late", wave, 30.0)) == [1, 1]
+    async def both() -> list[int]:
+        async with Wave(2) as wave:
+            return await asyncio.gather(play("early", wave, 0.1), play("late", wave, 30.0))
+
+    assert simulated(World(), both()) == [1, 1]  # on a busy machine, a real clock goes on where the work does not
 
 
 async def test_each_request_has_its_own_error() -> None:

@@ -229,17 +229,17 @@ def test_a_call_that_never_returns_is_ended() -> None:
 
     line = tasks.__code__.co_firstlineno
     with pytest.raises(BadTasks) as raised:
-        read_tasks("shop", tasks, "test", count=5, seconds=0.05)
+        read_tasks("shop", tasks, "test", count=5, seconds=0.5)
     places = [f"(tests/forge_env/rollout/test_task_list.py:{line + n})" for n in (2, 3)]
     assert [place for place in places if place in str(raised.value).replace(str(Path(__file__).parents[3]) + "/", "")]
-    assert str(raised.value).endswith("did not return within 0.05 s: let it end, and draw no more than `count` tasks")
+    assert str(raised.value).endswith("did not return within 0.5 s: let it end, and draw no more than `count` tasks")
 
 
 def test_a_call_that_returns_late_leaves_nothing_to_come() -> None:
     task = Task(prompt=({"role": "user", "content": "a"},))
 
     def tasks() -> list[Task]:
-        time.sleep(0.1)
+        time.sleep(0.6)
         return [task]
 
     with pytest.raises(BadTasks, match="did not return within 0.01 s"):

@@ -7,10 +7,12 @@ a process that ends with this one, and goes when its last process has ended; the
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +27,7 @@ class Cluster:
         self.separate = separate
         self.hosts: list[subprocess.Popen[str]] = []
         self._networks: list[subprocess.Popen[str]] = []
+        self._ports = [] if separate else _free_ports(2)
 
     def __enter__(self) -> Cluster:
         try:
@@ -84,7 +87,7 @@ class Cluster:
         return found
 
     def _place(self, index: int) -> tuple[str, int]:
-        return (f"10.77.0.{index + 11}", 22222) if self.separate else ("127.0.0.1", _ports[index])
+        return (f"10.77.0.{index + 11}", 22222) if self.separate else ("127.0.0.1", self._ports[index])
 
     def _join(self) -> None:
         self._ip(0, "link add bridge type bridge", "addr add 10.77.0.1/24 dev bridge", "link set bridge up")
@@ -123,9 +126,15 @@ def _network() -> subprocess.Popen[str]:
     return holder
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-_ports = (_free_port(), _free_port())
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free, and that the kernel gives to nobody who takes any: they stay free until they are used."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    candidates = [port for port in range(10_000, 65_536) if not first <= port <= last]
+    found: list[int] = []
+    for port in random.sample(candidates, len(candidates)):
+        with suppress(OSError):  # it is taken
+            socket.create_server(("127.0.0.1", port)).close()
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("all ports are taken")

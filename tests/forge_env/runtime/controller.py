@@ -67,7 +67,7 @@ async def one_run(ending: str, logs: Path) -> None:
             tell(pids=children())
             await asyncio.Event().wait()
         await asyncio.gather(*(launcher.start(name) for name in ("worker", "other", "bare")))
-        assert await within(10.0, worker.add.call_one(1, 2), "the worker") == 3
+        assert await within(60.0, worker.add.call_one(1, 2), "the worker") == 3
         tell(pids=children())
         if ending == "error":
             raise UserError("a mistake inside")

@@ -44,8 +44,8 @@ async def work(launcher: Launcher) -> None:
     """Call actors on both hosts, and one from another; with `team`, add numbers up over ranks on both."""
     workers = await start_workers(launcher)
     for name, worker in workers.items():
-        assert await within(20.0, worker.add.call_one(2, 3), name) == 5
-        tell(name=name, pid=await within(20.0, worker.pid.call_one(), name))
+        assert await within(60.0, worker.add.call_one(2, 3), name) == 5
+        tell(name=name, pid=await within(60.0, worker.pid.call_one(), name))
     hosts = launcher.hosts
     assert hosts is not None
     tell(addresses=[hosts.info(i).address for i in (0, 1)], said=hosts.summary())
@@ -98,7 +98,7 @@ async def lose(launcher: Launcher) -> None:
         tell(refused=str(error))
     four = launcher.spawn("four", Adder, host=1)
     await launcher.start("four")
-    tell(four=await within(20.0, four.add.call_one(1, 3), "four"), places=launcher["four"].host_of_rank)
+    tell(four=await within(60.0, four.add.call_one(1, 3), "four"), places=launcher["four"].host_of_rank)
     await launcher.stop("four", seconds=0.0)
     tell(stopped="four")
     await told()
@@ -107,7 +107,7 @@ async def lose(launcher: Launcher) -> None:
 async def wait(launcher: Launcher) -> None:
     workers = await start_workers(launcher)
     for name, worker in workers.items():
-        tell(name=name, pid=await within(20.0, worker.pid.call_one(), name))
+        tell(name=name, pid=await within(60.0, worker.pid.call_one(), name))
     tell(ready=True)
     try:
         await launcher.guard(within(600.0, workers["worker0"].hold.call_one(), "the first worker"))

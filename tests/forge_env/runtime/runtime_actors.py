@@ -77,6 +77,16 @@ class Worker(ForgeActor):
         await asyncio.Event().wait()
 
 
+class Gone(Worker):
+    """Answers with the id of a process that has ended and was reaped, as that of an actor that dies right after it."""
+
+    @concurrent_endpoint
+    async def pid(self) -> int:  # type: ignore[override]
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        return ended.pid
+
+
 class Counting(Worker):
     """A worker for services: says who answers, and leaves a mark where a call arrives."""
 

@@ -1,4 +1,4 @@
-"""Waiting for an actor's answer: a deadline, and a cancellation that is never lost."""
+"""Waiting for the answer of an actor, whatever else happens in the same moment."""
 
 from __future__ import annotations
 
@@ -6,38 +6,46 @@ import asyncio
 
 import pytest
 
+from forge_env.core.errors import MissedDeadline, ServiceError
+
 pytest.importorskip("monarch")
 
-from forge_env.core.errors import MissedDeadline, ServiceError
-from forge_env.runtime.calls.answers import within
+from forge_env.runtime.calls.answers import unless_gone, within
+
+DEADLINE_S = 60.0
 
 
-async def _sum_of_many(answers: list[asyncio.Future[int]]) -> int:
-    return sum([await within(60.0, answer, "the actor") for answer in answers])
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancellation_as_the_answer_comes_is_no_less_one(turns: int) -> None:
+    """Whichever turn of the event loop it comes in: a run that goes on after SIGTERM goes on for ever."""
+    gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    for wait in (within, lambda *given: unless_gone(within(*given), gone)):
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        went_on: list[int] = []
+
+        async def ask(wait=wait, answer=answer, went_on=went_on) -> None:
+            went_on.append(await wait(DEADLINE_S, answer, "the actor"))
+            await asyncio.Event().wait()  # the next call
+
+        asking = asyncio.create_task(ask())
+        for _ in range(6):  # until it waits
+            await asyncio.sleep(0)
+        answer.set_result(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        done, _ = await asyncio.wait({asking}, timeout=DEADLINE_S)
+        assert done and asking.cancelled(), went_on
 
 
-@pytest.mark.parametrize("turns", range(8))
-async def test_a_cancellation_that_comes_with_an_answer_is_not_lost(turns: int) -> None:
-    """Whichever turn of the event loop it comes in, the caller does not go on to its next call."""
-    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
-    caller = asyncio.create_task(_sum_of_many([first, second]))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    first.set_result(1)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    caller.cancel()
-    done, _ = await asyncio.wait({caller}, timeout=10.0)
-    second.cancel()
-    assert done and caller.cancelled()
-
-
-async def test_an_answer_that_is_late_is_a_missed_deadline_and_the_actors_own_time_out_is_not() -> None:
-    async def times_out() -> None:
-        raise TimeoutError("the disk")
-
+async def test_a_deadline_is_told_and_a_time_out_of_the_call_is_another_error() -> None:
     with pytest.raises(MissedDeadline, match=r"^the actor did not answer within 0\.01 s$"):
-        await within(0.01, asyncio.get_running_loop().create_future(), "the actor")
-    with pytest.raises(ServiceError, match="^the actor failed: TimeoutError: the disk$") as raised:
-        await within(60.0, times_out(), "the actor")
-    assert not isinstance(raised.value, MissedDeadline)
+        await within(0.01, asyncio.Event().wait(), "the actor")
+
+    async def fail() -> None:
+        raise TimeoutError("of its own")
+
+    for seconds in (DEADLINE_S, None):
+        with pytest.raises(ServiceError, match="^the actor failed: TimeoutError: of its own$") as caught:
+            await within(seconds, fail(), "the actor")
+        assert not isinstance(caught.value, MissedDeadline)

@@ -117,7 +117,7 @@ def test_actors_on_both_hosts_answer_and_the_hosts_wait_for_the_next_run(
         assert (one["name"], two["name"], closed) == ("worker0", "worker1", {"closed": True})
         assert about["addresses"] == [place.partition(":")[0] for place in cluster.workers.split()]
         assert controller.ends() == ""
-        assert [cluster.processes(index) for index in (0, 1)] == [[], []]
+        wait_until(lambda: not cluster.processes(0) and not cluster.processes(1), "the watches end")
         assert not list(cluster.folder.glob("forge_env_*"))
         assert {path.name for path in (tmp_path / f"logs{run}").iterdir()} == {
             "monarch.log", "worker0.log", "worker1.log"
@@ -160,7 +160,7 @@ def test_a_death_on_another_host_is_told_and_the_end_of_the_host_is_one_of_every
     controller.go_on()
     assert controller.told() == {"closed": True}
     controller.ends()
-    assert cluster.processes(0) == []
+    wait_until(lambda: not cluster.processes(0), "the watch ends")
 
 
 def test_a_killed_controller_leaves_nothing_on_its_hosts_and_they_wait_for_the_next(
@@ -214,7 +214,7 @@ def test_processes_as_hosts_end_with_a_killed_controller(controllers: Start) -> 
     os.kill(controller.pid, signal.SIGKILL)
     everything = [*hosts, *(worker["pid"] for worker in workers)]
     wait_until(lambda: not any(map(is_alive, everything)), "the hosts and their processes end")
-    assert not sockets.exists()
+    wait_until(lambda: not sockets.exists(), "the watches remove what they left")
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from forge_env.core.errors import ForgeError, PolicyError, ServiceError, UserErr
 
 pytest.importorskip("monarch")
 
-from runtime_actors import Worker
+from runtime_actors import Gone, Worker
 
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
@@ -32,7 +32,6 @@ from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-NOTICED_S = 5.0  # a death must be known by then; Monarch itself takes up to ten seconds
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
 
 
@@ -47,8 +46,8 @@ async def started(launcher: Launcher, name: str = "worker", **kwargs: Any) -> An
 
 async def test_a_call_returns_and_the_actor_is_another_process(launcher: Launcher) -> None:
     worker = await started(launcher)
-    assert await within(10.0, worker.add.call_one(2, 3), "the worker") == 5
-    assert await within(10.0, worker.pid.call_one(), "the worker") != os.getpid()
+    assert await within(DEADLINE_S, worker.add.call_one(2, 3), "the worker") == 5
+    assert await within(DEADLINE_S, worker.pid.call_one(), "the worker") != os.getpid()
 
 
 async def test_an_actor_says_how_it_started(launcher: Launcher) -> None:
@@ -84,7 +83,7 @@ async def test_what_is_compiled_outlives_the_actors(
 async def test_everything_that_an_actor_writes_goes_to_its_own_log(launcher: Launcher, tmp_path: Path) -> None:
     worker = await started(launcher)
     await started(launcher, "other")
-    await within(10.0, worker.write.call_one(), "the worker")
+    await within(DEADLINE_S, worker.write.call_one(), "the worker")
     log = (tmp_path / "logs" / "worker.log").read_text()
     for line in ("a line by Python", "a line of errors", "a line past Python", "a line by a child"):
         assert line in log
@@ -94,11 +93,11 @@ async def test_everything_that_an_actor_writes_goes_to_its_own_log(launcher: Lau
 async def test_the_environment_of_one_process_is_its_own(launcher: Launcher) -> None:
     one = await started(launcher, "one", environ={"CUDA_VISIBLE_DEVICES": "3"})
     two = await started(launcher, "two")
-    assert await within(10.0, one.environ.call_one("CUDA_VISIBLE_DEVICES"), "one") == "3"
-    assert await within(10.0, two.environ.call_one("CUDA_VISIBLE_DEVICES"), "two") != "3"
+    assert await within(DEADLINE_S, one.environ.call_one("CUDA_VISIBLE_DEVICES"), "one") == "3"
+    assert await within(DEADLINE_S, two.environ.call_one("CUDA_VISIBLE_DEVICES"), "two") != "3"
     # Temporary files of all actors lie in one folder, which goes with the launcher.
-    temp = await within(10.0, one.environ.call_one("TMPDIR"), "one")
-    assert temp == await within(10.0, two.environ.call_one("TMPDIR"), "two") != tempfile.gettempdir()
+    temp = await within(DEADLINE_S, one.environ.call_one("TMPDIR"), "one")
+    assert temp == await within(DEADLINE_S, two.environ.call_one("TMPDIR"), "two") != tempfile.gettempdir()
 
 
 # ---- errors ----
@@ -108,43 +107,43 @@ async def test_errors_of_our_own_kinds_arrive_as_themselves_and_the_actor_lives_
     worker = await started(launcher)
     for kind in (UserError, PolicyError, ServiceError):
         with pytest.raises(ForgeError) as caught:
-            await within(10.0, worker.fail.call_one(kind.__name__, "just this"), "the worker")
+            await within(DEADLINE_S, worker.fail.call_one(kind.__name__, "just this"), "the worker")
         assert (type(caught.value), str(caught.value)) == (kind, "just this")
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "TimeoutError", "LocalError"])
 async def test_any_other_error_is_a_service_error_with_its_message(launcher: Launcher, kind: str) -> None:
     worker = await started(launcher)
     with pytest.raises(ServiceError) as caught:
-        await within(10.0, worker.fail.call_one(kind, "7 is not prime"), "asking the worker")
+        await within(DEADLINE_S, worker.fail.call_one(kind, "7 is not prime"), "asking the worker")
     assert str(caught.value) == f"asking the worker failed: {kind}: 7 is not prime"
     assert "runtime_actors.py" in str(caught.value.__cause__)  # where in the actor it happened
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
 async def test_a_missed_deadline_names_what_was_awaited(launcher: Launcher) -> None:
     worker = await started(launcher)
     with pytest.raises(ServiceError, match=r"^the slow answer did not answer within 0\.2 s$"):
         await within(0.2, worker.hold.call_one(), "the slow answer")
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
 async def test_a_cancelled_call_is_cancelled_and_nothing_else(launcher: Launcher) -> None:
     worker = await started(launcher)
     call = asyncio.ensure_future(launcher.guard(within(60.0, worker.hold.call_one(), "the worker")))
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2  # by now the other call is under way
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2  # by now the other call is under way
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
 async def test_guard_hands_on_the_result_and_the_error_of_its_work(launcher: Launcher) -> None:
     worker = await started(launcher)
-    assert await launcher.guard(within(10.0, worker.add.call_one(1, 1), "the worker")) == 2
+    assert await launcher.guard(within(DEADLINE_S, worker.add.call_one(1, 1), "the worker")) == 2
     with pytest.raises(UserError, match="^mine$"):
-        await launcher.guard(within(10.0, worker.fail.call_one("UserError", "mine"), "the worker"))
+        await launcher.guard(within(DEADLINE_S, worker.fail.call_one("UserError", "mine"), "the worker"))
 
 
 async def test_an_error_in_on_start_reaches_the_caller(launcher: Launcher) -> None:
@@ -162,6 +161,12 @@ async def test_a_process_that_ends_while_it_starts_is_named(launcher: Launcher) 
         await asyncio.wait_for(launcher.start("worker"), DEADLINE_S)
 
 
+async def test_a_process_that_ends_as_soon_as_it_has_answered_is_named(launcher: Launcher) -> None:
+    launcher.spawn("worker", Gone)
+    with pytest.raises(ServiceError, match="^the worker process died; the end of its log is in .*worker.log$"):
+        await launcher.start("worker")
+
+
 async def test_an_error_in_the_constructor_is_named(launcher: Launcher) -> None:
     launcher.spawn("worker", Worker, broken=True)
     with pytest.raises(ServiceError, match="(?s)^the worker process failed: .*the constructor broke"):
@@ -174,15 +179,13 @@ async def test_an_error_in_the_constructor_is_named(launcher: Launcher) -> None:
 async def test_a_killed_actor_ends_the_pending_call_under_guard(launcher: Launcher) -> None:
     worker = await started(launcher)
     other = await started(launcher, "other")
-    pid = await within(10.0, worker.pid.call_one(), "the worker")
+    pid = await within(DEADLINE_S, worker.pid.call_one(), "the worker")
     call = asyncio.ensure_future(launcher.guard(within(60.0, worker.hold.call_one(), "the worker")))
-    assert await within(10.0, worker.add.call_one(1, 1), "the worker") == 2  # by now the other call is under way
-    killed = time.monotonic()
+    assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2  # by now the other call is under way
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ServiceError, match="^the worker process died"):
-        await call
-    assert time.monotonic() - killed < NOTICED_S
-    assert await within(10.0, other.add.call_one(1, 1), "the other") == 2
+    with pytest.raises(ServiceError, match="^the worker process died"):  # Monarch itself would name no process
+        await asyncio.wait_for(call, DEADLINE_S)
+    assert await within(DEADLINE_S, other.add.call_one(1, 1), "the other") == 2
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -192,13 +195,11 @@ async def test_guard_notices_a_process_that_dies_while_nobody_calls_it(launcher:
         await launcher.start("idle")
     else:
         await started(launcher, "idle")
-    pid = await within(10.0, launcher["idle"].actor.pid.call_one(), "it")
-    killed = time.monotonic()
+    pid = await within(DEADLINE_S, launcher["idle"].actor.pid.call_one(), "it")
     work = asyncio.ensure_future(launcher.guard(asyncio.Event().wait()))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match="^the idle process died"):
         await asyncio.wait_for(work, DEADLINE_S)
-    assert time.monotonic() - killed < NOTICED_S
     with pytest.raises(ServiceError, match="^the idle process died"):  # and every later guard says so at once
         await launcher.guard(asyncio.Event().wait())
 
@@ -208,10 +209,10 @@ async def test_a_death_that_nobody_guards_against_makes_no_noise_at_the_end(
 ) -> None:
     async with Launcher(tmp_path / "logs") as launcher:
         worker = await started(launcher)
-        pid = await within(10.0, worker.pid.call_one(), "the worker")
+        pid = await within(DEADLINE_S, worker.pid.call_one(), "the worker")
         os.kill(pid, signal.SIGKILL)
         assert launcher._failure is not None
-        await asyncio.wait({launcher._failure}, timeout=NOTICED_S)
+        await asyncio.wait({launcher._failure}, timeout=DEADLINE_S)
         assert launcher._failure.done()
     launcher._failure = None
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -222,8 +223,8 @@ async def test_two_launchers_one_after_the_other(tmp_path: Path) -> None:
     for index in range(2):
         async with Launcher(tmp_path / str(index)) as launcher:
             worker = await started(launcher)
-            assert await within(10.0, worker.add.call_one(index, 1), "the worker") == index + 1
-            pids.add(await within(10.0, worker.pid.call_one(), "the worker"))
+            assert await within(DEADLINE_S, worker.add.call_one(index, 1), "the worker") == index + 1
+            pids.add(await within(DEADLINE_S, worker.pid.call_one(), "the worker"))
         assert not any(is_alive(pid) for pid in pids)
     assert len(pids) == 2
 
@@ -263,7 +264,8 @@ class Controller:
         return self._errors.read()
 
     def assert_nothing_left(self) -> None:
-        assert [pid for pid in self.pids if is_alive(pid)] == []
+        # Those that had not answered yet end by themselves, a moment after the controller.
+        wait_until(lambda: not any(is_alive(pid) for pid in self.pids), "all actors are gone")
         assert list(self.temp.iterdir()) == []
         assert not self.monarch_log().exists()
 
@@ -374,7 +376,7 @@ def test_actors_do_not_outlive_a_killed_controller(control: Control) -> None:
     controller.ready()
     controller.process.kill()
     controller.process.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in controller.pids), "all actors are gone", NOTICED_S * 2)
+    wait_until(lambda: not any(is_alive(pid) for pid in controller.pids), "all actors are gone")
 
 
 def test_an_import_alone_leaves_no_log_of_monarch(control: Control) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runtime_actors import Team, Worker
 
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
+from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 60.0  # for anything that must happen at all, on a busy machine
 
@@ -69,7 +71,10 @@ async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launche
     _, pids = await start_two(launcher, Worker)
 
     async def notice() -> None:
+        pidfd = os.pidfd_open(pids[1])
         os.kill(pids[1], signal.SIGKILL)
+        assert select.select([pidfd], [], [], DEADLINE_S)[0]  # it has ended, and the event loop does not know it yet
+        os.close(pidfd)
         raise ServiceError("the connection was closed by peer")
 
     with pytest.raises(ServiceError, match="^the team process of rank 1 died"):
@@ -85,14 +90,34 @@ async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
 
 
 def test_a_meeting_point_listens_to_this_machine_only_and_goes_without_a_trace() -> None:
-    before = len(os.listdir("/proc/self/fd"))
     point = RankRendezvous(2)
-    port = int(point.environ(1)["MASTER_PORT"])
-    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    addresses = [line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
-    assert addresses == [f"0100007F:{port:04X}"]
+    place = f"0100007F:{int(point.environ(1)['MASTER_PORT']):04X}"
+    assert [local for local, state, _ in sockets_at(place) if state == "0A"] == [place]  # 0A: it listens
+    inodes = {inode for _, _, inode in sockets_at(place)} - {"0"}  # 0: of no process any more
+    assert inodes & open_sockets()
     del point
-    assert len(os.listdir("/proc/self/fd")) == before
+    wait_until(lambda: not inodes & open_sockets(), "torch closes them")
+    assert not [local for local, state, _ in sockets_at(place) if state == "0A"]
+
+
+def sockets_at(place: str) -> list[tuple[str, str, str]]:
+    """Address, state and inode of every socket of this machine with the port of `place`, at either end."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    port = place.rpartition(":")[2]
+    return [(line[1], line[3], line[9]) for line in lines if port in (line[1][-4:], line[2][-4:])]
+
+
+def open_sockets() -> set[str]:
+    """The inodes of this process's sockets."""
+    inodes = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            kind, _, inode = os.readlink(link).partition(":[")
+        except FileNotFoundError:  # another thread has just closed it
+            continue
+        if kind == "socket":
+            inodes.add(inode.rstrip("]"))
+    return inodes
 
 
 def test_the_first_rank_keeps_the_name_of_the_log() -> None:

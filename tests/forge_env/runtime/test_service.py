@@ -29,8 +29,16 @@ async def pids(service: Service[Counting]) -> list[int]:
     return sorted(await service.fanout(Counting.pid))
 
 
-def _is_stopped(task: Path) -> bool:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of a process have stopped; one that is gone runs no more either."""
+
+    def state(task: Path) -> str:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+    try:
+        return all(state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
@@ -103,16 +111,13 @@ async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launc
 
 
 async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) -> None:
-    service = await Counting.options(ping_seconds=1.0).as_service()
+    service = await Counting.options(ping_seconds=4.0).as_service()
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
-    await until(lambda: all(_is_stopped(task) for task in Path(f"/proc/{first}/task").iterdir()), "all threads stop")
+    await until(lambda: _is_stopped(first), "all threads stop")
     assert await service.route(Counting.pid) != first
-    assert service.deaths[0].reason == "the counting process did not answer a ping within 1 s, and was ended"
-    with pytest.raises(ProcessLookupError):  # it is not left behind, stopped
-        for _ in range(600):
-            os.kill(first, 0)
-            await asyncio.sleep(0.05)
+    assert service.deaths[0].reason == "the counting process did not answer a ping within 4 s, and was ended"
+    await until(lambda: not Path(f"/proc/{first}").exists(), "it is not left behind, stopped")
 
 
 async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
@@ -155,13 +160,17 @@ async def test_a_long_call_ends_with_its_caller(launcher: Launcher, tmp_path: Pa
         await asyncio.to_thread(folder.mkdir)
         return folder
 
-    cancelled, late, orphaned = [await marks(name) for name in ("cancelled", "late", "orphaned")]
+    cancelled, orphaned = [await marks(name) for name in ("cancelled", "orphaned")]
     call = asyncio.create_task(service.route(Counting.work, str(cancelled)))
     await until((cancelled / "begun").exists, "the work")
     call.cancel()
     await until((cancelled / "ended").exists, "the end of what was cancelled")
-    with pytest.raises(ServiceError, match="counting.work did not answer within 0.2 s"):
-        await service.deadline(0.2).route(Counting.work, str(late))
+    for seconds in (0.2, 2.0, 20.0):  # on a busy machine, the work may not have begun by the first deadline
+        late = await marks(f"late {seconds:g}")
+        with pytest.raises(ServiceError, match=f"counting.work did not answer within {seconds:g} s"):
+            await service.deadline(seconds).route(Counting.work, str(late))
+        if (late / "begun").exists():
+            break
     await until((late / "ended").exists, "the end of what was late")
     asking = asyncio.ensure_future(caller.let_work.call_one(str(orphaned)))
     await until((orphaned / "begun").exists, "the work of the caller")

@@ -340,6 +340,7 @@ async def test_a_killed_publisher_is_said_at_once_and_another_one_is_found(run: 
     with pytest.raises((OSError, RuntimeError)):
         await asyncio.to_thread(under_way.receive, layout)
     under_way.close()
+    await trainer.ended()  # its connections are closed one after another, and the port that it listens at among them
     with pytest.raises(ServiceError, match=r"^the trainer, who has the weights, does not answer at 127.0.0.1:\d+: "):
         await fetched(engine, 3)
     replaced = run.process()
@@ -351,12 +352,11 @@ async def test_a_publisher_that_is_killed_while_it_sends() -> None:
     """The error that the store's own fetch raises, whatever of the publisher breaks first."""
     async with Run(seconds=10.0) as run:  # a thread of the puller waits for so long, and the fetch does not
         engine, trainer = run.copy(), run.process()
-        assert await trainer.ask("publish 0 0 512") == "published"
-        fetch = asyncio.create_task(fetched(engine, 0))
-        await until(lambda: engine._puller is not None and bool(engine._puller._busy), "the fetch begins")
-        trainer.process.kill()
+        assert await trainer.ask(f"publish 0 0 {LARGE}") == "published"
+        assert await trainer.ask("mortal 0") == "mortal"
         with pytest.raises(ServiceError, match="^version 0 of the weights did not arrive from the trainer: "):
-            await fetch
+            await fetched(engine, 0)
+        assert await trainer.ended() == -signal.SIGKILL
         assert engine._puller is not None and not engine._puller._busy
 
 
@@ -427,10 +427,10 @@ async def test_who_does_not_know_the_token_gets_nothing(run: Run) -> None:
     _, port = met.store(DEADLINE_S).get(KEY).decode().split()
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\2{}", b"\0\0\0\7nothing", b"\0\0\x20\0"):
         with socket.create_connection((met.address, int(port)), DEADLINE_S) as connection:
-            connection.sendall(said)
-            connection.shutdown(socket.SHUT_WR)
             heard = b""
-            with suppress(ConnectionResetError):  # what was said was not read to its end
+            with suppress(OSError):  # what was said was not read to its end: the connection is broken off, at any point
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
                 while part := await asyncio.to_thread(connection.recv, 4096):
                     heard += part
             assert b"pair" not in heard
@@ -438,7 +438,7 @@ async def test_who_does_not_know_the_token_gets_nothing(run: Run) -> None:
 
 
 def test_no_one_is_taken_for_the_publisher_who_repeats_what_it_hears() -> None:
-    here, there = (Connection(each, 5.0) for each in _connected())
+    here, there = (Connection(each, DEADLINE_S) for each in _connected())
 
     def repeat() -> None:
         there.send(**there.receive())

@@ -344,10 +344,11 @@ async def test_a_store_that_is_not_open_says_so() -> None:
 
 
 DIES = (
-    "import asyncio, os, signal\n"
+    "import asyncio, os, signal, sys\n"
+    "from pathlib import Path\n"
     "from state_dicts import make_state_dict\n"
     "from forge_env.runtime.weights import SharedMemoryStore\n"
-    "store = SharedMemoryStore()\n"
+    "store = SharedMemoryStore(Path(sys.argv[1]))\n"
     "asyncio.run(store.open())\n"
     "asyncio.run(store.publish(0, make_state_dict(0)))\n"
     "print(store.folder, store._owned._remover.pid, flush=True)\n"
@@ -355,11 +356,18 @@ DIES = (
 )
 
 
-def die(*, with_remover: bool) -> Path:
-    """Have a process make a store and kill it; returns the store's folder, once all that was to be ended has ended."""
+def die(root: Path, *, with_remover: bool) -> Path:
+    """Have a process make a store in `root` and kill it; returns its folder, once all that was to be ended has ended.
+
+    In /dev/shm, every other run of this machine would remove it.
+    """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
     with subprocess.Popen(
-        [sys.executable, "-c", DIES], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DIES, str(root / new_path().name)],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         folder, pid = process.stdout.readline().split()
@@ -374,21 +382,27 @@ def die(*, with_remover: bool) -> Path:
     return Path(folder)
 
 
-def test_the_folder_of_a_maker_that_was_killed_is_removed() -> None:
-    assert not die(with_remover=False).exists()
+def test_the_folder_of_a_maker_that_was_killed_is_removed(tmp_path: Path) -> None:
+    assert not die(tmp_path, with_remover=False).exists()
 
 
-async def test_what_nobody_could_remove_the_next_run_removes(store: SharedMemoryStore) -> None:
-    folder = await asyncio.to_thread(die, with_remover=True)
-    assert folder.is_dir() and folder.parent == SHARED_MEMORY
-    outside = SHARED_MEMORY / f"{folder.name}_counter"
+async def test_what_nobody_could_remove_the_next_run_removes(tmp_path: Path) -> None:
+    store, following = (SharedMemoryStore(tmp_path / new_path().name) for _ in range(2))
+    await store.open()
+    folder = await asyncio.to_thread(die, tmp_path, with_remover=True)
+    assert folder.is_dir()
+    outside = tmp_path / f"{folder.name}_counter"
     outside.touch()
     (folder / "a.outside").write_text(str(outside))
-    following = SharedMemoryStore()
     await following.open()
     assert not folder.exists() and not outside.exists()
     assert store.folder.is_dir() and following.folder.is_dir()  # their makers are alive
-    await following.close()
+    for opened in (store, following):
+        await opened.close()
+
+
+async def test_a_store_lies_in_shared_memory() -> None:
+    assert SharedMemoryStore().folder.parent == SHARED_MEMORY
 
 
 def left_behind(root: Path, victim: Path) -> Path:

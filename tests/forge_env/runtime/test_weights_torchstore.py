@@ -29,6 +29,7 @@ from tests.helpers.packages import needs
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("torchstore")]
 ROOT = Path(__file__).parents[3]
 STORE = TorchStoreWeights()
+DEADLINE_S = 60.0
 
 
 class Services(NamedTuple):
@@ -73,14 +74,14 @@ async def test_every_dtype_and_shape_comes_back_bit_for_bit(services: Services) 
 
 async def test_one_actor_publishes_and_another_fetches(services: Services) -> None:
     for version in range(3):
-        await within(30.0, services.trainer.publish.call_one(version, version), "publishing")
-        found = await within(30.0, services.engine.fetch.call_one(version), "fetching")
+        await within(DEADLINE_S, services.trainer.publish.call_one(version, version), "publishing")
+        found = await within(DEADLINE_S, services.engine.fetch.call_one(version), "fetching")
         assert found == fingerprints(make_state_dict(version))
 
 
 async def test_only_the_last_two_versions_stay(services: Services) -> None:
     for version in range(4):
-        await within(30.0, services.trainer.publish.call_one(version, version), "publishing")
+        await within(DEADLINE_S, services.trainer.publish.call_one(version, version), "publishing")
     keys = await import_torchstore().keys()
     assert {key.split("/")[1] for key in keys} == {"00000002", "00000003"}
     for version in (0, 1):
@@ -98,21 +99,21 @@ async def test_the_first_version_need_not_be_zero(services: Services) -> None:
 
 async def test_a_published_version_never_changes(services: Services) -> None:
     expected = fingerprints(make_state_dict(1))
-    await within(30.0, services.trainer.publish_then_change.call_one(0, 1), "publishing")
+    await within(DEADLINE_S, services.trainer.publish_then_change.call_one(0, 1), "publishing")
     async with STORE.fetch(0) as found:  # a copy of one's own
         for tensor in found.values():
             tensor.zero_()
-    assert await within(30.0, services.engine.fetch.call_one(0), "fetching") == expected
+    assert await within(DEADLINE_S, services.engine.fetch.call_one(0), "fetching") == expected
     with pytest.raises(InvariantError, match="version 0 of the weights was published already"):
-        await within(30.0, services.trainer.publish.call_one(0, 2), "publishing")
-    assert await within(30.0, services.engine.fetch.call_one(0), "fetching") == expected
+        await within(DEADLINE_S, services.trainer.publish.call_one(0, 2), "publishing")
+    assert await within(DEADLINE_S, services.engine.fetch.call_one(0), "fetching") == expected
 
 
 async def test_an_unknown_version_is_a_service_error_here_and_from_an_actor(services: Services) -> None:
     with pytest.raises(ServiceError, match="^the weight store has no version 41"):
-        await within(30.0, fetched(41), "fetching")
+        await within(DEADLINE_S, fetched(41), "fetching")
     with pytest.raises(ServiceError, match="^the weight store has no version 41"):
-        await within(30.0, services.engine.fetch.call_one(41), "fetching")
+        await within(DEADLINE_S, services.engine.fetch.call_one(41), "fetching")
 
 
 async def test_a_snapshot_without_its_marker_cannot_be_fetched(services: Services) -> None:

@@ -2,9 +2,10 @@
 
     python weights_process.py PICKLED_STORE
 
-    publish VERSION SEED MIB    fetch VERSION    hold VERSION, then release    die VERSION    stop VERSION
+    publish VERSION SEED MIB    fetch VERSION    hold VERSION, then release    die VERSION    stop VERSION    mortal 0
 
-The last two end, or stop, in the middle of what comes through an NcclStore.
+`die` and `stop` end this process, or stop it, in the middle of what comes through an NcclStore; after `mortal` the next
+fetch of what it has published ends it, in the middle of what it sends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from state_dicts import fingerprints, make_state_dict
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.weights import NcclStore, WeightStore
-from forge_env.runtime.weights.nccl.communicator import CHUNK_BYTES
+from forge_env.runtime.weights.nccl.communicator import CHUNK_BYTES, PairCommunicator
 from forge_env.runtime.weights.nccl.puller import PublisherLink
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +114,18 @@ def _break_off(store: WeightStore, version: int, how: signal.Signals) -> None:
     os.kill(os.getpid(), how)
 
 
+def _die_while_sending() -> None:
+    """From now on, this process ends when it has sent the first piece of several."""
+    transfer = PairCommunicator.transfer
+
+    def send_one_piece(self: PairCommunicator, flat: torch.Tensor, *, after: Any = None) -> None:
+        assert flat.numel() > 2 * CHUNK_BYTES
+        transfer(self, flat[:CHUNK_BYTES], after=after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    PairCommunicator.transfer = send_one_piece  # type: ignore[method-assign]
+
+
 async def _main() -> None:
     store: WeightStore = pickle.loads(base64.b64decode(sys.argv[1]))
     if torch.cuda.is_available():
@@ -126,6 +139,9 @@ async def _main() -> None:
                     state_dict = {name: tensor.cuda() for name, tensor in state_dict.items()}
                 await store.publish(int(version), state_dict)
                 _say("published")
+            elif word == "mortal":
+                _die_while_sending()
+                _say("mortal")
             elif word in ("die", "stop"):
                 _break_off(store, int(version), signal.SIGKILL if word == "die" else signal.SIGSTOP)
             else:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from agents.scripted import ScriptedAgent
+from benchmarks.simulated_time import World
+from benchmarks.simulated_time import run as simulated
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, PolicyError, UserError
 from forge_env.core.tools import reward
@@ -116,9 +118,11 @@ class Scored(ToolEnv):
 
 
 async def play(env: type[Env], answer: str, limits: EpisodeLimits = EpisodeLimits()) -> Any:  # noqa: B008
+    async def say(messages: list[Message]) -> Message:  # a loop in simulated time serves one thread
+        return {"role": "assistant", "content": answer}
+
     async with EnvFactory(env) as factory:
-        agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": answer})
-        return await run_episode(factory, agent, TASK, seed=0, episode_id="e", limits=limits)
+        return await run_episode(factory, ScriptedAgent(say), TASK, seed=0, episode_id="e", limits=limits)
 
 
 async def test_reward_methods_and_the_rubric_add_up() -> None:
@@ -140,7 +144,7 @@ async def test_a_score_out_of_time_is_a_fault_and_no_zero() -> None:
     assert "scoring took longer than 0.05 s" in episode.error
 
 
-async def test_scoring_counts_neither_in_the_step_nor_in_the_episode() -> None:
+def test_scoring_counts_neither_in_the_step_nor_in_the_episode() -> None:
     class Thorough(ToolEnv):
         @reward
         async def slow(self, answer: str) -> float:
@@ -148,5 +152,5 @@ async def test_scoring_counts_neither_in_the_step_nor_in_the_episode() -> None:
             return 1.0
 
     limits = EpisodeLimits(step_seconds=0.1, episode_seconds=0.1, scoring_seconds=20.0)
-    episode = await play(Thorough, "4", limits)
+    episode = simulated(World(), play(Thorough, "4", limits))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0)

@@ -19,6 +19,7 @@ from forge_env.core.types import Action, EpisodeLimits, Outcome, Task, ToolCall
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
+from tests.helpers.waiting import DEADLINE_S
 
 TASK = Task(prompt=({"role": "user", "content": "?"},), target="42")
 
@@ -67,11 +68,11 @@ class Desk(ToolEnv):
         """Say much."""
         return "0123456789"
 
-    @tool(timeout=20.0)
+    @tool(timeout=2 * DEADLINE_S)
     def wait(self) -> str:
         """Block a thread until somebody else has made progress."""
         self.started.set()
-        return "released" if self.release.wait(10.0) else "nobody came"
+        return "released" if self.release.wait(DEADLINE_S) else "nobody came"
 
     def not_a_tool(self) -> str:
         return "secret"

@@ -1,4 +1,4 @@
-"""Removing a container whose engine answers with errors: a server on loopback gives the answers of an engine."""
+"""Containers are removed whatever the engine answers first; here it is a small server that speaks its protocol."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from platform import machine
 
 import pytest
-
-pytest.importorskip("docker")
 
 from forge_env.core.errors import SandboxError
 from sandboxes.docker.engine import Engine
 from sandboxes.docker.owner import remove
+from tests.helpers.packages import needs
 
-ENDED = 500, "Could not kill running container abc, cannot remove - Container abc is not running"
-GONE = 404, "No such container: abc"
-REFUSED = 400, "the request has no sense"
-Answers = list[tuple[int, str]]
+pytestmark = needs("docker")
+NAME = "0123456789ab"
+ENDED = (500, f"Could not kill running container {NAME}, cannot remove - Container {NAME} is not running")
+BROKEN = (500, "the disk is full")
+MISSING = (404, f"No such container: {NAME}")
+REMOVING = (409, f"removal of container {NAME} is already in progress")
+REMOVED = (204, "")
+Answers = Callable[..., tuple[Engine, list[str]]]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answers], Answers]]:
-    """Serve an engine that answers requests for removal with these errors, in order, and then removes."""
-    servers = []
+def answering() -> Iterator[Answers]:
+    """Makes an engine that gives these answers, one after another; with the requests that it has had."""
+    import docker
 
-    def serve(answers: Answers) -> Answers:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                version = {"ApiVersion": "1.41", "OSType": "linux", "Architecture": machine()}
-                self._answer(200, json.dumps(version).encode())
+    opened: list[tuple[Engine, ThreadingHTTPServer, threading.Thread]] = []
 
-            do_HEAD = do_GET
+    def make(*answers: tuple[int, str]) -> tuple[Engine, list[str]]:
+        asked: list[str] = []
 
+        class Answering(BaseHTTPRequestHandler):
             def do_DELETE(self) -> None:
-                status, message = answers.pop(0) if answers else (204, "")
-                self._answer(status, json.dumps({"message": message}).encode() if message else b"")
-
-            def _answer(self, status: int, body: bytes) -> None:
+                status, message = answers[len(asked)]
+                asked.append(self.path)
+                body = json.dumps({"message": message}).encode() if message else b""
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -49,40 +48,30 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answers], Answe
             def log_message(self, *_: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
-        return answers
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        client = docker.DockerClient(base_url=f"tcp://127.0.0.1:{server.server_port}", version="1.41")
+        opened.append((Engine(client, {"Architecture": "x86_64"}), server, thread))
+        return opened[-1][0], asked
 
-    yield serve
-    for server in servers:
+    yield make
+    for engine, server, thread in opened:
+        engine.close()
         server.shutdown()
+        thread.join()
         server.server_close()
 
 
-@pytest.mark.parametrize(
-    ("answers", "left"),
-    [([], 0), ([ENDED], 0), ([ENDED, ENDED], 0), ([ENDED, GONE], 0), ([GONE, ENDED], 1)],
-    ids=["at once", "it ends just then", "twice", "the engine removes it", "it is gone"],
-)
-async def test_a_container_that_ends_while_it_is_removed_is_removed(
-    serve: Callable[[Answers], Answers], answers: Answers, left: int
-) -> None:
-    answers = serve(list(answers))
-    engine = await Engine.connect()
-    await remove(engine, "abc")
-    assert len(answers) == left
-    engine.close()
+@pytest.mark.parametrize("last", [REMOVED, MISSING, REMOVING])
+async def test_a_container_that_ends_as_it_is_removed_is_removed(answering: Answers, last: tuple[int, str]) -> None:
+    engine, asked = answering(ENDED, ENDED, last)
+    await remove(engine, NAME)
+    assert len(asked) == 3 and all(f"/containers/{NAME}?" in path and "force=True" in path for path in asked)
 
 
-@pytest.mark.parametrize(("answers", "left"), [([ENDED] * 5, 2), ([REFUSED] * 5, 4)], ids=["engine", "request"])
-async def test_an_engine_that_keeps_failing_is_an_error(
-    serve: Callable[[Answers], Answers], answers: Answers, left: int
-) -> None:
-    answers = serve(list(answers))
-    engine = await Engine.connect()
-    with pytest.raises(SandboxError, match=f"the engine failed: .*{answers[0][1]}"):
-        await remove(engine, "abc")
-    assert len(answers) == left
-    engine.close()
+async def test_another_error_of_the_engine_is_told(answering: Answers) -> None:
+    engine, asked = answering(ENDED, BROKEN)
+    with pytest.raises(SandboxError, match="the engine failed: 500 Server Error .*the disk is full"):
+        await remove(engine, NAME)
+    assert len(asked) == 2

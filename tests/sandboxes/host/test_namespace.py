@@ -30,7 +30,7 @@ if sys.platform != "linux":
     pytest.skip("the namespace sandbox needs Linux", allow_module_level=True)
 
 ROOT = Path(__file__).parents[3]
-PROMPT_S = 4.0  # far below the sleeps and wall limits below, far above any start-up time
+PROMPT_S = 30.0  # far below the sleeps and wall limits below, far above any start-up time
 
 
 @pytest_asyncio.fixture
@@ -174,8 +174,9 @@ async def test_waiting_for_a_slot_is_not_wall_time() -> None:
     async with open_sandbox("namespace", slots=1) as sandbox:
         begin = time.monotonic()
         results = await asyncio.gather(*(run(sandbox, "import time; time.sleep(0.3)") for _ in range(3)))
-        assert time.monotonic() - begin >= 0.9
-    assert max(result.wall_s for result in results) < 0.9
+        seconds = time.monotonic() - begin
+    # One after another; with the waiting, the second and the third would have had some of it twice.
+    assert 0.9 <= sum(result.wall_s for result in results) <= seconds
 
 
 # --- limits ---
@@ -208,7 +209,7 @@ async def test_cpu_limit_kills(sandbox: Sandbox, ignore: str) -> None:
 
 @pytest.mark.asyncio
 async def test_output_before_the_timeout_is_kept(sandbox: Sandbox) -> None:
-    result = await run(sandbox, "print('seen', flush=True)\nwhile True: pass", limits=Limits(wall_s=0.5))
+    result = await run(sandbox, "print('seen', flush=True)\nwhile True: pass", limits=Limits(wall_s=2.0))
     assert (result.status, result.stdout) == (ExecStatus.TIMEOUT, "seen\n")
 
 
@@ -573,13 +574,19 @@ async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: 
 
 @pytest.mark.asyncio
 async def test_nothing_is_left_after_close() -> None:
-    def traces() -> tuple[list[str], list[int], str, list[str]]:
+    def traces() -> tuple[list[str], list[int]]:
         links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
         fds = sorted(os.readlink(link) for link in links if os.path.lexists(link))  # not that of listdir itself
-        canaries = [name for name in os.listdir("/tmp") if name.startswith("forge-env")]
-        return fds, descendants(os.getpid()), Path("/proc/self/mounts").read_text(), canaries
+        return fds, descendants(os.getpid())
 
-    before = traces()
+    def shared() -> set[str]:
+        """Mounts, and files of sandboxes: other tests that run at the same time have some for a while."""
+        canaries = {
+            name for name in os.listdir("/tmp") if name.startswith(("forge-env-canary-", "forge-env-insecure-"))
+        }
+        return canaries | set(Path("/proc/self/mounts").read_text().splitlines())
+
+    before, shared_before = traces(), shared()
     async with open_sandbox("namespace") as sandbox:
         assert traces()[1] != before[1]
         await run(sandbox, "import os\nif not os.fork(): os.setsid(); __import__('time').sleep(60)")
@@ -589,6 +596,7 @@ async def test_nothing_is_left_after_close() -> None:
     (ended,) = await asyncio.gather(busy, return_exceptions=True)
     assert isinstance(ended, SandboxError) or ended.status is ExecStatus.SANDBOX_ERROR
     assert traces() == before
+    await until(lambda: not shared() - shared_before, "nothing is left that others could see")
     await sandbox.close()
     with pytest.raises(SandboxError):
         await run(sandbox, "print(1)")

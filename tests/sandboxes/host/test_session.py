@@ -27,7 +27,7 @@ if sys.platform != "linux":
 
 ROOT = Path(__file__).parents[3]
 SHORT = Limits(wall_s=1.0)
-PROMPT_S = 10.0  # far below the sleeps of the cells
+PROMPT_S = 30.0  # far below the sleeps of the cells
 
 Opener = Callable[..., Awaitable[Session]]
 

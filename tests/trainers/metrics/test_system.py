@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import wait_until
 from trainers.metrics.gpus import Gpus
 from trainers.metrics.system import Sampler, SystemMetrics
 
@@ -40,10 +41,13 @@ def child() -> Iterator[subprocess.Popen[str]]:
 def test_memory_and_cpu_of_a_service_with_its_children(child: subprocess.Popen[str], tmp_path: Path) -> None:
     metrics = SystemMetrics(tmp_path, lambda: {"trainer_1": [child.pid], "gone": [2**22 + 1]}, ())
     held = MEGABYTES * 2**20
-    for _ in range(1000):  # until the grandchild has its memory, and some CPU time has passed
-        found = metrics.measure()
-        if found["memory_bytes/trainer"] > 2 * held and found["cpu_percent/trainer"] > 0:
-            break
+    found: dict[str, float] = {}
+
+    def is_all_there() -> bool:
+        found.update(metrics.measure())
+        return found["memory_bytes/trainer"] > 2 * held and found["cpu_percent/trainer"] > 0
+
+    wait_until(is_all_there, "the grandchild has its memory, and some CPU time has passed")
     assert 2 * held < found["memory_bytes/trainer"] < 2 * held + 200 * 2**20
     assert found["cpu_percent/trainer"] > 0
     assert found["run/memory_bytes"] > 2 * held + 10 * 2**20  # and this process

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ SECONDS = 120.0
 # A run that logs, and then does what its last lines say; `hold` is a run that is busy with its own work.
 SCRIPT = """
 import os, sys, time
+from contextlib import suppress
 from pathlib import Path
 from trainers.metrics.wandb import Wandb
 from trainers.metrics.sink import Record
@@ -90,7 +92,8 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     made = Runs(tmp_path)
     yield made
     for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait(done: Callable[[], object]) -> None:
@@ -106,7 +109,7 @@ def steps(path: Path) -> list[tuple[int, float]]:
 
 def test_an_offline_run_lies_in_the_runs_folder_and_leaves_nothing(runs: Runs) -> None:
     runs.finish("log(1, 2, 3)\nsink.close()\n")
-    assert runs.processes() == []
+    wait(lambda: not runs.processes())
     (path,) = runs.files()
     assert steps(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
     run = run_of(path)

@@ -60,7 +60,7 @@ class SegmentStore(WeightStore):
         return type(self), (self.folder,)
 
     async def open(self, processes: Any = None) -> None:
-        remove_left_behind()
+        remove_left_behind(self.folder.parent)
         self._owned = StoreFolder(self.folder)
 
     async def close(self) -> None:

@@ -77,8 +77,8 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_left_behind(root: Path = SHARED_MEMORY) -> list[str]:
-    """Remove the folders of this user whose makers are dead; returns their names."""
+def remove_left_behind(root: Path) -> list[str]:
+    """Remove the folders of this user in `root` whose makers are dead; returns their names."""
     return [folder.name for folder in root.glob(f"{_PREFIX}*") if _NAME.fullmatch(folder.name) and _remove(folder)]
 
 

@@ -138,8 +138,8 @@ async def test_nothing_is_left_of_a_server_that_will_not_end(script: str) -> Non
     async with open_mcp(f"{script} stay") as server:
         pids = [int(pid) for pid in (await ask(server, "pids")).split()]
         assert len(pids) == 2 and all(map(is_alive, pids))
-    assert not any(map(is_alive, pids))
-    assert set(os.listdir("/proc/self/fd")) == before
+    await until(lambda: not any(map(is_alive, pids)), "both processes have ended")
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "mcp session"]
 
 
@@ -154,8 +154,9 @@ async def test_a_cancelled_owner_leaves_nothing(script: str) -> None:
     task = asyncio.create_task(own())
     await until(lambda: len(pids) == 2)
     task.cancel()
-    await asyncio.wait({task}, timeout=20)
-    assert task.cancelled() and not any(map(is_alive, pids))
+    await asyncio.wait({task}, timeout=60)
+    assert task.cancelled()
+    await until(lambda: not any(map(is_alive, pids)), "both processes have ended")
 
 
 async def test_a_server_dies_with_its_owner_even_when_that_is_killed(script: str) -> None:
@@ -195,16 +196,16 @@ async def test_what_is_no_server_is_said(source: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "problem"),
+    ("source", "seconds", "problem"),
     [
-        (shlex.join([sys.executable, "-c", "raise SystemExit('not today')"]), "did not start.*not today"),
-        (shlex.join([sys.executable, "-c", "import time; time.sleep(1000)"]), "did not start: not within 1 s"),
-        ("http://127.0.0.1:1/mcp", "did not start: ConnectError"),
+        (shlex.join([sys.executable, "-c", "raise SystemExit('not today')"]), 60, "did not start.*not today"),
+        (shlex.join([sys.executable, "-c", "import time; time.sleep(1000)"]), 1, "did not start: not within 1 s"),
+        ("http://127.0.0.1:1/mcp", 60, "did not start: ConnectError"),
     ],
 )
-async def test_a_server_that_does_not_come_up_is_a_fault(source: str, problem: str) -> None:
+async def test_a_server_that_does_not_come_up_is_a_fault(source: str, seconds: float, problem: str) -> None:
     with pytest.raises(ServiceError, match=problem):
-        async with open_mcp(source, start_seconds=1):
+        async with open_mcp(source, start_seconds=seconds):
             pass
 
 
