@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.machine import describe
 from trainers.grpo import Config
 from trainers.setup.memory import GIB
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 from trainers.setup.run_plan import RunPlan
 
 COMMON = (

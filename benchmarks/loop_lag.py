@@ -62,7 +62,7 @@ from trainers.run.services import Services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
 TURNS, SIBLINGS, ADDED = 10, 8, 1000

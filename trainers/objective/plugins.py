@@ -12,9 +12,9 @@ def my_reward(episode):                      # a forge_env.core.episode.Episode 
 
 With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of those siblings that
 took it. The reward function takes the place of the environment's own reward in training alone, in the test of dynamic
-sampling too; what a page adds to a reward, as DAPO's overlong punishment, is added to it, and the reward and success
-that a run reports stay the environment's. Both functions are called in threads of the controller, and the reward
-function for one episode at a time.
+sampling too. What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. The reward
+and the success that a run reports stay the environment's. Both functions are called in threads of the controller, and
+the reward function for one episode at a time.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
 from trainers.model.shape import FoundModel, ModelShape, find_shape
 from trainers.setup.memory import gib, state_bytes
+from trainers.setup.options.read_config import data_file
 from trainers.setup.placement import Placement, gpus_available
-from trainers.setup.read_config import data_file
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:

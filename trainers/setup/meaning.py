@@ -7,10 +7,10 @@ from typing import Any
 from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
-from trainers.setup.estimates import trainer_dtype
 from trainers.setup.memory import gib, state_bytes
-from trainers.setup.parser import leaves
+from trainers.setup.options.parser import leaves
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.estimates import trainer_dtype
 
 
 def settings_with_defaults(config: RunConfig) -> list[tuple[str, Any, Any]]:

@@ -13,11 +13,11 @@ from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.metrics.gpus import Gpus
 from trainers.model.shape import ModelShape
-from trainers.setup.card import Card, Processes, cards
-from trainers.setup.engine import plan_engine, why_awake
-from trainers.setup.estimates import estimate_memory
 from trainers.setup.memory import GIB, Memory, gib
 from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.sizing.card import Card, Processes, cards
+from trainers.setup.sizing.engine import plan_engine, why_awake
+from trainers.setup.sizing.estimates import estimate_memory
 from trainers.setup.weight_store import find_store
 
 MOST_GPUS = 64  # of one host, that are tried for a run that does not fit
