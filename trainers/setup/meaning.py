@@ -49,12 +49,12 @@ def about_ratio(plan: RunPlan) -> str:
 
 def about_approximations(plan: RunPlan) -> str:
     """Which settings of vLLM move the engine's logprobs away from the trainer's; "" where none does."""
-    found = approximations(plan.engine.engine_args)
-    if not found:
+    settings = approximations(plan.engine.engine_args)
+    if not settings:
         return ""
     return (
-        f"{', '.join(found)}: the engine's logprobs differ from the trainer's by more than rounding; each step says by "
-        "how much (mean_abs_logprob_difference)"
+        f"{', '.join(settings)}: the engine's logprobs differ from the trainer's by more than rounding; each step says "
+        "by how much (mean_abs_logprob_difference)"
     )
 
 
