@@ -57,8 +57,8 @@ class ReferenceActor(ForgeActor):
     @concurrent_endpoint
     async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
         """Logprobs of the sampled targets, per sample, in batches."""
-        logprobs = await self._run(self._logprobs, samples, temperature)
-        return logprobs if self.rank == 0 else None
+        found = await self._run(self._logprobs, samples, temperature)
+        return found if self.rank == 0 else None
 
     def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
         from trainers.batching.packed_samples import as_arrays

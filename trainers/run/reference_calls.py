@@ -43,10 +43,10 @@ async def ask_reference(
 
     async def ask(share: list[int]) -> list[np.ndarray]:
         packed = await PackedSamples.of([samples[index] for index in share])
-        logprobs = await service.route(ReferenceActor.logprobs, packed, temperature)
-        if logprobs is None or len(logprobs) != len(share):
+        found = await service.route(ReferenceActor.logprobs, packed, temperature)
+        if found is None or len(found) != len(share):
             raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
-        return logprobs
+        return found
 
     shares = even_shares(costs, replicas)
     answers = await asyncio.gather(*map(ask, shares))
