@@ -82,8 +82,8 @@ def main() -> int:
         folders = known.runs or [Path(temporary)]
         for algorithm in () if known.runs else ALGORITHMS:
             run(algorithm, known.env, options, folders[0])
-        found = {name: next(f for f in folders if (f / name / "summary.json").is_file()) for name in ALGORITHMS}
-        results = [read(algorithm, folder) for algorithm, folder in found.items()]
+        newest = {name: next(f for f in folders if (f / name / "summary.json").is_file()) for name in ALGORITHMS}
+        results = [read(algorithm, folder) for algorithm, folder in newest.items()]
     written = {"machine": describe(), "env": known.env, "options": options, "runs": results}
     RESULTS.write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env)

@@ -45,8 +45,8 @@ def row(setup: Setup, baseline: Figures | None) -> tuple[dict[str, Any], Figures
         f"engines {figures.engines_idle:5.1%}  staleness at most {figures.staleness_max}",
         flush=True,
     )
-    found = {"speedup": speedup, "sample_seconds_needed": sample, "train_seconds_needed": train, **asdict(figures)}
-    return found, figures
+    values = {"speedup": speedup, "sample_seconds_needed": sample, "train_seconds_needed": train, **asdict(figures)}
+    return values, figures
 
 
 def series(name: str, setups: Iterable[Setup]) -> list[dict[str, Any]]:
@@ -54,9 +54,9 @@ def series(name: str, setups: Iterable[Setup]) -> list[dict[str, Any]]:
     print(name)
     rows, baseline = [], None
     for setup in setups:
-        found, figures = row(setup, baseline)
+        values, figures = row(setup, baseline)
         baseline = baseline or figures
-        rows.append(found)
+        rows.append(values)
     return rows
 
 
@@ -72,9 +72,9 @@ def own_splits() -> list[dict[str, Any]]:
             for trainers in range(max(1, middle.trainers - 1), middle.trainers + 4)
         ]
         best = max(tried, key=lambda setup: simulate(setup).groups_per_second)
-        found, figures = row(best, baseline)
+        values, figures = row(best, baseline)
         baseline = baseline or figures
-        rows.append(found)
+        rows.append(values)
     return rows
 
 
@@ -87,13 +87,13 @@ def draw(by_sigma: dict[str, list[dict[str, Any]]], by_batch: dict[str, list[dic
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.6), dpi=110)
     speedup, idle, batch = panels
     values: list[tuple[Any, dict[str, list[dict[str, Any]]], Callable[[dict[str, Any]], float]]] = [
-        (speedup, by_sigma, lambda found: found["speedup"]),
-        (idle, by_sigma, lambda found: 100 * found["trainer_idle"]),
-        (batch, by_batch, lambda found: 100 * found["trainer_idle"]),
+        (speedup, by_sigma, lambda figures: figures["speedup"]),
+        (idle, by_sigma, lambda figures: 100 * figures["trainer_idle"]),
+        (batch, by_batch, lambda figures: 100 * figures["trainer_idle"]),
     ]
     for number, staleness in enumerate(STALENESS):
         for axes, rows, value in values:
-            y = [value(found[number]) for found in rows.values()]
+            y = [value(figures[number]) for figures in rows.values()]
             axes.plot(list(rows), y, "o-", color=COLORS[number], label=f"S = {staleness}")
     speedup.axhline(AIM_SPEEDUP, color="#d62728", linestyle=":", label=f"{AIM_SPEEDUP:g}x")
     speedup.set(xlabel="sigma of tokens and environment seconds of a turn", ylim=(0, None))

@@ -135,10 +135,10 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     figures = {way: best(way) for way in WAYS}
-    for way, found in figures.items():
+    for way, results in figures.items():
         print(
-            f"{way:>12}  {found['transitions_per_second']:10,.0f} transitions/s  "
-            f"{found['most_open']:,.0f} groups open at most  (aim: {AIM:,.0f})"
+            f"{way:>12}  {results['transitions_per_second']:10,.0f} transitions/s  "
+            f"{results['most_open']:,.0f} groups open at most  (aim: {AIM:,.0f})"
         )
     if options.json:
         settings = {"batch_size": BATCH, "staleness": STALENESS, "steps": STEPS, "aim": AIM}

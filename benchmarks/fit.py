@@ -17,15 +17,15 @@ from typing import Any
 from benchmarks.machine import describe
 from trainers.grpo import Config
 from trainers.setup.memory import GIB
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 from trainers.setup.run_plan import RunPlan
 
 COMMON = (
     "--generator.with_gpus", "--trainer.with_gpus", "--env.max_tokens=8192", "--env.max_turn_tokens=1024",
     "--training.packing", "--training.max_tokens_per_micro_batch=16384", "--training.activation_checkpoint=full",
 )  # fmt: skip
-OFFLOAD, EIGHT_BITS = "--training.cpu_offload", "--training.optimizer_state=8bit"
+OFFLOAD = "--training.cpu_offload"
 SHARED, APART = "--launcher.share_gpus=yes", "--launcher.share_gpus=no"
 
 

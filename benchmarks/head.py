@@ -197,12 +197,12 @@ def machine(device: str) -> dict[str, Any]:
     try:
         from benchmarks.machine import describe
 
-        found = describe()
+        facts = describe()
     except ImportError:
-        found = {"cores": len(os.sched_getaffinity(0)), "system": f"{platform.system()} {platform.release()}"}
+        facts = {"cores": len(os.sched_getaffinity(0)), "system": f"{platform.system()} {platform.release()}"}
     if device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-    return found | {"torch": torch.__version__, "load": round(os.getloadavg()[0], 1)}
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts | {"torch": torch.__version__, "load": round(os.getloadavg()[0], 1)}
 
 
 def main() -> None:
@@ -226,9 +226,9 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for count in tokens:
         for with_entropy in (False, True):
-            found = measure_head(count, options.device, dtype, with_entropy, repeats)
-            figures.setdefault("head", []).append(found)
-            print(json.dumps(found), flush=True)
+            measured = measure_head(count, options.device, dtype, with_entropy, repeats)
+            figures.setdefault("head", []).append(measured)
+            print(json.dumps(measured), flush=True)
     if step_tokens:
         about = {"tokens": step_tokens, "dtype": str(dtype).removeprefix("torch."), "repeats": repeats}
         figures["step"] = about | time_step(step_tokens, options.device, dtype, repeats)

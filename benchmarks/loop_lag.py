@@ -17,7 +17,10 @@ a callback that computes; where other processes have the cores, the clock says m
     controller_cpu  CPU seconds of the controller's process in a step, with all its threads
     envs_cpu        CPU seconds of the environments' processes in a step
 
-`--slow MS` says which callbacks take longer, by asyncio's debug mode, which itself costs time.
+`--slow MS` says which callbacks take longer, by asyncio's debug mode, which itself costs time. Options of the trainer
+follow after `--`, a reward function that reads every token for example:
+
+    python -m benchmarks.loop_lag -- --reward benchmarks.long_episodes:reward_by_tokens
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ from trainers.run.services import Services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
 TURNS, SIBLINGS, ADDED = 10, 8, 1000
@@ -220,7 +223,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 probe=probe,
             )
             settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=config.staleness)
-            pids = [pid for name, found in launcher.pids().items() if name.startswith("envs") for pid in found]
+            pids = [pid for name, numbers in launcher.pids().items() if name.startswith("envs") for pid in numbers]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())
             shorten_collections()  # as open_run does
@@ -262,8 +265,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(options, Path(folder) / "run"))
-    for part, found in figures["parts"].items():
-        print(f"{part:>32}  " + "  ".join(f"{name} {value:,.1f}" for name, value in found.items()))
+    for part, results in figures["parts"].items():
+        print(f"{part:>32}  " + "  ".join(f"{name} {value:,.1f}" for name, value in results.items()))
     print(f"longest run of the garbage collector: {figures['longest_collection_ms']:.1f} ms")
     print("a step: " + "  ".join(f"{name} {value:.2f}" for name, value in figures["a_step"].items()))
     if options.json:

@@ -103,21 +103,21 @@ def _tasks(name: str, count: int) -> list[Task]:
 
 def _scores(task: Task, answers: list[str]) -> list[float]:
     """Score answers in one fork; where one of them takes too long, each in its own."""
-    said = score_all(task, answers)
-    results = said.get("results") or [score_all(task, [each]).get("results", [{}])[0] for each in answers]
+    reply = score_all(task, answers)
+    results = reply.get("results") or [score_all(task, [answer]).get("results", [{}])[0] for answer in answers]
     return [result.get("score", 0.0) for result in results]
 
 
 def _verdict(name: str, tasks: int, wrong_golds: int, paid: dict[str, dict[str, int]]) -> dict[str, Any]:
     worst = {kind: max(counts.items(), key=lambda item: item[1], default=("", 0)) for kind, counts in paid.items()}
-    found = {kind: {"probe": probe, "paid": count} for kind, (probe, count) in worst.items() if count}
+    gains = {kind: {"probe": probe, "paid": count} for kind, (probe, count) in worst.items() if count}
     verdict = "sound"
-    if wrong_golds or "constants" in found or "echoes" in found:
+    if wrong_golds or "constants" in gains or "echoes" in gains:
         verdict = "unsound"
-    elif found:
+    elif gains:
         verdict = "several" if name in SEVERAL and worst["answers"][1] <= SEVERAL_SHARE * tasks else "unsound"
     reason = {"reason": SEVERAL[name]} if verdict == "several" else {}
-    return {"verdict": verdict, **reason, "worst": found}
+    return {"verdict": verdict, **reason, "worst": gains}
 
 
 def table(names: list[str]) -> dict[str, Any]:
@@ -139,12 +139,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the table to this file")
     options = parser.parse_args()
     try:
-        found = table(options.only.split(",") if options.only else dataset_names())
+        results = table(options.only.split(",") if options.only else dataset_names())
     finally:
         worker.close()
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    for name, row in found["datasets"].items():
+        options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    for name, row in results["datasets"].items():
         if row["verdict"] != "sound":
             print(f"{name}: {row['verdict']}: {row.get('reason', '')} {row.get('worst', '')}")
 

@@ -65,7 +65,7 @@ def make_task(rng: random.Random) -> tuple[Task, list[Message]]:
     """Return a task and the five messages that solve it."""
     start, more = rng.randrange(10**6), rng.randrange(10**6)
     sums = [start + i * more for i in range(TURNS)]
-    calls = [{"name": "calculator", "arguments": {"expression": f"{each} + {more}"}} for each in sums[:-1]]
+    calls = [{"name": "calculator", "arguments": {"expression": f"{number} + {more}"}} for number in sums[:-1]]
     turns: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]} for call in calls
     ]

@@ -132,23 +132,23 @@ def docker_comparators(image: str) -> dict[str, Callable[[], Any]]:
 
 async def methods(stack: AsyncExitStack, python: str, missing: list[str]) -> dict[str, Row]:
     """Open what there is; `missing` gets a sentence for each thing that there is not."""
-    found: dict[str, Method] = {"bare python": command(python, "-c", CODE)}
-    found["namespace"] = one_shot(await stack.enter_async_context(open_sandbox("namespace", slots=CLIENTS)))
+    methods: dict[str, Method] = {"bare python": command(python, "-c", CODE)}
+    methods["namespace"] = one_shot(await stack.enter_async_context(open_sandbox("namespace", slots=CLIENTS)))
     without = await stack.enter_async_context(open_sandbox("namespace", slots=CLIENTS, cgroups=False))
-    found["namespace, no control group"] = one_shot(without)
+    methods["namespace, no control group"] = one_shot(without)
     try:
         docker = await stack.enter_async_context(open_sandbox("docker", slots=CLIENTS))
-        found["docker"] = one_shot(docker)
-        found |= await _docker_methods(stack)
+        methods["docker"] = one_shot(docker)
+        methods |= await _docker_methods(stack)
     except SandboxUnavailable as error:
         missing.append(str(error))
     if shutil.which("bwrap"):
-        found["bubblewrap for each call"] = bubblewrap(python)
+        methods["bubblewrap for each call"] = bubblewrap(python)
     else:
         missing.append("bubblewrap is not installed")
-    found["forked process (no isolation)"] = forked
-    found["exec in this process (no isolation)"] = in_process
-    return {name: Row(run=run) for name, run in found.items()}
+    methods["forked process (no isolation)"] = forked
+    methods["exec in this process (no isolation)"] = in_process
+    return {name: Row(run=run) for name, run in methods.items()}
 
 
 async def _docker_methods(stack: AsyncExitStack) -> dict[str, Method]:

@@ -193,11 +193,11 @@ def balanced(gpus: int, workload: Workload, groups_per_step: int, *, staleness: 
 
 def sweep(setups: Iterable[Setup]) -> list[Figures]:
     """Simulate one after the other, and print a line for each."""
-    found = []
+    figures = []
     for setup in setups:
-        found.append(simulate(setup))
-        print(shown(found[-1]), flush=True)
-    return found
+        figures.append(simulate(setup))
+        print(shown(figures[-1]), flush=True)
+    return figures
 
 
 def shown(figures: Figures) -> str:

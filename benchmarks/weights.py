@@ -68,14 +68,14 @@ class Holder(ForgeActor):
     async def fetch(self, store: str, version: int) -> float:
         """Seconds until the weights are in tensors of this process."""
         started = time.perf_counter()
-        async with self._stores[store].fetch(version) as found:
-            self._take(found)
+        async with self._stores[store].fetch(version) as state_dict:
+            self._take(state_dict)
         seconds = time.perf_counter() - started
         assert all(float(tensor[-1, -1]) == float(name) for name, tensor in self._copies.items())
         return seconds
 
-    def _take(self, found: dict[str, Tensor]) -> None:
-        for name, tensor in found.items():
+    def _take(self, state_dict: dict[str, Tensor]) -> None:
+        for name, tensor in state_dict.items():
             self._copies[name].copy_(tensor)
 
     def _timed(self, work: Callable[[], None]) -> float:

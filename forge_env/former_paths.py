@@ -60,6 +60,7 @@ FORMER_PATHS = {
     "trainers.reference": "trainers.run.reference",
     "trainers.replay_buffer": "trainers.run.replay_buffer",
     "trainers.report": "trainers.metrics.report",
+    "trainers.setup.read_config": "trainers.setup.options.read_config",
     "trainers.start": "trainers.setup",
 }
 

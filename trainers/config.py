@@ -192,7 +192,7 @@ class TrainingConfig:
 
 @dataclass(kw_only=True)
 class AlgorithmConfig:
-    """What the sections of all policy-gradient algorithms have in common; a page sets its own defaults."""
+    """What the sections of all policy-gradient algorithms have in common; an algorithm sets its own defaults."""
 
     clips_within_rounding: ClassVar[bool] = False
     """Whether the clip range is narrower than what a 16-bit engine's logprobs are off by."""
@@ -389,7 +389,7 @@ class MetricsConfig:
 
 @dataclass(kw_only=True)
 class RunConfig:
-    """What all algorithms share; each page adds its own section."""
+    """What all algorithms share; each algorithm adds its own section."""
 
     output: str = ""
     """Folder of the run; empty makes a new one under outputs/."""
@@ -412,7 +412,7 @@ class RunConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def settle(self) -> None:
-        """Set what follows from other settings, and check what the page alone can; a page has its own.
+        """Set what follows from other settings, and check what only the algorithm can; algorithms override this.
 
         Raises:
             UserError: for settings that contradict each other.

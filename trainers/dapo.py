@@ -6,7 +6,7 @@
 Its four parts: the upper clip is wider than the lower one (Clip-Higher); every sampled token weighs the same; a group
 whose episodes all have one reward is dropped and another one sampled (dynamic sampling); an episode that comes near the
 largest length loses reward (soft overlong punishment), or is not learned from once it is cut off (overlong filtering,
-which the paper's ablation starts from; verl's recipe leaves it off, and so does this page).
+which the paper's ablation starts from; verl's recipe leaves it off, and so does this default).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
 For each task a group of episodes is sampled. An episode's advantage is its reward, standardised within its group; no
 value model is needed. The importance ratio is a real one: the denominator is the logprob that the engine sampled with.
 
-Two defaults of this page are DAPO's (arXiv 2503.14476) and not the paper's: the upper clip is wider than the lower one
-(Clip-Higher, 0.28 against 0.2), and every sampled token of the step weighs the same (aggregation "token"). The paper
-has 0.2 on both sides, the mean over episodes of each one's token mean, and a KL penalty with beta 0.04.
+Two defaults of this command are DAPO's (arXiv 2503.14476) and not the paper's: the upper clip is wider than the lower
+one (Clip-Higher, 0.28 against 0.2), and every sampled token of the step weighs the same (aggregation "token"). The
+paper has 0.2 on both sides, the mean over episodes of each one's token mean, and a KL penalty with beta 0.04.
 
 Dr.GRPO (arXiv 2503.20783) removes what GRPO weighs by: the length of an episode and the spread of a group's rewards.
 """
@@ -57,7 +57,7 @@ class GRPOLoss(ClippedLoss):
     standard deviation; the paper's own formula has no length in it, which is constant=1. TRL's "bnpo" is
     aggregation="token" over one micro-batch: without a `normalizer`.
 
-    The class's default is the paper's aggregation, "sequence"; the page's is "token".
+    The class's default is the paper's aggregation, "sequence"; the command's is "token".
     """
 
     def __init__(

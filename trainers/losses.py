@@ -1,4 +1,4 @@
-"""All losses by one import path; each is defined on the page of its algorithm.
+"""All losses by one import path; each is defined in the file of its algorithm.
 
     from trainers.losses import GRPOLoss, SFTLoss
     python -m trainers.grpo --loss trainers.losses:SimpleGRPOLoss

@@ -129,12 +129,12 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def approximations(args: Mapping[str, Any]) -> list[str]:
     """The settings by which the engine's logprobs differ from the trainer's by more than rounding, as "name value"."""
-    found = [f"quantization {args['quantization']}"] if args.get("quantization") else []
+    settings = [f"quantization {args['quantization']}"] if args.get("quantization") else []
     if str(args.get("kv_cache_dtype", "auto")).startswith("fp8"):
-        found.append(f"kv_cache_dtype {args['kv_cache_dtype']}")
+        settings.append(f"kv_cache_dtype {args['kv_cache_dtype']}")
     if args.get("speculative_config"):
-        found.append(f"speculative_config {args['speculative_config'].get('method', 'with a draft model')}")
-    return found
+        settings.append(f"speculative_config {args['speculative_config'].get('method', 'with a draft model')}")
+    return settings
 
 
 def has_draft_model(args: Mapping[str, Any]) -> bool:
@@ -185,10 +185,10 @@ def _annotations() -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     tree = ast.parse((Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
     return {
         line.target.id: ast.unparse(line.annotation)
-        for line in found.body
+        for line in definition.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id[0] != "_"
     }
 
@@ -230,7 +230,7 @@ def _convert(name: str, value: Any) -> Any:
         return value
     words = {"json": "a dictionary or list, in JSON", "int": "a whole number", "float": "a number", "str": "a text"}
     allowed = [words.get(kind, "true or false") for kind in sorted(kinds - {"None"})] + [
-        repr(each) for each in literals
+        repr(literal) for literal in literals
     ]
     raise UserError(f"{OPTION}.{name} is {value!r}; it must be {' or '.join(allowed)}")
 
@@ -261,10 +261,10 @@ def _number(value: Any) -> float:
 
 
 def _json(value: Any) -> Any:
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, dict | list):
+    content = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(content, dict | list):
         raise TypeError
-    return found
+    return content
 
 
 def _put(into: Any, dotted: str, value: Any) -> None:

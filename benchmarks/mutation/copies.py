@@ -120,10 +120,10 @@ class Copy:
         """
         files = []
         for name in names:
-            found = sorted((self.root / "tests").rglob(name))
-            if not found:
+            paths = sorted((self.root / "tests").rglob(name))
+            if not paths:
                 raise Lost(f"there is no test file {name} below tests/")
-            files += [str(path.relative_to(self.root)) for path in found]
+            files += [str(path.relative_to(self.root)) for path in paths]
         return files
 
     async def try_mutant(self, mutant: Mutant, sources: Sources, limit: float) -> Verdict:

@@ -112,8 +112,8 @@ class Sources:
 
     def _matches(self, definition: _Definition, fragment: str) -> list[Place]:
         text = self.texts[definition.path]
-        found = pattern(fragment).finditer(text, definition.start, definition.end)
-        return [Place(definition.path, match.start(), match.end()) for match in found]
+        matches = pattern(fragment).finditer(text, definition.start, definition.end)
+        return [Place(definition.path, match.start(), match.end()) for match in matches]
 
     def _hint(self, mutant: Mutant) -> str:
         """Where the fragment stands elsewhere, for whoever mends the table."""

@@ -13,8 +13,8 @@ import torch
 
 from forge_env.core.episode import read_jsonl
 from trainers.grpo import Config
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")]
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ import torch
 
 from tests.gpu.test_runs_gpu import ROOT, check, run
 from trainers.grpo import Config
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")]
 GIB = 2**30

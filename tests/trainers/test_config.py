@@ -8,7 +8,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from trainers.config import SHORT_OPTIONS, EnvConfig, RunConfig
 from trainers.grpo import Config, objective
-from trainers.setup.parser import leaves, parse
+from trainers.setup.options.parser import leaves, parse
 
 
 def test_short_options_name_settings() -> None:

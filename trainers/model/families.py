@@ -29,11 +29,13 @@ class Family:
     """Whether queries and keys are normalised."""
     qkv_bias: bool = False
     """Whether the projections of queries, keys and values have a bias."""
+    thinks: bool = False
+    """Whether its models may think before they answer; agents/renderer/families.py knows it of a folder."""
 
 
 # model_type of config.json -> family
 FAMILIES = {
-    "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True, thinks=True),
     "llama": Family(architecture="LlamaForCausalLM", rope_types=("default", "llama3")),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from trainers.model.families import check_config, head_sizes
+from trainers.model.families import FAMILIES, check_config, head_sizes
 from trainers.model.sizes import MODEL_SIZES
 
 _SIZES = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
@@ -33,6 +33,8 @@ class ModelShape:
     """Whether queries and keys are normalised, as Qwen3's are."""
     qkv_bias: bool = False
     """Whether their projections, and that of the values, have a bias, as Qwen2.5's do."""
+    thinks: bool = False
+    """Whether models of the family may think before they answer, as Qwen3's do."""
 
     @property
     def query_size(self) -> int:
@@ -68,9 +70,8 @@ class ModelShape:
         return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
 
 
-def _known(
-    sizes: tuple[int, ...], *, tie_word_embeddings: bool = False, qk_norm: bool = False, qkv_bias: bool = False
-) -> ModelShape:
+def _known(model_type: str, sizes: tuple[int, ...], *, tie_word_embeddings: bool = False) -> ModelShape:
+    family = FAMILIES[model_type]
     width, inner, layers, heads, key_value_heads, head_dim, vocabulary, context = sizes
     return ModelShape(
         hidden_size=width,
@@ -82,23 +83,24 @@ def _known(
         vocab_size=vocabulary,
         max_position_embeddings=context,
         tie_word_embeddings=tie_word_embeddings,
-        qk_norm=qk_norm,
-        qkv_bias=qkv_bias,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        thinks=family.thinks,
     )
 
 
 KNOWN_SHAPES: dict[str, ModelShape] = {
-    "Qwen/Qwen3-0.6B": _known((1024, 3072, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
-    "Qwen/Qwen3-1.7B": _known((2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
-    "Qwen/Qwen3-4B": _known((2560, 9728, 36, 32, 8, 128, 151936, 40960), tie_word_embeddings=True, qk_norm=True),
-    "Qwen/Qwen3-8B": _known((4096, 12288, 36, 32, 8, 128, 151936, 40960), qk_norm=True),
-    "Qwen/Qwen3-14B": _known((5120, 17408, 40, 40, 8, 128, 151936, 40960), qk_norm=True),
-    "Qwen/Qwen3-32B": _known((5120, 25600, 64, 64, 8, 128, 151936, 40960), qk_norm=True),
-    "Qwen/Qwen2.5-7B-Instruct": _known((3584, 18944, 28, 28, 4, 128, 152064, 32768), qkv_bias=True),
-    "Qwen/Qwen2.5-14B-Instruct": _known((5120, 13824, 48, 40, 8, 128, 152064, 32768), qkv_bias=True),
-    "Qwen/Qwen2.5-32B-Instruct": _known((5120, 27648, 64, 40, 8, 128, 152064, 32768), qkv_bias=True),
-    "meta-llama/Llama-3.1-8B": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
-    "meta-llama/Llama-3.1-8B-Instruct": _known((4096, 14336, 32, 32, 8, 128, 128256, 131072)),
+    "Qwen/Qwen3-0.6B": _known("qwen3", (1024, 3072, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True),
+    "Qwen/Qwen3-1.7B": _known("qwen3", (2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_word_embeddings=True),
+    "Qwen/Qwen3-4B": _known("qwen3", (2560, 9728, 36, 32, 8, 128, 151936, 40960), tie_word_embeddings=True),
+    "Qwen/Qwen3-8B": _known("qwen3", (4096, 12288, 36, 32, 8, 128, 151936, 40960)),
+    "Qwen/Qwen3-14B": _known("qwen3", (5120, 17408, 40, 40, 8, 128, 151936, 40960)),
+    "Qwen/Qwen3-32B": _known("qwen3", (5120, 25600, 64, 64, 8, 128, 151936, 40960)),
+    "Qwen/Qwen2.5-7B-Instruct": _known("qwen2", (3584, 18944, 28, 28, 4, 128, 152064, 32768)),
+    "Qwen/Qwen2.5-14B-Instruct": _known("qwen2", (5120, 13824, 48, 40, 8, 128, 152064, 32768)),
+    "Qwen/Qwen2.5-32B-Instruct": _known("qwen2", (5120, 27648, 64, 40, 8, 128, 152064, 32768)),
+    "meta-llama/Llama-3.1-8B": _known("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072)),
+    "meta-llama/Llama-3.1-8B-Instruct": _known("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072)),
 }
 """The published sizes of the recipes' models, for a plan where they have not been downloaded."""
 
@@ -157,7 +159,8 @@ def made_shape(size: str) -> ModelShape:
         head_dim=made.head_dim,
         vocab_size=made.vocab_size,
         max_position_embeddings=made.max_position_embeddings,
-        qk_norm=True,
+        qk_norm=FAMILIES["qwen3"].qk_norm,
+        thinks=FAMILIES["qwen3"].thinks,
     )
 
 
@@ -189,6 +192,7 @@ def read_shape(path: Path) -> ModelShape:
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
+        thinks=family.thinks,
     )
 
 

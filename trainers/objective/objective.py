@@ -1,4 +1,4 @@
-"""Objective: what an algorithm's page hands to the training loop, and the parts of it that all pages make alike.
+"""Objective: what an algorithm hands to the training loop, and the parts of it that all algorithms make alike.
 
 From groups of episodes to samples: the reward (trainers/objective/reward.py), its baseline and scale
 (trainers/objective/advantages.py), and which token gets which part of it (trainers/objective/credit.py).

@@ -1,4 +1,4 @@
-"""Losses that belong to no page of an algorithm: the on-policy form of GRPO in torchforge's guides, and SFT."""
+"""Losses of no algorithm's file: the on-policy form of GRPO in torchforge's guides, and SFT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SimpleGRPOLoss(PolicyLoss):
     """GRPO for exactly on-policy steps: the gradient of ratio 1, plus `beta * k3`.
 
     Per token: `-exp(logprobs - sg(logprobs)) * A + beta * k3`, as torchforge's guides have it. It knows nothing of the
-    policy that sampled: a stale or mismatched token gets the same weight as any other, so no page uses it.
+    policy that sampled: a stale or mismatched token gets the same weight as any other, so no algorithm uses it.
 
     Args:
         beta: weight of the KL penalty; 0 needs no `reference_logprobs`. torchforge's own default is 0.1.

@@ -12,9 +12,9 @@ def my_reward(episode):                      # a forge_env.core.episode.Episode 
 
 With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of those siblings that
 took it. The reward function takes the place of the environment's own reward in training alone, in the test of dynamic
-sampling too; what a page adds to a reward, as DAPO's overlong punishment, is added to it, and the reward and success
-that a run reports stay the environment's. Both functions are called in threads of the controller, and the reward
-function for one episode at a time.
+sampling too. What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. The reward
+and the success that a run reports stay the environment's. Both functions are called in threads of the controller, and
+the reward function for one episode at a time.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
         try:
             return list(function(list(rewards)))
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise UserError(f"--advantages {target} failed on the rewards {list(rewards)}: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"--advantages {target} failed on the rewards {list(rewards)}: {reason}") from error
 
     return advantages
 
@@ -124,12 +124,12 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     def reward(episode: Episode) -> float:
         try:
             with one_at_a_time:
-                found = function(episode)
+                value = function(episode)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise UserError(f"--reward {target} failed on episode {episode.id}: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"--reward {target} failed on episode {episode.id}: {reason}") from error
         try:
-            return reward_value(found, f"--reward {target} for episode {episode.id} returned")
+            return reward_value(value, f"--reward {target} for episode {episode.id} returned")
         except EnvError as error:
             raise UserError(str(error)) from None
 
@@ -183,12 +183,12 @@ def _absolute(target: str) -> str:
 
 
 def _callable(target: str, option: str) -> Any:
-    found = load(target)
-    if isinstance(found, type):
+    plugin = load(target)
+    if isinstance(plugin, type):
         try:
-            found = found()
+            plugin = plugin()
         except TypeError as error:
             raise UserError(f"{option} {target}: {error}; every setting of the class needs a default") from None
-    if not callable(found):
-        raise UserError(f"{option} {target} is {found!r}, which cannot be called")
-    return found
+    if not callable(plugin):
+        raise UserError(f"{option} {target} is {plugin!r}, which cannot be called")
+    return plugin

@@ -2,7 +2,7 @@
 
 1. The task's reward: `episode.reward`, which the environment gave, or the number of the user's function (`--reward`) in
    its place. Dynamic sampling judges a group by it.
-2. Plus what the algorithm's page adds: DAPO's overlong punishment. Advantages are taken of this sum.
+2. Plus what the algorithm adds: DAPO's overlong punishment. Advantages are taken of this sum.
 3. Less the KL penalty, with `kl_in reward`: beta times the KL estimate of each sampled token.
 
 The KL penalty is not in the sum of 2 while that is standardised: `Objective` subtracts it from the advantages, less its
@@ -68,7 +68,7 @@ class TrainingReward:
     user_reward: Callable[[Episode], float] | None = None
     """The user's function in the place of the environment's reward (`--reward`)."""
     addition: Callable[[Episode], float] | None = None
-    """What the algorithm's page adds to it."""
+    """What the algorithm adds to it."""
     kl_penalty: KLPenalty | None = None
     """What is subtracted, where the KL penalty is not a term of the loss."""
 

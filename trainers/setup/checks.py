@@ -18,8 +18,8 @@ from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
 from trainers.model.shape import FoundModel, ModelShape, find_shape
 from trainers.setup.memory import gib, state_bytes
+from trainers.setup.options.read_config import data_file
 from trainers.setup.placement import Placement, gpus_available
-from trainers.setup.read_config import data_file
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -136,7 +136,11 @@ def find_model(config: RunConfig) -> FoundModel:
 
 
 def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
-    """The model has thinking where it is to think, as far as that is known before the model is there."""
+    """Check `env.thinking` and its budget against the turn limit and the model, as far as the model is known.
+
+    Raises:
+        UserError: for a budget that leaves no room for an answer, or thinking that the model does not have.
+    """
     env, folder = config.env, Path(config.model.path).expanduser()
     if env.max_thinking_tokens >= env.max_turn_tokens:
         raise UserError(
@@ -145,10 +149,10 @@ def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
             "former to 0"
         )
     if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
-        from agents.renderer.families import check_thinking as check  # takes a second: most runs do not need it
+        from agents.renderer.families import check_thinking as check  # slow import, which most runs do not need
 
         check(folder, env.thinking)
-    elif env.thinking == "on" and shape is not None and not shape.qk_norm:  # of the families here, Qwen3 alone has both
+    elif env.thinking == "on" and shape is not None and not shape.thinks:
         raise UserError(
             f"--env.thinking is on, and the model {config.model.path} has none: set it to off, or choose another model"
         )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
 from trainers.config import RunConfig
+from trainers.setup.options.read_config import read_config
 from trainers.setup.packages import check_ours
-from trainers.setup.read_config import read_config
 from trainers.setup.signals import with_signals
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main(
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in options or "-h" in options:
-        from trainers.setup.usage import usage
+        from trainers.setup.options.usage import usage
 
         print(usage(config_class))
         return 0

@@ -7,10 +7,10 @@ from typing import Any
 from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
-from trainers.setup.estimates import trainer_dtype
 from trainers.setup.memory import gib, state_bytes
-from trainers.setup.parser import leaves
+from trainers.setup.options.parser import leaves
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.estimates import trainer_dtype
 
 
 def settings_with_defaults(config: RunConfig) -> list[tuple[str, Any, Any]]:
@@ -49,12 +49,12 @@ def about_ratio(plan: RunPlan) -> str:
 
 def about_approximations(plan: RunPlan) -> str:
     """Which settings of vLLM move the engine's logprobs away from the trainer's; "" where none does."""
-    found = approximations(plan.engine.engine_args)
-    if not found:
+    settings = approximations(plan.engine.engine_args)
+    if not settings:
         return ""
     return (
-        f"{', '.join(found)}: the engine's logprobs differ from the trainer's by more than rounding; each step says by "
-        "how much (mean_abs_logprob_difference)"
+        f"{', '.join(settings)}: the engine's logprobs differ from the trainer's by more than rounding; each step says "
+        "by how much (mean_abs_logprob_difference)"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainers.config import RunConfig, ServiceConfig
 from trainers.setup.hosts import count_hosts
-from trainers.setup.page_objective import needs_reference, page_objective
+from trainers.setup.objective import needs_reference, plan_objective
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """What the driver of a GPU makes: NVIDIA's, AMD's, and that of Windows' Linux."""
@@ -115,7 +115,7 @@ def processes(config: RunConfig) -> Sequence[Process]:
     Raises:
         UserError: when the user's own loss cannot be used.
     """
-    return make_placement(config, has_reference=needs_reference(config, page_objective(config))).processes
+    return make_placement(config, has_reference=needs_reference(config, plan_objective(config))).processes
 
 
 def gpus_per_host(config: RunConfig) -> int:

@@ -17,16 +17,16 @@ from trainers.model.shape import FoundModel, ModelShape, read_shape
 from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup import checks
 from trainers.setup.deadlines import Deadlines, patience
-from trainers.setup.engine import episodes_at_once
-from trainers.setup.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
 from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
+from trainers.setup.objective import needs_reference, plan_objective
+from trainers.setup.options.ranges import check_numbers
+from trainers.setup.options.read_config import data_file, give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
-from trainers.setup.page_objective import needs_reference, page_objective
 from trainers.setup.placement import Placement, make_placement
-from trainers.setup.ranges import check_numbers
-from trainers.setup.read_config import data_file, give_dataset
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.engine import episodes_at_once
+from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
 from trainers.setup.titan_settings import reference_settings, trainer_settings
 from trainers.setup.weight_store import find_store
 
@@ -59,10 +59,10 @@ def make_plan(config: RunConfig) -> RunPlan:
     """
     check_ours()
     config = copy.deepcopy(config)  # the plan's own: what its construction settles, nobody changes afterwards
-    problems, of_numbers, of_page = Problems(), Problems(), Problems()
+    problems, of_numbers, of_algorithm = Problems(), Problems(), Problems()
     of_numbers.attempt(check_numbers, config)
-    of_page.attempt(config.settle)
-    objective = of_page.attempt(page_objective, config)
+    of_algorithm.attempt(config.settle)
+    objective = of_algorithm.attempt(plan_objective, config)
     # With a number out of range, such as 0 engines, nothing can be placed or divided.
     sound = type(config)() if of_numbers.sentences else config
     placement = make_placement(sound, has_reference=needs_reference(config, objective))
@@ -98,7 +98,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
     problems.attempt(check_sleep, sound, placement, given)
     problems.attempt(check_speculation, sound, given)
-    problems.add(*of_page.sentences)
+    problems.add(*of_algorithm.sentences)
     problems.attempt(checks.check_data, config)
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
     fit = partial(check_fit, has_reference=placement.has_reference)

@@ -30,10 +30,10 @@ from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel
 from trainers.objective.objective import Objective
-from trainers.setup.card import Card, cards
 from trainers.setup.deadlines import Deadlines
 from trainers.setup.memory import Memory
 from trainers.setup.placement import Placement, Process
+from trainers.setup.sizing.card import Card, cards
 
 
 @dataclass(frozen=True, kw_only=True)

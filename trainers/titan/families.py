@@ -57,9 +57,9 @@ class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
 
     def __init__(self, model_config: Qwen3Model.Config, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
-        for each in "qkv":
-            name = f"model.layers.{{}}.self_attn.{each}_proj.bias"
-            self.from_hf_map[name] = f"layers.{{}}.attention.qkv_linear.w{each}.bias"
+        for letter in "qkv":
+            name = f"model.layers.{{}}.self_attn.{letter}_proj.bias"
+            self.from_hf_map[name] = f"layers.{{}}.attention.qkv_linear.w{letter}.bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ import pydantic_core
 
 from forge_env.core.errors import UserError
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
 _MAX_PROBLEMS, _MAX_TEXT = 3, 200
 

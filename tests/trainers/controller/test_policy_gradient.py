@@ -12,7 +12,7 @@ from trainers.config import SHORT_OPTIONS
 from trainers.objective.objective import Objective
 from trainers.objective.reward import KLPenalty
 from trainers.setup.meaning import about_services
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
 OWN = "def four(logprobs, ref_logprobs, advantages, padding_mask):\n    return logprobs.sum()\n"

@@ -14,7 +14,7 @@ from trainers.config import SHORT_OPTIONS, MetricsConfig
 from trainers.grpo import Config
 from trainers.metrics.report import Report
 from trainers.metrics.sink import load_sink
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
 GOOD = """

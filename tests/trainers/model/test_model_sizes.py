@@ -19,8 +19,8 @@ from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.setup.entry import main
 from trainers.setup.meaning import meaning
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
 from trainers.objective.reward import TrainingReward
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 
 TASK = Task(prompt=())
 PAGES = ("grpo", "dapo", "gspo", "sapo", "cispo", "reinforce")

@@ -27,7 +27,7 @@ from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.setup.meaning import about_ratio
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.trainer import TitanSettings, TitanTrainer

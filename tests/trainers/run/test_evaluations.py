@@ -25,7 +25,7 @@ from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.held_out import held_out_sets
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 from trainers.sft import Config as SFTPage
 

@@ -11,7 +11,7 @@ import yaml
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.run.run_record import HIDDEN, add_fact, code_at_start, config_text, write_facts
-from trainers.setup.parser import parse
+from trainers.setup.options.parser import parse
 
 
 def test_the_config_is_read_again(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.model.shape import KNOWN_SHAPES
 from trainers.setup.checks import check_host_memory
-from trainers.setup.parser import leaves
+from trainers.setup.options.parser import leaves
+from trainers.setup.options.ranges import ABOVE, ALGORITHM_ABOVE, ALGORITHM_AT_LEAST, ALGORITHM_AT_MOST, AT_LEAST
+from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
-from trainers.setup.ranges import ABOVE, ALGORITHM_ABOVE, ALGORITHM_AT_LEAST, ALGORITHM_AT_MOST, AT_LEAST
-from trainers.setup.read_config import read_config
 
 SIZES = {
     "model_type": "qwen3",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import UserError
-from trainers.setup.parser import leaves, parse, parse_given
+from trainers.setup.options.parser import leaves, parse, parse_given
 
 SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
 

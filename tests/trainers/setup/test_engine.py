@@ -12,8 +12,8 @@ import pytest
 from agents.generator.start import EngineSettings
 from trainers.grpo import Config
 from trainers.model.shape import find_shape
-from trainers.setup.engine import plan_engine, why_awake
-from trainers.setup.read_config import read_config
+from trainers.setup.options.read_config import read_config
+from trainers.setup.sizing.engine import plan_engine, why_awake
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainers.setup.engine_cache import CacheDemand, size_cache
 from trainers.setup.memory import GIB
+from trainers.setup.sizing.engine_cache import CacheDemand, size_cache
 
 IN_FLIGHT = "episodes are in flight"
 

@@ -7,10 +7,10 @@ import pytest
 from trainers import sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
-from trainers.setup.fit import nearest_settings
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.fit import nearest_settings
 
 ONE = ("--model=Qwen/Qwen3-0.6B", "--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 LONG = ("--training.max_tokens_per_micro_batch=32768",)

@@ -14,9 +14,9 @@ from trainers.grpo import Config
 from trainers.objective.plugins import load_loss
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
+from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available, processes
 from trainers.setup.plan import make_plan, with_model
-from trainers.setup.read_config import read_config
 from trainers.setup.run_plan import RunPlan
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")

@@ -11,7 +11,7 @@ from forge_env.core.errors import UserError
 from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import Config
-from trainers.setup.read_config import data_file, give_dataset, read_config
+from trainers.setup.options.read_config import data_file, give_dataset, read_config
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 

@@ -10,9 +10,9 @@ import pytest
 from tests.helpers.entry import never
 from trainers.grpo import Config
 from trainers.setup.entry import main
+from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
-from trainers.setup.read_config import read_config
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 

@@ -11,14 +11,14 @@ from collections.abc import Set
 from typing import Any
 
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.parser import leaves
+from trainers.setup.options.parser import leaves
 
 _WIDTH = 118
 _INDENT = " " * 8
 
 
 def usage(config_class: type[RunConfig]) -> str:
-    """The help of a page, section by section."""
+    """The help of a trainer, section by section."""
     sections, settings = [], []
     config = config_class()
     for name, value, kind, text in _fields(config):
@@ -51,7 +51,7 @@ def docs_of(section: type[Any]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)
         for line, following in zip(body.body, [*body.body[1:], None], strict=True):
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                # A page that changes only a default keeps the text.
+                # A section that changes only a default keeps the text of the one that it inherits from.
                 docs[line.target.id] = _text(following) or docs.get(line.target.id, "")
     return docs
 

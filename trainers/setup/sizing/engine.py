@@ -10,9 +10,9 @@ from agents.generator.engine_args import has_draft_model
 from agents.generator.start import EngineSettings
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
-from trainers.setup.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
-from trainers.setup.estimates import engine_memory
 from trainers.setup.memory import GIB
+from trainers.setup.sizing.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
+from trainers.setup.sizing.estimates import engine_memory
 
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""

@@ -9,8 +9,8 @@ from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 
 
-def page_objective(config: RunConfig) -> Objective | None:
-    """The objective that the algorithm's page makes of its config; None for supervised training.
+def plan_objective(config: RunConfig) -> Objective | None:
+    """The objective that the algorithm's file makes of its config; None for supervised training.
 
     Raises:
         UserError: for settings out of range or that contradict each other, or a plugin that cannot be used.
@@ -20,7 +20,12 @@ def page_objective(config: RunConfig) -> Objective | None:
 
 
 def needs_reference(config: RunConfig, objective: Objective | None) -> bool:
-    """Whether a run starts a reference model; where its objective cannot be made, what the page's own loss asks for."""
+    """Whether a run starts a reference model.
+
+    Args:
+        config: of the run.
+        objective: of the run; None where it cannot be made. The answer is then what the algorithm's own loss needs.
+    """
     if objective is not None:
         return objective.kl_reference == "model"
     section = config.algorithm

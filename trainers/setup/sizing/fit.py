@@ -13,11 +13,11 @@ from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.metrics.gpus import Gpus
 from trainers.model.shape import ModelShape
-from trainers.setup.card import Card, Processes, cards
-from trainers.setup.engine import plan_engine, why_awake
-from trainers.setup.estimates import estimate_memory
 from trainers.setup.memory import GIB, Memory, gib
 from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.sizing.card import Card, Processes, cards
+from trainers.setup.sizing.engine import plan_engine, why_awake
+from trainers.setup.sizing.estimates import estimate_memory
 from trainers.setup.weight_store import find_store
 
 MOST_GPUS = 64  # of one host, that are tried for a run that does not fit
@@ -96,8 +96,8 @@ def plan_memory(
         hindrance=why_awake(config, given.old_logprobs, given.engine_args),
     )
     processes = [
-        (each, memory[each] if each in memory else estimate_memory(config, each, shape, engine, store))
-        for each in placement.processes
+        (process, memory[process] if process in memory else estimate_memory(config, process, shape, engine, store))
+        for process in placement.processes
     ]
     return MemoryPlan(engine=engine, about_engine=about, processes=processes)
 
@@ -111,9 +111,9 @@ def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory
     """Bytes of the other processes on the fullest GPU of an engine, at their worst and at rest."""
     worst, at_rest = 0.0, 0.0
     for gpu in {process.where for process in processes if process.service == "generator" and process.gpu is not None}:
-        here = [found for process, found in memory.items() if process.where == gpu and found is not None]
-        worst = max(worst, sum(found.total for found in here))
-        at_rest = max(at_rest, sum(found.at_rest for found in here))
+        here = [estimate for process, estimate in memory.items() if process.where == gpu and estimate is not None]
+        worst = max(worst, sum(estimate.total for estimate in here))
+        at_rest = max(at_rest, sum(estimate.at_rest for estimate in here))
     return worst, at_rest
 
 
@@ -158,7 +158,7 @@ def check_fit(
     Raises:
         UserError: with the nearest settings that fit.
     """
-    full = max(memory.cards, key=lambda found: found.worst, default=None)
+    full = max(memory.cards, key=lambda usage: usage.worst, default=None)
     card = given.card
     if card is None or full is None or full.worst <= card:
         return
@@ -171,8 +171,8 @@ def check_fit(
             store, _ = find_store(changed, placement, shape.parameters if shape else 0, card)
         except UserError:
             return False
-        found = plan_memory(changed, placement, shape, store, given)
-        return all(each.worst <= card for each in found.cards)
+        plan = plan_memory(changed, placement, shape, store, given)
+        return all(usage.worst <= card for usage in plan.cards)
 
     raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {full}; {nearest_settings(config, fits)}")
 
@@ -184,16 +184,16 @@ def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> st
         config: that does not.
         fits: says of a config whether it does.
     """
-    if found := _fitting(config, fits):
-        return f"it fits with {found}"
+    if settings := _fitting(config, fits):
+        return f"it fits with {settings}"
     count = max(1, config.launcher.gpus_per_host)
     while count < MOST_GPUS:
         count *= 2
         more = [("services.trainer.procs", count), ("launcher.gpus_per_host", count)]
         larger = _with(config, more)
-        found = "" if fits(larger) else _fitting(larger, fits)
-        if found or fits(larger):
-            return f"it fits on {count} such GPUs with {_option(more[0])}{' and ' if found else ''}{found}"
+        settings = "" if fits(larger) else _fitting(larger, fits)
+        if settings or fits(larger):
+            return f"it fits on {count} such GPUs with {_option(more[0])}{' and ' if settings else ''}{settings}"
     return "no setting that was tried makes it fit: take a larger card, or a smaller model"
 
 

@@ -12,7 +12,7 @@ from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import declared_limits
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.parser import parse_given
+from trainers.setup.options.parser import parse_given
 from trainers.setup.placement import gpus_available
 
 C = TypeVar("C", bound=RunConfig)
