@@ -125,6 +125,11 @@ class Episode:
         """Pickle the fields, and the line if it was made; the rows are derived again when they are needed."""
         return {key: value for key, value in self.__dict__.items() if key != "rows"}
 
+    def forget_unpacked(self) -> None:
+        """Free what reading the tokens of turns and rows has made, see `Turn.forget_unpacked`."""
+        for holder in (*self.turns, *vars(self).get("rows", ())):
+            holder.forget_unpacked()
+
     @property
     def messages(self) -> list[Message]:
         """The whole conversation."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from forge_env.core.errors import InvariantError
 from forge_env.core.packed import ROW_KINDS, PackedRow, PackedTurn, join_turns, pack, unpack
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TurnKind = Literal["text", "tokens", "sampled"]
+TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
 
 
 def digest(token_ids: Sequence[int]) -> str:
@@ -28,6 +30,19 @@ class _Packable:
     """Has a place for numbers that arrived packed, see `forge_env.core.packed`."""
 
     __slots__ = ("_packed",)
+    _packed_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields whose numbers are packed."""
+
+    def forget_unpacked(self) -> None:
+        """Free the Python objects of numbers that arrived packed; reading a field makes them again.
+
+        A number is an object of its own: whoever has millions made also frees them, in the same thread.
+        """
+        if _arrived(self) is None:
+            return
+        for name in self._packed_fields:
+            with suppress(AttributeError):  # it has not been read
+                object.__delattr__(self, name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +60,8 @@ class Turn(_Packable):
     message={"role": "assistant", "content": "4"}, prompt_ids=(1, 8, 3), token_ids=(9, 2), logprobs=(-0.2, -0.1),
     versions=((0, 2),), starts_row=True, context_digest=digest((1, 8, 3)))``
     """
+
+    _packed_fields: ClassVar[tuple[str, ...]] = TOKEN_FIELDS
 
     kind: TurnKind
     observation: tuple[Message, ...]
@@ -136,12 +153,16 @@ class Turn(_Packable):
             if arrived is None:
                 raise AttributeError(name)
             end = 4 * arrived.num_prompt
-            self.prompt_ids, self.token_ids = unpack(arrived.ids[:end], "i"), unpack(arrived.ids[end:], "i")
-            self.logprobs = unpack(arrived.logprobs, "d")
-            return getattr(self, name)
+            packed, kind = {
+                "prompt_ids": (arrived.ids[:end], "i"),
+                "token_ids": (arrived.ids[end:], "i"),
+                "logprobs": (arrived.logprobs, "d"),
+            }[name]
+            value = unpack(packed, kind)
+            setattr(self, name, value)
+            return value
 
 
-TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
 _OTHER_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in TOKEN_FIELDS)
 
 
@@ -167,6 +188,8 @@ class Row(_Packable):
     Example: ``Row(token_ids=(1, 8, 3, 9, 2), loss_mask=(False, False, False, True, True),
     generator_logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
     """
+
+    _packed_fields: ClassVar[tuple[str, ...]] = tuple(ROW_KINDS)
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
@@ -219,8 +242,9 @@ class Row(_Packable):
             arrived = _arrived(self) if name in ROW_KINDS else None
             if arrived is None:
                 raise AttributeError(name)
-            object.__setattr__(self, name, unpack(getattr(arrived, name), ROW_KINDS[name]))
-            return getattr(self, name)
+            value = unpack(getattr(arrived, name), ROW_KINDS[name])
+            object.__setattr__(self, name, value)
+            return value
 
 
 def _arrived(holder: Any) -> Any:

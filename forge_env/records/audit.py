@@ -1,17 +1,22 @@
 """Checks the episodes of a run on disk: their invariants, their token digests, and the text of their tokens.
 
 Reading an Episode checks its invariants and the digest of each prompt that an engine reported. Further checks: numbers
-that no engine returns, rewards that do not add up, duplicate ids, and, if the model is available, whether the tokens of
-each turn decode to its message.
+that no engine returns, rewards that do not add up, duplicate ids, calls without an id, turns that have lost what their
+engine reported, and, if the model is available, whether a turn's tokens decode to its message.
+
+The record says what a turn is. The message of a sampled turn was read from its tokens, so it is exactly what they
+decode to. That of a demonstration (kind "tokens") is what an expert returned, and its tokens were written from it: its
+calls may have no ids, and arguments that are objects. What was called is in the turn's `tool_calls`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
@@ -21,6 +26,8 @@ from forge_env.records.run_files import FAULTS, all_files, episode_line, run_set
 Decoder = Callable[[Turn], Message]
 """Returns the message that a turn's tokens decode to."""
 DECODER = "agents.renderer.decoding:open_decoder"
+OF_ENGINES = frozenset({"before", "train", "evaluation", "after", "tool_off"})
+"""Phases of a training run in which engines sample each turn; an expert plays its demonstrations alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,12 +53,12 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
         UserError: when there are no episodes.
     """
     result = Audit()
-    for path in all_files(run).values():
+    for phase, path in all_files(run).items():
         seen: set[str] = set()
         for number, line in _lines(path):
             if path.name == FAULTS:
                 line, seen = episode_line(line), set()  # an episode may fault several times
-            for problem in _check(line, seen, result, decode):
+            for problem in _check(line, seen, result, decode, is_of_engine=phase in OF_ENGINES):
                 result.problems.append(f"{path}:{number}: {problem}")
     return result
 
@@ -83,7 +90,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(file, 1)
 
 
-def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None) -> Iterator[str]:
+def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, is_of_engine: bool) -> Iterator[str]:
     try:
         episode = Episode.from_json(line)
     except ForgeError as error:
@@ -101,11 +108,13 @@ def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None) -> 
         yield f"its turns' rewards add up to {total:g}, and its reward is {episode.reward}"
     for number, turn in enumerate(episode.turns):
         problems = list(_check_turn(turn))
+        if is_of_engine and turn.kind != "sampled":
+            problems.append(f"its kind is {turn.kind!r}: the ids and logprobs of the engine that sampled it are lost")
         yield from (f"turn {number}: {problem}" for problem in problems)
         if decode is not None and turn.kind != "text" and not problems:  # only valid tokens can be decoded
             result.decoded_turns += 1
             decoded = decode(turn)
-            if decoded != turn.message:
+            if not _is_message(decoded, turn):
                 yield f"turn {number}: its tokens decode to {decoded!r:.200}, and its message is {turn.message!r:.200}"
 
 
@@ -113,8 +122,12 @@ def _check_turn(turn: Turn) -> Iterator[str]:
     ids = (*turn.prompt_ids, *turn.token_ids)
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         yield "a token id is no whole number from 0 on"
+    if not all(call.id for call in turn.tool_calls):
+        yield "a call has no id, which its result would name"
     if turn.kind != "sampled":
         return
+    if any(not listed.get("id") for listed in turn.message.get("tool_calls", ())):
+        yield "a call in its message has no id"
     if not turn.context_digest:
         yield "there is no digest of what the engine saw"
     if not all(math.isfinite(p) and p <= 1e-4 for p in turn.generator_logprobs):
@@ -123,3 +136,22 @@ def _check_turn(turn: Turn) -> Iterator[str]:
     sampled = [version for version in versions if version != NOT_SAMPLED]
     if versions[0] < 0 or sampled != sorted(sampled) or min(sampled) < 0:
         yield f"its weight versions are {versions}: they never fall, and start at 0"
+
+
+def _is_message(decoded: Message, turn: Turn) -> bool:
+    """Whether a turn's message is what its tokens decode to; for a demonstration, with the same calls in any form."""
+    if turn.kind == "sampled":
+        return decoded == turn.message
+    texts = [{key: value for key, value in each.items() if key != "tool_calls"} for each in (decoded, turn.message)]
+    calls = [_called(listed["function"]) for listed in decoded.get("tool_calls", ())]
+    return texts[0] == texts[1] and calls == [
+        (call.name, call.raw if call.arguments is None else call.arguments) for call in turn.tool_calls
+    ]
+
+
+def _called(function: Mapping[str, Any]) -> tuple[str, Any]:
+    """The name and the arguments of a call in a decoded message; text that is no JSON stays text."""
+    try:
+        return function["name"], json.loads(function["arguments"])
+    except ValueError:
+        return function["name"], function["arguments"]

@@ -208,7 +208,7 @@ async def test_an_episode_is_exact_trains_each_sampled_token_once_and_is_read_ba
     assert [row.token_ids[i] for i in targets] == [*written[0][:10], *written[1], *written[2][:10], *written[3]]
     assert all(row.generator_logprobs[i] == 0.0 for i in range(len(row.token_ids)) if i not in targets)
     assert all((row.versions[i] == -1) != row.loss_mask[i] for i in range(len(row.token_ids)))
-    assert per_target([1.0, 2.0], episode).count(2.0) == episode.turns[1].num_written
+    assert (per_target([1.0, 2.0], episode) == 2.0).sum() == episode.turns[1].num_written
     [batch] = pack([Sample(rows=episode.rows)], max_tokens=4096, pack_length=0, pad_id=0)
     assert batch.targets.tolist() == [row.token_ids[i] for i in targets] and batch.units == (len(targets), 1)
 

@@ -85,7 +85,7 @@ def be_a_rank(folder: Path, cp: int) -> None:
         torch.cuda.reset_peak_memory_stats()
         trainer = TitanTrainer(folder / "model", dataclasses.replace(SETTINGS, cp=cp, **changes))
         samples = make_samples(changes["max_tokens_per_micro_batch"])
-        logprobs = trainer.logprobs(samples)
+        logprobs = [values.tolist() for values in trainer.logprobs(samples)]
         losses = GRPOLoss(aggregation="token"), GSPOLoss(clip_low=0.2, clip_high=0.2)
         steps = [trainer.train_step(samples, loss) for loss in losses]
         gib = torch.cuda.max_memory_allocated() / 2**30

@@ -17,10 +17,9 @@ N sampled targets of the micro-batch.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +31,10 @@ from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, pl
 if TYPE_CHECKING:
     from forge_env.core.episode import Row
 
+Numbers: TypeAlias = Sequence[float] | np.ndarray
+"""One for each sampled target of an episode, in row order. A run makes arrays: Python floats are objects, and no other
+thread of the process runs while millions of them are freed or unpickled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -39,32 +42,31 @@ class Sample:
 
     rows: tuple[Row, ...]
     """The episode's training rows, in order."""
-    advantage: float | tuple[float, ...] = 0.0
+    advantage: float | Numbers = 0.0
     """The episode's advantage, the same for every token; or one per sampled target."""
-    reference_logprobs: tuple[float, ...] | None = None
+    reference_logprobs: Numbers | None = None
     """The reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
-    old_logprobs: tuple[float, ...] | None = None
+    old_logprobs: Numbers | None = None
     """The trainer's own logprobs of the weights before the step, or before the first step of a window, likewise."""
 
     @property
     def has_advantage(self) -> bool:
         """Whether any token's advantage is not 0."""
-        return any(self.advantage) if isinstance(self.advantage, tuple) else bool(self.advantage)
+        return bool(np.any(self.advantage))
 
     @property
     def units(self) -> tuple[int, int]:
         """Valid tokens, and 1 if it has any: its part of the `units` of a `MicroBatch`."""
-        tokens = sum(
-            sampled and math.isfinite(logprob)
-            for row in self.rows
-            for sampled, logprob in zip(row.loss_mask[1:], row.generator_logprobs[1:], strict=False)
-        )
+        tokens = 0
+        for row in (row.arrays for row in self.rows):
+            is_valid = row.loss_mask & np.isfinite(row.generator_logprobs)
+            tokens += int(np.count_nonzero(is_valid[1:]))
         return tokens, int(tokens > 0)
 
     @property
     def num_targets(self) -> int:
         """How many sampled targets it has, in all of its rows."""
-        return sum(sum(row.loss_mask[1:]) for row in self.rows)
+        return sum(int(np.count_nonzero(row.arrays.loss_mask[1:])) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +125,9 @@ class MicroBatch:
 _OPTIONAL = ("reference_logprobs", "old_logprobs")
 
 
-def by_sample(samples: Sequence[Sample], values: Tensor) -> list[list[float]]:
-    """Cut values of all sampled targets of the samples, in order of their `numbers`, into one list for each sample."""
-    return [part.tolist() for part in values.cpu().split([sample.num_targets for sample in samples])]
+def by_sample(samples: Sequence[Sample], values: Tensor) -> list[np.ndarray]:
+    """Cut values of all sampled targets of the samples, in order of their `numbers`, into one array for each sample."""
+    return [part.numpy().copy() for part in values.cpu().split([sample.num_targets for sample in samples])]
 
 
 class _Read(NamedTuple):
@@ -229,18 +231,18 @@ def empty_batch(length: int) -> MicroBatch:
 def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last sampled token; and its targets."""
     lengths, counts = [], []
-    for number, row in enumerate(sample.rows):
+    for number, row in enumerate(row.arrays for row in sample.rows):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
-        targets = row.loss_mask[1:]
-        counts.append(sum(targets))
+        targets = np.flatnonzero(row.loss_mask[1:])
+        counts.append(len(targets))
         # Attention is causal: later tokens change nothing.
-        lengths.append(next((n for n in range(len(targets), 0, -1) if targets[n - 1]), 0))
+        lengths.append(int(targets[-1]) + 1 if len(targets) else 0)
     sampled = sum(counts)
     for name in ("advantage", *_OPTIONAL):
         values = getattr(sample, name)
-        if isinstance(values, tuple) and len(values) != sampled:
+        if _is_per_target(values) and len(values) != sampled:
             raise InvariantError(f"sample {index} has {len(values)} values of {name} for {sampled} sampled targets")
     return lengths, counts
 
@@ -263,15 +265,14 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         start = 0
         for sample, row_number in sequence:
             lengths = reads[sample].lengths
-            row, n = reads[sample].sample.rows[row_number], lengths[row_number]
-            token_ids = np.asarray(row.token_ids[: n + 1], dtype=np.int64)
+            row, n = reads[sample].sample.rows[row_number].arrays, lengths[row_number]
             inputs = number, slice(start, start + n)  # of (B, L)
-            tokens[inputs] = token_ids[:-1]
+            tokens[inputs] = row.token_ids[:n]
             positions[inputs] = np.arange(n)
             first = sum(lengths[before] for before in rows_of[sample] if before < row_number)
             outputs = episode_of[sample], slice(first, first + n)  # of (E, T)
             source[outputs] = np.arange(n) + (number * L + start)
-            targets[outputs] = token_ids[1:]
+            targets[outputs] = row.token_ids[1 : n + 1]
             sampled[outputs] = row.loss_mask[1 : n + 1]
             generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
             start += n
@@ -324,7 +325,12 @@ def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
 def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
     """A sample's value of that name; of one for each sampled target, those of the chosen targets."""
     values = getattr(read.sample, name)
-    return np.asarray(values, dtype=np.float32)[chosen] if isinstance(values, tuple) else values
+    return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
+
+
+def _is_per_target(values: float | Numbers | None) -> bool:
+    """Whether there is one value for each sampled target: neither one for all of them, nor none."""
+    return isinstance(values, Sequence | np.ndarray)
 
 
 def _in_loss_layout(values: list[np.ndarray], shape: tuple[int, int], slots: np.ndarray) -> Tensor:

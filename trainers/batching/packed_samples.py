@@ -10,8 +10,6 @@ import pickle
 from collections.abc import Sequence
 from typing import overload
 
-import numpy as np
-
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
 
@@ -49,11 +47,6 @@ class PackedSamples(Sequence[Sample]):
         if self._samples is not None:
             return PackedSamples, (tuple(_pack(self._samples)),)
         return PackedSamples, (tuple(self._packed),)
-
-
-def as_arrays(values: Sequence[Sequence[float]]) -> list[np.ndarray]:
-    """Return each list of numbers as float64, for a message: a list is unpickled one number at a time."""
-    return [np.asarray(of_sample, dtype=np.float64) for of_sample in values]
 
 
 def _free(packed: list[bytes]) -> None:

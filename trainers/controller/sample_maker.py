@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
-from trainers.batching.batch import Sample
-from trainers.objective.credit import Numbers
+from trainers.batching.batch import Numbers, Sample
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import Logprobs, rows_of
 

@@ -15,6 +15,7 @@ from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.report.page import write_page
+from trainers.batching.batch import Numbers
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
@@ -177,7 +178,7 @@ class Report:
         """Record episodes, in a thread: `written` waits for it."""
         self._record.write(write_jsonl, self._episodes(phase), list(episodes))
 
-    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
+    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 

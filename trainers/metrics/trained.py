@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from forge_env.core.episode import Episode
+from trainers.batching.batch import Numbers
 from trainers.objective.credit import turn_values
 
 
@@ -21,7 +22,7 @@ class Trained:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, advantages: Iterable[tuple[Episode, float | Sequence[float]]]) -> None:
+    def write(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
         """Write down one step: of each episode its advantage, or those of its sampled targets in row order."""
         for episode, values in advantages:
             by_turn = turn_values(values, episode)

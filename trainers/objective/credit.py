@@ -10,15 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
 from forge_env.core.episode import Episode
+from trainers.batching.batch import Numbers
 
 Credit = Literal["episode", "turn"]
-Numbers: TypeAlias = Sequence[float] | np.ndarray
-"""One for each sampled target of an episode, in row order; an array where they came in a message."""
 
 
 def turn_targets(episode: Episode) -> list[int]:
@@ -32,10 +31,10 @@ def turn_targets(episode: Episode) -> list[int]:
     ]
 
 
-def target_logprobs(episode: Episode) -> tuple[float, ...]:
-    """The generator's logprobs of the sampled targets, in row order."""
+def target_logprobs(episode: Episode) -> np.ndarray:
+    """The generator's logprobs of the sampled targets, in row order: float64."""
     rows = [row.arrays for row in episode.rows]
-    return tuple(logprob for row in rows for logprob in row.generator_logprobs[1:][row.loss_mask[1:]].tolist())
+    return np.concatenate([np.zeros(0), *(row.generator_logprobs[1:][row.loss_mask[1:]] for row in rows)])
 
 
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
@@ -77,20 +76,19 @@ def turn_advantages(
     return result
 
 
-def per_target(values: Sequence[float], episode: Episode) -> tuple[float, ...]:
-    """Spread one value for each turn over that turn's sampled targets, in row order."""
-    counts = turn_targets(episode)
-    return tuple(value for value, count in zip(values, counts, strict=True) for _ in range(count))
+def per_target(values: Sequence[float], episode: Episode) -> np.ndarray:
+    """Spread one value for each turn over that turn's sampled targets, in row order: float64."""
+    return np.repeat(np.asarray(values, dtype=np.float64), turn_targets(episode))
 
 
-def by_turn(values: Sequence[float], episode: Episode) -> Iterator[Sequence[float]]:
+def by_turn(values: Numbers, episode: Episode) -> Iterator[Numbers]:
     """Cut values of the sampled targets, in row order, into those of each turn."""
     ends = itertools.accumulate(turn_targets(episode), initial=0)
     return (values[start:end] for start, end in itertools.pairwise(ends))
 
 
-def turn_values(values: float | Sequence[float], episode: Episode) -> list[float]:
+def turn_values(values: float | Numbers, episode: Episode) -> list[float]:
     """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
     if isinstance(values, int | float):
         return [float(values)] * len(episode.turns)
-    return [float(of_turn[0]) if of_turn else 0.0 for of_turn in by_turn(values, episode)]
+    return [float(of_turn[0]) if len(of_turn) else 0.0 for of_turn in by_turn(values, episode)]

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
-from trainers.batching.batch import Sample
+from trainers.batching.batch import Numbers, Sample
 from trainers.objective.advantages import BASELINES, Baseline, make_advantages
-from trainers.objective.credit import Credit, Numbers, per_target, returns_to_go, target_logprobs, turn_advantages
+from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.reward import KLPenalty, TrainingReward
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ class Objective:
         penalties = [self.reward.kl_by_turn(*pair) for pair in zip(episodes, references, strict=True)]
         rewards = [self.reward(episode) for episode in episodes]
         scale = self.scale(rewards) if self.scale else 1.0
-        advantages: list[float | tuple[float, ...]] = []
+        advantages: list[float | Numbers] = []
         for group in groups:
             members = slice(len(advantages), len(advantages) + len(group.valid))
             advantages += self._credit(group.valid, rewards[members], penalties[members], scale)
@@ -91,7 +89,7 @@ class Objective:
                 rows=episodes[i].rows,
                 advantage=advantages[i],
                 reference_logprobs=references[i],
-                old_logprobs=None if values is None else _floats(values),
+                old_logprobs=values,
             )
             for i, values in zip(learned, old, strict=True)
         ]
@@ -106,7 +104,7 @@ class Objective:
 
     def _credit(
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
-    ) -> list[float | tuple[float, ...]]:
+    ) -> list[float | Numbers]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
         step_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
         totals = [sum(penalty) for penalty in penalties]
@@ -141,19 +139,13 @@ class Objective:
             )
         return advantages
 
-    def _references(
-        self, episodes: Sequence[Episode], given: Sequence[Numbers] | None
-    ) -> list[tuple[float, ...] | None]:
+    def _references(self, episodes: Sequence[Episode], given: Sequence[Numbers] | None) -> Sequence[Numbers | None]:
         if self.kl_reference == "model":
             assert given is not None and len(given) == len(episodes), (
                 "logprobs of the reference model, for each episode"
             )
-            return [_floats(values) for values in given]
+            return given
         return [target_logprobs(episode) if self.kl_reference else None for episode in episodes]
-
-
-def _floats(values: Numbers) -> tuple[float, ...]:
-    return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
 def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:

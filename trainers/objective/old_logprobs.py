@@ -21,9 +21,8 @@ from typing import Literal
 
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
-from trainers.batching.batch import Sample
+from trainers.batching.batch import Numbers, Sample
 from trainers.config import RunConfig
-from trainers.objective.credit import Numbers
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
 

@@ -24,7 +24,8 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
-from trainers.objective.credit import Numbers, by_turn, target_logprobs
+from trainers.batching.batch import Numbers
+from trainers.objective.credit import by_turn, target_logprobs
 from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
 
 
@@ -50,12 +51,12 @@ class KLPenalty:
         Returns:
             One number for each turn. A token without a finite logprob on either side counts nothing.
         """
-        generator_logprobs = np.asarray(target_logprobs(episode), dtype=np.float64)
+        generator_logprobs = target_logprobs(episode)
         with np.errstate(invalid="ignore"):
             d = generator_logprobs - np.asarray(reference_logprobs, dtype=np.float64)
         d = np.where(np.isfinite(d), d, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         values = d if self.kind == "k1" else d * d / 2 if self.kind == "k2" else np.minimum(np.expm1(-d) + d, MAX_K3)
-        return [self.beta * math.fsum(of_turn) for of_turn in by_turn(values.tolist(), episode)]
+        return [self.beta * math.fsum(of_turn) for of_turn in by_turn(values, episode)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,12 @@ class TrainingReward:
     def of_task(self, episode: Episode) -> float:
         """Step 1: the environment's reward, or the user's in its place."""
         assert episode.reward is not None, "a valid episode has a reward"
-        return episode.reward if self.user_reward is None else self.user_reward(episode)
+        if self.user_reward is None:
+            return episode.reward
+        try:
+            return self.user_reward(episode)
+        finally:
+            episode.forget_unpacked()  # here, in the thread that has called the function, and not on the event loop
 
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: what advantages are taken of."""

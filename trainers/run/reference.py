@@ -57,13 +57,8 @@ class ReferenceActor(ForgeActor):
     @concurrent_endpoint
     async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
         """Logprobs of the sampled targets, per sample, in batches."""
-        found = await self._run(self._logprobs, samples, temperature)
+        found = await self._run(self._reference.logprobs, samples, temperature)
         return found if self.rank == 0 else None
-
-    def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
-        from trainers.batching.packed_samples import as_arrays
-
-        return as_arrays(self._reference.logprobs(samples, temperature))
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         loop = asyncio.get_running_loop()

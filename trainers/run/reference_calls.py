@@ -44,6 +44,7 @@ async def ask_reference(
     async def ask(share: list[int]) -> list[np.ndarray]:
         packed = await PackedSamples.of([samples[index] for index in share])
         found = await service.route(ReferenceActor.logprobs, packed, temperature)
+        await packed.free()
         if found is None or len(found) != len(share):
             raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
         return found

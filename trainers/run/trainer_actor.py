@@ -163,7 +163,7 @@ class TrainerActor(ForgeActor):
     @concurrent_endpoint
     async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
         """Logprobs of the sampled tokens under the present weights, per sample."""
-        return await self._run(self._logprobs, samples, temperature)
+        return await self._run(self._trainer.logprobs, samples, temperature)
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
@@ -220,11 +220,6 @@ class TrainerActor(ForgeActor):
     async def write_weights(self, path: str) -> None:
         """Write the weights, exact, as one file, see `TitanTrainer.write_weights`."""
         await self._run(self._trainer.write_weights, path)
-
-    def _logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray]:
-        from trainers.batching.packed_samples import as_arrays
-
-        return as_arrays(self._trainer.logprobs(samples, temperature))
 
     def _train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float:
         from trainers.objective.torchforge_batch import loss_for, to_samples

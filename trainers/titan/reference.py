@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainers.batching.batch import Sample
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
@@ -46,8 +48,9 @@ class TitanReference:
         """
         self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
-        """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
+    def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
+        """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
+        rank."""
         return self._frozen.logprobs(samples, temperature)
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -236,8 +237,9 @@ class TitanTrainer:
             "seconds": time.perf_counter() - start,
         }
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[list[float]]:
-        """This model's logprobs of the sampled targets: one list per sample, in row order, the same on every rank."""
+    def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
+        """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
+        rank."""
         check_temperature(temperature)
         self._check_rows(samples)
         batches = self._micro_batches(samples)
@@ -285,13 +287,14 @@ class TitanTrainer:
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
-        rows = [row.token_ids for sample in samples for row in sample.rows]
+        rows = [row.arrays.token_ids for sample in samples for row in sample.rows]
         longest = max(map(len, rows), default=0)
         if longest > self.model.max_length:
             raise UserError(
                 f"a row has {longest} tokens, more than the model's max_position_embeddings={self.model.max_length}."
             )
-        highest, vocabulary = max(map(max, filter(None, rows)), default=0), self.model.config.vocab_size
+        highest = max((int(token_ids.max()) for token_ids in rows if len(token_ids)), default=0)
+        vocabulary = self.model.config.vocab_size
         if highest >= vocabulary:
             raise InvariantError(f"a row holds token {highest}, but the model's vocabulary has {vocabulary} entries")
 

@@ -15,22 +15,22 @@ MUTANTS = (
     Mutant(
         name="a row's first token counts as a target in the denominators",
         function="Sample.units",
-        old="zip(row.loss_mask[1:], row.generator_logprobs[1:], strict=False)",
-        new="zip(row.loss_mask, row.generator_logprobs, strict=False)",
+        old="np.count_nonzero(is_valid[1:])",
+        new="np.count_nonzero(is_valid)",
         tests=BATCH + TRAINER,
     ),
     Mutant(
         name="a token without a finite logprob counts in the denominators",
         function="Sample.units",
-        old="sampled and math.isfinite(logprob)",
-        new="sampled",
+        old="row.loss_mask & np.isfinite(row.generator_logprobs)",
+        new="row.loss_mask",
         tests=BATCH + TRAINER,
     ),
     Mutant(
         name="a sample is idle as soon as one token has no advantage",
         function="Sample.has_advantage",
-        old="any(self.advantage)",
-        new="all(self.advantage)",
+        old="np.any(self.advantage)",
+        new="np.all(self.advantage)",
         tests=BATCH + TRAINER,
     ),
     Mutant(

@@ -218,8 +218,8 @@ MUTANTS = (
     Mutant(
         name="tokens that travelled are cut at the wrong place",
         function="Turn.__getattr__",
-        old="unpack(arrived.ids[:end]",
-        new="unpack(arrived.ids[4:end]",
+        old="arrived.ids[:end]",
+        new="arrived.ids[4:end]",
         tests=("test_packed.py",),
     ),
     Mutant(

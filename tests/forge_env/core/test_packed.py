@@ -77,6 +77,20 @@ def test_an_episode_that_is_passed_on_stays_packed() -> None:
     assert there == made and row == made.rows[0]
 
 
+def test_what_was_unpacked_is_forgotten_and_made_again() -> None:
+    made = Episode(task=None, prompt_ids=(1, 8), response_ids=(9, 2), logprobs=(-0.5, -0.25), reward=1.0)  # type: ignore[arg-type]
+    there = sent(made)
+    row, turn = there.rows[0], there.turns[0]
+    for _ in range(2):
+        assert there == made and row == made.rows[0]
+        assert all(is_made(turn, name) for name in TOKEN_FIELDS) and all(is_made(row, name) for name in ROW_FIELDS)
+        there.forget_unpacked()
+        assert not any(is_made(turn, name) for name in TOKEN_FIELDS)
+        assert not any(is_made(row, name) for name in ROW_FIELDS)
+    made.forget_unpacked()  # its turns hold tuples alone; its rows were joined of packed turns
+    assert made == there and made.rows == there.rows
+
+
 def test_a_turn_without_tokens_arrives_as_one() -> None:
     text = Turn(kind="text", observation=(), message={"role": "assistant", "content": "4"})
     assert sent(text) == text and sent(text).num_tokens == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.renderer.decoding import open_decoder
-from agents.scripted import ScriptedPolicy
+from agents.scripted import ScriptedPolicy, scripted_agent
 from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.cli.main import main
@@ -42,6 +42,23 @@ def line(tiny_model: Path) -> str:
     return episode.to_json()
 
 
+@pytest.fixture(scope="module")
+def demonstration(tiny_model: Path) -> str:
+    """An episode of the expert, as a run records it: a call without an id, its arguments an object, and an answer."""
+    import asyncio
+
+    factory = make("math")
+    (task,) = factory.tasks("train", count=1)
+    agent = scripted_agent("math", model=str(tiny_model))
+    limits = EpisodeLimits(max_tokens=10_000)
+    played = run_episode(factory, agent, task, seed=0, episode_id="demonstrations/0/0", limits=limits)
+    episode = asyncio.run(played)
+    (call,) = episode.turns[0].message["tool_calls"]
+    assert "id" not in call and isinstance(call["function"]["arguments"], dict)
+    assert episode.reward == 1.0 and [turn.kind for turn in episode.turns] == ["tokens", "tokens"]
+    return episode.to_json()
+
+
 def test_what_was_sampled_passes(line: str, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text(line + "\n")
     found = audit(tmp_path / "e.jsonl", open_decoder(tiny_model))
@@ -64,6 +81,9 @@ def test_what_was_sampled_passes(line: str, tiny_model: Path, tmp_path: Path) ->
         (lambda e: e["turns"][1]["versions"][0].__setitem__(0, -1), "they never fall, and start at 0"),
         (lambda e: e["turns"][1]["versions"][0].__setitem__(1, 1), "version spans cover the sampled tokens"),
         (lambda e: e["turns"][0].update(starts_row=False), "the first turn with tokens starts a row"),
+        (lambda e: e["turns"][0]["message"]["tool_calls"][0].pop("id"), "turn 0: a call in its message has no id"),
+        (lambda e: e["turns"][0]["message"]["tool_calls"][0].update(id="other"), "turn 0: its tokens decode to"),
+        (lambda e: e["turns"][0]["tool_calls"][0].update(id=""), "turn 0: a call has no id"),
         (lambda e: e.update(reward=1.0), "rewards add up to 0, and its reward is 1.0"),
         (lambda e: e.update(reward=None), "needs a finite reward"),
         (lambda e: e.update(outcome="infra_fault"), "has no reward"),
@@ -78,6 +98,57 @@ def test_every_change_is_found(line: str, tiny_model: Path, tmp_path: Path, chan
     found = audit(tmp_path / "e.jsonl", open_decoder(tiny_model))
     assert found.problems and all(p.startswith(f"{tmp_path}/e.jsonl:2: ") for p in found.problems)
     assert words in " ".join(found.problems)
+
+
+def training_run(folder: Path, **phases: str) -> Path:
+    """The folder of a training run with one episode for each phase."""
+    (folder / "episodes").mkdir()
+    for phase, line in phases.items():
+        (folder / "episodes" / f"{phase}.jsonl").write_text(line + "\n")
+    return folder
+
+
+def test_an_experts_call_needs_no_id_in_its_message(
+    line: str, demonstration: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    run = training_run(tmp_path, demonstrations=demonstration, train=line)
+    found = audit(run, open_decoder(tiny_model))
+    assert (found.problems, found.episodes, found.decoded_turns) == ([], 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e["turns"][0]["tool_calls"][0].update(id=""), "turn 0: a call has no id"),
+        (lambda e: e["turns"][0]["tool_calls"][0].update(name="python"), "turn 0: its tokens decode to"),
+        (lambda e: e["turns"][0]["tool_calls"][0]["arguments"].update(expression="0"), "turn 0: its tokens decode to"),
+        (lambda e: e["turns"][0].update(tool_calls=[]), "turn 0: its tokens decode to"),
+        (lambda e: e["turns"][1]["message"].update(content="0"), "turn 1: its tokens decode to"),
+        (lambda e: e["turns"][1]["token_ids"].__setitem__(0, 5), "turn 1: its tokens decode to"),
+        (lambda e: e["turns"][1]["token_ids"].clear(), "at least one token that the model wrote"),
+        (lambda e: e["turns"][1]["prompt_ids"].__setitem__(0, -1), "turn 1: a token id is no whole number"),
+    ],
+)
+def test_what_a_demonstration_has_lost_is_found(
+    demonstration: str, tiny_model: Path, tmp_path: Path, change: Change, words: str
+) -> None:
+    data = json.loads(demonstration)
+    change(data)
+    found = audit(training_run(tmp_path, demonstrations=json.dumps(data)), open_decoder(tiny_model))
+    assert words in " ".join(found.problems)
+
+
+@pytest.mark.parametrize("lost", [["logprobs", "versions"], ["logprobs", "versions", "prompt_ids", "token_ids"]])
+def test_what_an_engine_sampled_is_no_demonstration(line: str, tmp_path: Path, lost: list[str]) -> None:
+    """A turn that lost its logprobs, or all its tokens, is none of an expert's: the name of the file says so."""
+    data = json.loads(line)
+    for turn in data["turns"]:
+        kind = "text" if "token_ids" in lost else "tokens"
+        turn.update({name: [] for name in lost}, kind=kind, context_digest="")
+    found = audit(training_run(tmp_path, demonstrations=json.dumps(data), train=json.dumps(data))).problems
+    where, what = f"{tmp_path}/episodes/train.jsonl:1: turn", "of the engine that sampled it are lost"
+    assert [problem.startswith(f"{where} {number}: ") for number, problem in enumerate(found)] == [True, True]
+    assert all(problem.endswith(what) for problem in found)
 
 
 def test_the_command_finds_the_model_of_a_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -170,7 +171,8 @@ def test_an_episode_of_two_rows_that_do_not_fit_together_worked_by_hand():
     assert two.old_logprobs is not None and two.old_logprobs.tolist() == [[-3.0, -4.0]]
     # It counts as an episode where its first row is, though the valid tokens are those of the second.
     assert [batch.units for batch in (one, two, three)] == [(0, 1), (2, 0), (1, 1)]
-    assert by_sample([other, sample], torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0])) == [[0.5], [1.0, 2.0, 3.0, 4.0]]
+    of_samples = by_sample([other, sample], torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0]))
+    assert [values.tolist() for values in of_samples] == [[0.5], [1.0, 2.0, 3.0, 4.0]]
 
 
 @settings(deadline=None)
@@ -190,7 +192,8 @@ def test_the_denominators_of_a_sample_worked_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("advantage", "expected"), [(0.0, False), (-0.5, True), ((0.0, 0.0), False), ((0.0, 0.5), True)]
+    ("advantage", "expected"),
+    [(0.0, False), (-0.5, True), ((0.0, 0.0), False), ((0.0, 0.5), True), (np.zeros(2), False), (np.eye(2)[1], True)],
 )
 def test_a_sample_has_an_advantage_where_one_of_its_targets_has(advantage, expected):
     assert Sample(rows=(), advantage=advantage).has_advantage is expected
@@ -208,6 +211,19 @@ def test_reference_logprobs_are_laid_out_or_refused():
         pack([Sample(rows=(row,), reference_logprobs=(-0.1,))], max_tokens=9, pack_length=0, pad_id=0)
     with pytest.raises(InvariantError, match="3 values of advantage for 2 sampled"):
         pack([Sample(rows=(row,), advantage=(0.1, 0.2, 0.3))], max_tokens=9, pack_length=0, pad_id=0)
+
+
+@pytest.mark.parametrize("form", [tuple, list, np.float32, np.float64])
+def test_values_of_targets_may_be_numbers_of_python_or_an_array(form):
+    row = make_row([1, 2, 3], [False, True, True])
+    values = form((-0.25, 1 / 3)) if form in (tuple, list) else np.array((-0.25, 1 / 3), dtype=form)
+    sample = Sample(rows=(row,), advantage=values, reference_logprobs=values, old_logprobs=values)
+    (batch,) = pack([sample], max_tokens=9, pack_length=0, pad_id=0)
+    for found in (batch.advantages, batch.reference_logprobs, batch.old_logprobs):
+        assert found is not None and torch.equal(found, torch.tensor([[-0.25, 1 / 3]]))
+    assert sample.has_advantage
+    with pytest.raises(InvariantError, match="2 values of advantage for 1 sampled"):
+        pack([Sample(rows=(make_row([1, 2], [False, True]),), advantage=values)], max_tokens=9, pack_length=0, pad_id=0)
 
 
 def test_a_row_whose_fields_differ_in_length_is_a_bug():

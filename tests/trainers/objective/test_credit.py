@@ -38,14 +38,14 @@ def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Epis
 @settings(deadline=None)
 @given(numbered_episodes())
 def test_values_of_targets_are_cut_where_turns_end(one: Episode) -> None:
-    parts = list(by_turn(per_target(range(len(one.turns)), one), one))
-    assert parts == [(number,) * count for number, count in enumerate(turn_targets(one))]
+    parts = [part.tolist() for part in by_turn(per_target(range(len(one.turns)), one), one)]
+    assert parts == [[number] * count for number, count in enumerate(turn_targets(one))]
 
 
 def test_a_rows_first_token_is_no_target() -> None:
     one = episode(turn(5, 6, prompt=0), turn(7, prompt=2), turn(8, prompt=0, starts_row=True))
     assert turn_targets(one) == [1, 1, 0]
-    assert per_target([0.5, 1.5, 2.5], one) == (0.5, 1.5)
+    assert per_target([0.5, 1.5, 2.5], one).tolist() == [0.5, 1.5]
 
 
 @settings(deadline=None)
@@ -60,9 +60,9 @@ def test_returns_fall_by_what_a_turn_earned(reward: float, steps: list[float]) -
 # ---- through the objective ----
 
 
-def credited(advantages: Advantages, *episodes: Episode, **parts: object) -> list[tuple[float, ...]]:
+def credited(advantages: Advantages, *episodes: Episode, **parts: object) -> list[list[float]]:
     made = Objective(loss=lambda logprobs: logprobs, advantages=advantages, group_size=2, credit="turn", **parts)  # type: ignore[arg-type]
-    return [sample.advantage for sample in made.samples([group(*episodes)])]  # type: ignore[misc]
+    return [sample.advantage.tolist() for sample in made.samples([group(*episodes)])]  # type: ignore[union-attr]
 
 
 def test_worked_by_hand() -> None:
@@ -70,9 +70,9 @@ def test_worked_by_hand() -> None:
     long = episode(turn(1, 1), turn(2, reward=0.0), turn(3, reward=2.0), reward=2.0)
     short = episode(turn(1, reward=1.0), turn(2, 2), reward=2.0)
     # Returns: short 2, 1; long 2, 2, 2. Both first turns are worth the same; the third has no sibling.
-    assert credited(centred, short, long) == [(0.0, -0.5, -0.5), (0.0, 0.0, 0.5, 0.0)]
+    assert credited(centred, short, long) == [[0.0, -0.5, -0.5], [0.0, 0.0, 0.5, 0.0]]
     # Without a baseline there is nothing to compare with, and nothing is left out.
-    assert credited(no_baseline, short, long, needs_siblings=False) == [(2.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0)]
+    assert credited(no_baseline, short, long, needs_siblings=False) == [[2.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
 
 
 def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
@@ -83,7 +83,7 @@ def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
         return [1.0] * len(seen[-1])
 
     three = [episode(turn(1, reward=r), *[turn(2)] * more, reward=3.0) for r, more in ((0.0, 0), (1.0, 1), (2.0, 2))]
-    assert credited(own, *three) == [(1.0,), (1.0, 1.0), (1.0, 1.0, 0.0)]
+    assert credited(own, *three) == [[1.0], [1.0, 1.0], [1.0, 1.0, 0.0]]
     assert seen == [[3.0, 3.0, 3.0], [2.0, 1.0]]
 
 
@@ -91,7 +91,7 @@ def test_a_shaped_reward_is_what_step_rewards_are_taken_from() -> None:
     two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
     reward = TrainingReward(user_reward=lambda e: 10 * e.reward)
     found = credited(no_baseline, *two, reward=reward, needs_siblings=False)
-    assert found == [(10.0, 9.0), (30.0, 29.0)]
+    assert found == [[10.0, 9.0], [30.0, 29.0]]
 
 
 @settings(deadline=None)
@@ -120,7 +120,7 @@ def test_with_one_reward_at_the_end_and_equally_many_turns_it_is_credit_per_epis
     whole = Objective(**parts).samples([group(*episodes)])  # type: ignore[arg-type]
     by_turns = Objective(**parts, credit="turn").samples([group(*episodes)])  # type: ignore[arg-type]
     for one, other, own in zip(whole, by_turns, episodes, strict=True):
-        assert other.advantage == (one.advantage,) * sum(turn_targets(own))
+        assert other.advantage.tolist() == [one.advantage] * sum(turn_targets(own))  # type: ignore[union-attr]
 
 
 def test_returns_of_each_turn_are_centred_among_those_who_took_it() -> None:

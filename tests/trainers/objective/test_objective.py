@@ -96,7 +96,7 @@ def test_a_first_token_of_a_row_is_no_target_of_a_reference() -> None:
     one = episode(1.0, tokens=3)
     bare = replace(one, turns=(replace(one.turns[0], prompt_ids=()),))
     (sample,) = make_objective(kl_reference="generator").samples([group(bare)])
-    assert sample.reference_logprobs == (-0.5, -0.5)
+    assert sample.reference_logprobs.tolist() == [-0.5, -0.5]
 
 
 def test_faults_take_no_part() -> None:

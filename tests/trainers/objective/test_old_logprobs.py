@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torchtitan")
@@ -85,7 +86,7 @@ class Window:
         self.make = SampleMaker(objective=self.objective)
         self.asked: list[int] = []
 
-    async def ask(self, samples: Sequence[Sample]) -> list[list[float]]:
+    async def ask(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         self.asked.append(len(samples))
         return self.trainer.logprobs(samples)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,7 +61,12 @@ def expected(folder: Path, temperature: float, changes: dict[str, torch.Tensor] 
     return found
 
 
-def assert_same(found: list[list[float]], wanted: list[list[float]]) -> None:
+def listed(found: list[np.ndarray]) -> list[list[float]]:
+    assert all(values.dtype == np.float32 for values in found)
+    return [values.tolist() for values in found]
+
+
+def assert_same(found: list[np.ndarray], wanted: list[list[float]]) -> None:
     assert [len(values) for values in found] == [7, 1, 4, 0] == [len(values) for values in wanted]
     for some, others in zip(found, wanted, strict=True):
         assert some == pytest.approx(others, abs=2e-5)
@@ -72,7 +78,7 @@ def test_its_logprobs_are_those_of_transformers(reference: TitanReference, tiny_
 
 
 def test_it_takes_the_weights_that_a_trainer_wrote(reference: TitanReference, tiny_model: Path, tmp_path: Path) -> None:
-    start = reference.logprobs(SAMPLES)
+    start = listed(reference.logprobs(SAMPLES))
     changed = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
     shutil.copy(tiny_model / "config.json", tmp_path)
     save_file(changed, tmp_path / "model.safetensors")
@@ -85,9 +91,9 @@ def test_it_takes_the_weights_that_a_trainer_wrote(reference: TitanReference, ti
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     reference.load_file(tmp_path / "reference.safetensors")
     assert_same(reference.logprobs(SAMPLES), expected(tiny_model, 1.0, changed))
-    assert reference.logprobs(SAMPLES) != start
+    assert listed(reference.logprobs(SAMPLES)) != start
     reference.load_file(tiny_model / "model.safetensors")  # a second time, after the passes of the first
-    assert reference.logprobs(SAMPLES) == start
+    assert listed(reference.logprobs(SAMPLES)) == start
     with pytest.raises(UserError, match=r"none\.safetensors is missing"):
         reference.load_file(tmp_path / "none.safetensors")
 
@@ -115,7 +121,7 @@ def as_trainer(folder: Path, **settings: Any) -> list[list[float]]:
     """The logprobs of a trainer that has taken no step."""
     trainer = TitanTrainer(folder, TitanSettings(**settings))
     try:
-        return trainer.logprobs(SAMPLES, 0.7)
+        return listed(trainer.logprobs(SAMPLES, 0.7))
     finally:
         trainer.close()
 
@@ -132,7 +138,7 @@ def as_trainer(folder: Path, **settings: Any) -> list[list[float]]:
 def test_it_computes_as_the_trainer_does_with_weights_of_its_dtype(tiny_model: Path, settings: dict[str, Any]) -> None:
     reference = TitanReference(tiny_model, **settings)
     try:
-        found = reference.logprobs(SAMPLES, 0.7)
+        found = listed(reference.logprobs(SAMPLES, 0.7))
         dtypes = {name: parameter.dtype for name, parameter in reference.model.module.named_parameters()}
         head = "tok_embeddings.weight" if reference.model.config.enable_weight_tying else "lm_head.weight"
     finally:

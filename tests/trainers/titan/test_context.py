@@ -157,7 +157,8 @@ def take_steps(trainer: TitanTrainer) -> dict[str, Any]:
         trainer.train_step(make_samples(3, seed=2), GSPOLoss(), old_is_present=True),
         trainer.train_step([with_one_target(make_samples(1, seed=3)[0])], GRPOLoss()),
     ]
-    return {"metrics": metrics, "logprobs": before + trainer.logprobs(samples), "weights": weights_of(trainer)}
+    logprobs = [values.tolist() for values in before + trainer.logprobs(samples)]
+    return {"metrics": metrics, "logprobs": logprobs, "weights": weights_of(trainer)}
 
 
 def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:

@@ -779,7 +779,7 @@ def train_three_steps(trainer: TitanTrainer, out: Path | None = None) -> dict:
     metrics += [trainer.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))]
     if out is not None:
         trainer.export_hf(out / "export")
-    return {"metrics": metrics, "logprobs": trainer.logprobs(make_samples(7))}
+    return {"metrics": metrics, "logprobs": [values.tolist() for values in trainer.logprobs(make_samples(7))]}
 
 
 def coupled(logprobs, old_logprobs, advantages, loss_mask, entropy, normalizer):
