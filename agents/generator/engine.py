@@ -184,16 +184,22 @@ class VLLMEngine:
 
         await self._command(fall_asleep)
 
-    async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> None:
-        """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it."""
+    async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
+        """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.
 
-        def swap() -> None:
+        Returns:
+            Seconds of waking; 0 for an engine that was awake.
+        """
+
+        def swap() -> float:
             self._finish_scheduled_steps()
-            with self._waking():
+            with self._waking() as waking:
                 self._engine.collective_rpc(load_weights, args=(state_dict,))
             self._set_version(version)
+            return sum(waking)
 
-        await self._command(swap)
+        seconds: float = await self._command(swap)
+        return seconds
 
     async def pull_weights(
         self, version: int, store: WeightStore, *, stored_as: int | None = None, seconds: float = PULL_S
@@ -207,17 +213,18 @@ class VLLMEngine:
             seconds: time limit.
 
         Returns:
-            Seconds of fetching and of swapping, of the slowest process.
+            Seconds of fetching and of swapping, of the slowest process, and of waking.
         """
 
         arguments = pickle.dumps(store), version if stored_as is None else stored_as
 
         def pull() -> dict[str, float]:
             self._finish_scheduled_steps()
-            with self._waking():
+            with self._waking() as waking:
                 pulls = self._engine.collective_rpc(pull_weights, timeout=seconds, args=arguments)
             self._set_version(version)
-            return {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
+            slowest = {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
+            return slowest | {"swap": slowest["swap"] + sum(waking), "wake": sum(waking)}
 
         seconds_by_phase: dict[str, float] = await self._command(pull)
         return seconds_by_phase
@@ -354,15 +361,24 @@ class VLLMEngine:
             core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     @contextmanager
-    def _waking(self) -> Iterator[None]:
-        """Around the loading of weights: a sleeping engine gets memory for them before, and for its cache after."""
+    def _waking(self) -> Iterator[list[float]]:
+        """Around the loading of weights: a sleeping engine gets memory for them before, and for its cache after.
+
+        Yields the seconds of each of the two, once they are over.
+        """
+        seconds: list[float] = []
         if not self._is_asleep:
-            yield
+            yield seconds
             return
-        self._engine.collective_rpc("wake_up", kwargs={"tags": ["weights"]})
-        yield
-        self._engine.collective_rpc("wake_up", kwargs={"tags": ["kv_cache"]})
+        seconds.append(self._wake("weights"))
+        yield seconds
+        seconds.append(self._wake("kv_cache"))
         self._is_asleep = False
+
+    def _wake(self, part: str) -> float:
+        started = time.perf_counter()
+        self._engine.collective_rpc("wake_up", kwargs={"tags": [part]})
+        return time.perf_counter() - started
 
     def _admit_requests(self) -> bool:
         """Handle the inbox, and wait for more requests where a delay pays; returns False after close."""

@@ -115,7 +115,9 @@ class PolicyActor(ForgeActor):
 
     @concurrent_endpoint
     async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:
-        """Load a published snapshot into the live engine, which wakes it; returns the seconds of fetching and swapping.
+        """Load a published snapshot into the live engine, which wakes it.
+
+        Returns the seconds of fetching, of swapping, and of waking, which is a part of swapping.
 
         Args:
             version: of the snapshot.
@@ -129,18 +131,19 @@ class PolicyActor(ForgeActor):
         async with self._store.fetch(version) as state_dict:
             fetched = time.perf_counter()
             if self._relay is None:
-                await self._engine.update_weights(version, state_dict)
+                wake = await self._engine.update_weights(version, state_dict)
             else:
-                await self._pull_through(self._relay, version, state_dict, seconds)
-        return {"fetch": fetched - started, "swap": time.perf_counter() - fetched}
+                wake = await self._pull_through(self._relay, version, state_dict, seconds)
+        return {"fetch": fetched - started, "swap": time.perf_counter() - fetched, "wake": wake}
 
     async def _pull_through(
         self, relay: SharedMemoryStore, version: int, state_dict: Mapping[str, Tensor], seconds: float
-    ) -> None:
-        """Relay weights that only this process can fetch to the engine's worker processes."""
+    ) -> float:
+        """Relay weights that only this process can fetch to the engine's workers; returns the seconds of waking."""
         self._relayed += 1  # the relay publishes every number once, and a version may be pulled twice
         await relay.commit(await asyncio.to_thread(relay.take, self._relayed, WeightStream.of(state_dict)))
-        await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
+        found = await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
+        return found["wake"]
 
 
 class ActorPolicy:

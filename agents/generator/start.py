@@ -24,6 +24,8 @@ class EngineSettings:
     """Context length: tokens of prompt and completion."""
     max_requests: int = 128
     """Requests in flight in the engine; further ones wait in its queue."""
+    step_tokens: int = 16384
+    """On a GPU: tokens that one step computes at most, of prompts and completions together."""
     dtype: str = "float32"
     kv_cache_gib: float = 1.0
     """Size of the KV cache in every worker. On a GPU, 0 takes what gpu_memory_fraction leaves."""
@@ -82,20 +84,39 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if settings.has_worker_processes:  # a forked child of a process with threads and an open GPU does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
-    on_gpu = torch.cuda.is_available()
+    # The stable path matters only for compiled graphs, and it is not valid in vLLM's worker processes.
+    name = model if settings.enforce_eager or settings.has_worker_processes else stable_path(model)
+    on_gpu, gpu_bytes = torch.cuda.is_available(), 0
+    if on_gpu and settings.gpu_memory_gib:
+        gpu_bytes = torch.cuda.get_device_properties(0).total_memory
+    arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+    engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
+    if settings.has_worker_processes:
+        engine.collective_rpc(end_with, args=(os.getpid(),))
+    return engine
+
+
+def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int = 0) -> dict[str, Any]:
+    """The arguments of vLLM's EngineArgs that the settings come to, without the model and `engine_args`.
+
+    Args:
+        settings: of the engine.
+        on_gpu: whether it is on a GPU.
+        gpu_bytes: what the GPU has; asked for where `gpu_memory_gib` is set.
+    """
     fraction, cache = settings.gpu_memory_fraction, None
     if settings.kv_cache_gib and on_gpu:
         # With the bytes given, the fraction is only how much must be free at the start: other processes share the GPU.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
     elif settings.gpu_memory_gib and on_gpu:
-        fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
-    # The stable path matters only for compiled graphs, and it is not valid in vLLM's worker processes.
-    name = model if settings.enforce_eager or settings.has_worker_processes else stable_path(model)
-    arguments = {
-        "model": name,
+        fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / gpu_bytes)
+    return {
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,
+        # An `LLMEngine` that is not vLLM's own `LLM` gets 2,048 by default: long prompts would take eight times the
+        # steps. On a CPU that default is kept.
+        "max_num_batched_tokens": settings.step_tokens if on_gpu else None,
         "gpu_memory_utilization": fraction,
         "kv_cache_memory_bytes": cache,
         "enforce_eager": settings.enforce_eager,
@@ -113,10 +134,6 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.
         "logprobs_mode": "processed_logprobs",
     }
-    engine = LLMEngine.from_engine_args(EngineArgs(**(arguments | dict(settings.engine_args))))
-    if settings.has_worker_processes:
-        engine.collective_rpc(end_with, args=(os.getpid(),))
-    return engine
 
 
 def _register_architecture(model: str) -> None:

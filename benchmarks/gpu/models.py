@@ -1,38 +1,66 @@
 """Models in the shapes of Qwen3, with random weights: speed does not ask what a model knows.
 
+    python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0]
+
 The tokenizer is that of a tiny model. The vocabulary is Qwen3's, so most of what such a model samples has no text.
+Weights are made on the GPU, where there is one, and written one by one: no more than one is in the host's memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from torch import Tensor
+
+from trainers.titan.weight_files import write_folder
 
 VOCABULARY = 151_936
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 1024,
+    },
 }
-"""Of Qwen/Qwen3-NAME's config.json; all have 8 key-value heads of 128, and tied embeddings."""
+"""Of Qwen/Qwen3-NAME's config.json, but for "tiny"; unless said otherwise, all have 8 key-value heads of 128, and tied
+embeddings."""
 
 
-def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, seed: int = 0) -> int:
+def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: int = 0, seed: int = 0) -> int:
     """Write a Hugging Face folder; returns the number of parameters.
 
     Args:
         name: of `SHAPES`.
         tokenizer_of: a tiny model's folder.
         folder: new.
+        layers: of the model; 0 is as many as the shape has.
         seed: of the weights.
     """
     shutil.copytree(tokenizer_of, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text())
-    config |= SHAPES[name] | {
+    config |= {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": VOCABULARY,
@@ -41,38 +69,76 @@ def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, seed: int 
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     }
+    config |= SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    weights = _random_weights(config, seed)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return sum(weight.numel() for weight in weights.values())
+    shapes = _shapes(config)
+    layout = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
+    write_folder(folder, layout, _random_weights(shapes, seed))
+    return sum(tensor.numel() for tensor in layout.values())
 
 
-def _random_weights(config: dict[str, int], seed: int) -> dict[str, torch.Tensor]:
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (queries, width),
+            "self_attn.k_proj": (keys, width),
+            "self_attn.v_proj": (keys, width),
+            "self_attn.o_proj": (width, queries),
+            "self_attn.q_norm": (head,),
+            "self_attn.k_norm": (head,),
+            "mlp.gate_proj": (inner, width),
+            "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner),
+            "input_layernorm": (width,),
+            "post_attention_layernorm": (width,),
+        }
+        shapes |= {f"model.layers.{i}.{part}.weight": shape for part, shape in layer.items()}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], width)
+    return shapes
+
+
+def _random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Matrices of a small standard deviation, and norms of ones."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    queries, keys = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            yield name, torch.ones(shape, dtype=torch.bfloat16)
+        else:
+            yield name, (torch.randn(shape, generator=generator, device=device) * 0.02).bfloat16()
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator, device=device) * 0.02).bfloat16().cpu()
 
-    def ones(size: int) -> torch.Tensor:
-        return torch.ones(size, dtype=torch.bfloat16)
+def make_tokenizer(folder: Path) -> Path:
+    """A tiny model's folder, for its tokenizer."""
+    from forge_env.rollout.factory import make
+    from trainers.model.sizes import ModelSize
+    from trainers.model.tiny_model import make_tiny_model
 
-    weights = {"model.embed_tokens.weight": matrix(config["vocab_size"], width), "model.norm.weight": ones(width)}
-    for i in range(config["num_hidden_layers"]):
-        layer = {
-            "self_attn.q_proj": matrix(queries, width),
-            "self_attn.k_proj": matrix(keys, width),
-            "self_attn.v_proj": matrix(keys, width),
-            "self_attn.o_proj": matrix(width, queries),
-            "self_attn.q_norm": ones(config["head_dim"]),
-            "self_attn.k_norm": ones(config["head_dim"]),
-            "mlp.gate_proj": matrix(inner, width),
-            "mlp.up_proj": matrix(inner, width),
-            "mlp.down_proj": matrix(width, inner),
-            "input_layernorm": ones(width),
-            "post_attention_layernorm": ones(width),
-        }
-        weights |= {f"model.layers.{i}.{part}.weight": tensor for part, tensor in layer.items()}
-    return weights
+    env = make("math").make()
+    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=ModelSize())
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", default="8B", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=0)
+    given = parser.parse_args()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temp:
+        tokenizer = make_tokenizer(Path(temp) / "tokenizer")
+        parameters = make_random_model(given.shape, tokenizer, given.folder, layers=given.layers)
+    seconds = time.perf_counter() - started
+    print(json.dumps({"parameters": parameters, "gb": 2 * parameters / 1e9, "seconds": round(seconds, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.learning import graphics, play
-from benchmarks.gpu.models import make_random_model
-from benchmarks.gpu.trainer import make_tokenizer
+from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 
 LEFT_OUT = 3

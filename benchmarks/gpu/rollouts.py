@@ -26,8 +26,7 @@ from typing import Any
 from agents.generator.engine import EngineStats
 from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings, load_engine
-from benchmarks.gpu.models import make_random_model
-from benchmarks.gpu.trainer import make_tokenizer
+from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from envs.actors.env import EnvActor
 from forge_env.core.env import Env

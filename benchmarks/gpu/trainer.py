@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.models import make_random_model
+from benchmarks.gpu.flops import PEAK_FLOPS
+from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
@@ -37,7 +38,6 @@ from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
 
-PEAK_FLOPS = 989e12
 WARM, TIMED = 3, 6
 
 
@@ -188,17 +188,6 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def make_tokenizer(folder: Path) -> Path:
-    """A tiny model's folder, for its tokenizer."""
-    from forge_env.rollout.factory import make
-    from trainers.model.sizes import ModelSize
-    from trainers.model.tiny_model import make_tiny_model
-
-    env = make("math").make()
-    make_tiny_model(folder, [[{"role": "user", "content": "12 + 30?"}]], env.tools, seed=0, size=ModelSize())
-    return folder
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ async def test_processes_of_their_own_say_what_one_says_with_the_weights_of_any_
             assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert {version for completion in found[1] for version, _ in completion.versions} == {7}
     assert found[0] != found[1]
+    assert seconds.pop("wake") == 0.0  # it was awake
     assert set(seconds) == {"fetch", "swap"} and all(value > 0 for value in seconds.values())
     assert not psutil.wait_procs(workers, timeout=30)[1]
 
@@ -105,7 +106,7 @@ async def test_weights_that_only_an_actor_can_fetch_are_handed_on(tiny_model: Pa
         )
         for _ in range(2):  # a replacement is given the version that it has already
             (seconds,) = await service.fanout(PolicyActor.pull, 7)
-        assert set(seconds) == {"fetch", "swap"}
+        assert set(seconds) == {"fetch", "swap", "wake"}
         completion = await service.route(PolicyActor.generate, [1, 2, 3], Sampling(max_tokens=4, seed=0))
         assert completion.versions == ((7, 4),)
 

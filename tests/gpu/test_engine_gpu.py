@@ -47,6 +47,10 @@ async def test_logprobs_agree_in_bfloat16(engine: VLLMEngine, qwen3: Path) -> No
     assert k3 < 1e-3
 
 
+async def test_a_step_takes_as_many_tokens_as_the_plan_counts(engine: VLLMEngine) -> None:
+    assert engine._engine.vllm_config.scheduler_config.max_num_batched_tokens == SETTINGS.step_tokens == 16384
+
+
 async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, qwen3: Path) -> None:
     """From float32 tensors on the GPU, as the trainer publishes them; CUDA graphs stay valid."""
     old = load_file(qwen3 / "model.safetensors")

@@ -42,6 +42,19 @@ class Gpus:
                     metrics |= {f"gpu/{number}/{name}": value for name, value in zip(names, values, strict=True)}
         return metrics
 
+    def processes(self) -> dict[int, dict[int, float]]:
+        """Bytes that each process has of each GPU, as the driver counts: GPU -> process id -> bytes.
+
+        CUDA's context and what torch keeps unused are counted. A driver that does not tell, as in some containers,
+        gives none.
+        """
+        found: dict[int, dict[int, float]] = {}
+        for number, handle in self._handles.items():
+            with suppress(self._nvml.NVMLError):
+                running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found[number] = {each.pid: float(each.usedGpuMemory) for each in running if each.usedGpuMemory}
+        return found
+
     def sizes(self) -> dict[int, float]:
         """Bytes of each GPU's memory that processes can have, by its number; no context is made on a GPU for it."""
         sizes: dict[int, float] = {}

@@ -11,6 +11,7 @@
 | run/open_files | of the controller |
 | cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory with what it shares |
 | gpu/N/... | see trainers/metrics/gpus.py |
+| gpu/N/memory_bytes/SERVICE | of a service with its children on that GPU, as the driver counts |
 """
 
 from __future__ import annotations
@@ -47,23 +48,25 @@ class SystemMetrics:
     def measure(self) -> dict[str, float]:
         """Measure once; CPU figures are over the time since the last time in this thread, and 0 at the first."""
         memory = psutil.virtual_memory()
+        processes = self._processes()
         return {
             "cpu_percent": psutil.cpu_percent(),
             "memory_used_bytes": float(memory.used),
             "memory_available_bytes": float(memory.available),
             "disk_free_bytes": float(shutil.disk_usage(self._folder).free),
-            **self._measure_run(),
+            **self._measure_run(processes),
             **self._gpus.measure(),
+            **_by_service(self._gpus.processes(), {process.pid: service for service, process in processes}),
         }
 
     def close(self) -> None:
         self._gpus.close()
 
-    def _measure_run(self) -> dict[str, float]:
+    def _measure_run(self, processes: Sequence[tuple[str, psutil.Process]]) -> dict[str, float]:
         cpu: dict[str, float] = defaultdict(float)
         memory: dict[str, float] = defaultdict(float)
         unshared, largest_shared, count = 0.0, 0.0, 0
-        for service, process in self._processes():
+        for service, process in processes:
             try:
                 with process.oneshot():
                     used, share = process.memory_info(), process.cpu_percent()
@@ -143,6 +146,16 @@ class Sampler:
             self._say(f"warning: system metrics are switched off: {type(error).__name__}: {error}")
         finally:
             self._metrics.close()
+
+
+def _by_service(on_gpus: Mapping[int, Mapping[int, float]], services: Mapping[int, str]) -> dict[str, float]:
+    """gpu/N/memory_bytes/SERVICE of the run's own processes; those of others on the same GPU are left out."""
+    found: dict[str, float] = defaultdict(float)
+    for number, processes in on_gpus.items():
+        for pid, size in processes.items():
+            if pid in services:
+                found[f"gpu/{number}/memory_bytes/{services[pid]}"] += size
+    return dict(sorted(found.items()))
 
 
 def _parents() -> dict[int, int]:

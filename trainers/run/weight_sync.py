@@ -15,6 +15,7 @@ keeps the number that it was told here, because it does the stamping; nothing el
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from agents.generator.policy import PolicyActor
@@ -74,6 +75,7 @@ class WeightSync:
         """Optimizer steps behind the weights of every engine."""
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
+        self._sleep_seconds = 0.0  # of falling asleep the last time
         self._is_ahead = True  # the trainer of what it published last
         self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
         self._committed.set()
@@ -104,8 +106,10 @@ class WeightSync:
         with self._startup.phase("waiting for the engine"):
             await self._engine_ready
         self.are_asleep = True  # an engine that is replaced from now on is put to sleep by `catch_up`
+        started = time.perf_counter()
         with self._timeline.span("weights", "sleep"):
             await self._policy.deadline(self._seconds).fanout(PolicyActor.sleep)
+        self._sleep_seconds = time.perf_counter() - started
 
     async def publish(self, steps: int) -> dict[str, float]:
         """Publish the trainer's weights after so many optimizer steps as the next version.
@@ -126,7 +130,8 @@ class WeightSync:
         """Put the version that was published last into the store, and then into the engines; those that sleep wake.
 
         Returns:
-            seconds/commit, and seconds/fetch and seconds/swap of the slowest engine.
+            seconds/commit, and seconds/fetch and seconds/swap of the slowest engine. Of engines that slept also
+            seconds/sleep, of falling asleep, seconds/release and seconds/wake.
         """
         version, steps = self.published, self._published_steps
         span = self._timeline.span("weights", "commit", version=version)
@@ -134,16 +139,20 @@ class WeightSync:
             commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
         self.in_store = version
         self._committed.set()
+        slept: dict[str, float] = {}
         if self.are_asleep:
+            started = time.perf_counter()
             await within(self._seconds, self._trainer.call_one(TrainerActor.release_memory), RELEASE)
+            slept = {"seconds/sleep": self._sleep_seconds, "seconds/release": time.perf_counter() - started}
             self.are_asleep = False
         with self._startup.phase("waiting for the engine"):
             await self._engine_ready
         with self._startup.phase("weights: pull"), self._timeline.span("weights", "pull", version=version):
             pulls = await self._policy.deadline(self._seconds).fanout(PolicyActor.pull, version, self._seconds)
         self.in_engines, self.engine_steps = version, steps
-        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in ("fetch", "swap")}
-        return {"seconds/commit": commit, **slowest}
+        parts = ("fetch", "swap", "wake") if slept else ("fetch", "swap")
+        slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in parts}
+        return {"seconds/commit": commit, **slept, **slowest}
 
     async def sync(self, steps: int) -> dict[str, float]:
         """Publish and pull the trainer's weights after so many optimizer steps, unless the engines have them.

@@ -199,12 +199,7 @@ def generator_memory(
     return Memory(held=held, resting=asleep)
 
 
-ENGINE_TOKENS = 16384  # of one step of the engine at most, which is vLLM's default on GPUs of 70 GiB and more
-
-
-def engine_buffers(
-    shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int = ENGINE_TOKENS
-) -> float:
+def engine_buffers(shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int) -> float:
     """What an engine on a GPU needs beside its weights and its cache, in bytes for each process.
 
     - what it keeps when it sleeps, see `engine_residue`

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.waiting import wait_until
 from trainers.metrics.gpus import Gpus
-from trainers.metrics.system import Sampler, SystemMetrics
+from trainers.metrics.system import Sampler, SystemMetrics, _by_service
 
 MEGABYTES = 200
 CHILD = """
@@ -68,8 +68,19 @@ def test_the_sum_counts_what_is_shared_once(child: subprocess.Popen[str], tmp_pa
 def test_without_a_gpu_there_are_no_figures_of_one() -> None:
     assert Gpus(()).measure() == {}
     gpus = Gpus((97,))  # whether there is no NVML, no GPU, or no such one
-    assert gpus.measure() == gpus.sizes() == {}
+    assert gpus.measure() == gpus.sizes() == gpus.processes() == {}
     gpus.close()
+
+
+def test_memory_of_a_gpu_is_added_up_by_service() -> None:
+    """An engine with a worker process, a trainer on two GPUs, and a process that is not the run's."""
+    services = {10: "generator", 11: "generator", 20: "trainer", 21: "trainer"}
+    found = _by_service({0: {10: 1.0, 11: 2.0, 20: 4.0, 99: 8.0}, 1: {21: 16.0}}, services)
+    assert found == {
+        "gpu/0/memory_bytes/generator": 3.0,
+        "gpu/0/memory_bytes/trainer": 4.0,
+        "gpu/1/memory_bytes/trainer": 16.0,
+    }
 
 
 def test_the_sampler_measures_until_it_is_closed(tmp_path: Path) -> None:

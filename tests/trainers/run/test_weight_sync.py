@@ -43,7 +43,7 @@ class Engines:
         if endpoint.name != "pull":
             return []
         self.versions.append(version)
-        return [{"fetch": 1.0, "swap": 0.25}, {"fetch": 0.5, "swap": 2.0}]
+        return [{"fetch": 1.0, "swap": 0.25, "wake": 0.0}, {"fetch": 0.5, "swap": 2.0, "wake": 0.75}]
 
 
 class NewEngine:
@@ -172,8 +172,9 @@ async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights(tm
         await weights.make_room()
     assert weights.are_asleep
     weights.changed()
-    await weights.sync(steps=1)
+    seconds = await weights.sync(steps=1)
     assert not weights.are_asleep
+    assert seconds["seconds/wake"] == 0.75 and {"seconds/sleep", "seconds/release"} < seconds.keys()
     assert engines.asked == ["sleep", "pull", "sleep", "pull"], "before the first weights are published, too"
     update = ["commit", "release_memory"]  # of the trainer, before the engines take its place
     assert [name for name, *_ in trainer.asked] == ["take", *update, "take", *update]

@@ -11,7 +11,6 @@ from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
     BYTES,
-    ENGINE_TOKENS,
     FLOAT32,
     GIB,
     Memory,
@@ -103,7 +102,7 @@ def engine_memory(
         compute=compute,
         requests=engine.max_requests,
         graphs=graphs,
-        tokens=engine.engine_args.get("max_num_batched_tokens") or ENGINE_TOKENS,
+        tokens=engine.engine_args.get("max_num_batched_tokens") or engine.step_tokens,
     )
     asleep = engine_residue(tensor=tensor, graphs=graphs) if engine.sleep else None
     return generator_memory(

@@ -1,0 +1,239 @@
+"""Runs of large models with random weights, by `python -m trainers.grpo`: seconds, memory, MFU, mismatch, publishing.
+
+    python -m benchmarks.gpu.models /tmp/8B --shape 8B
+    python -m benchmarks.gpu.large shared --model /tmp/8B [--steps 3] [--json FILE] [OPTIONS OF THE RUN]
+    python -m benchmarks.gpu.large apart --model /tmp/8B
+    python -m benchmarks.gpu.large publish --model /tmp/8B
+    python -m benchmarks.gpu.large mismatch --shape 0.6B
+
+- shared: the engine sleeps while the trainer, on all GPUs, steps. The step over the sum of its parts, MFU of training,
+  and the memory that the driver counts for each process beside what `--dry-run` says.
+- apart: the engine on one GPU and the trainer on the other, with AdamW's moments in bfloat16. Two runs: with
+  `--training.staleness` 0 for the seconds of rollouts and of training, and with 1 for the step over the longer of them.
+- publish: the trainer alone takes and commits snapshots, and says in which dtypes the bytes went.
+- mismatch: short runs with each setting that moves the engine's logprobs, and what they are off by.
+
+Episodes are those of `benchmarks.gpu.fixed_length`: 64 of 8,192 tokens a step, a quarter of them sampled. The first
+step of a run is left out, for it compiles. A run is ended after its steps, without a checkpoint. Without --model the
+shape is made first; --layers cuts it. Options that it does not know are those of the runs, after those of the case.
+
+--cpu runs a tiny shape on a CPU: the same course, without a GPU, and figures that say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.models import SHAPES, make_random_model, make_tokenizer
+from benchmarks.gpu.runs import MISMATCH, memory_of, plan_of, play, records, seconds_of, throughput
+from benchmarks.machine import describe
+from trainers.model.shape import read_shape
+from trainers.setup.placement import gpus_available
+
+LEFT_OUT = 1
+GROUP = 8
+FAST = ("--training.packing", "--training.compile", "--training.learning_rate=1e-6", "--trainer.threads=8")
+SHARED = ("--launcher.share_gpus=yes", "--services.generator.sleep=yes")
+APART = ("--launcher.share_gpus=no", "--services.generator.num_replicas=1")
+BF16_STATE = "--training.optimizer_state=bfloat16"
+QUICK = ("--generator.cuda_graphs=false", "--launcher.share_gpus=yes", "--training.learning_rate=1e-6")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+MISMATCHES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "quantization fp8_per_tensor": ("--generator.engine.quantization=fp8_per_tensor",),
+    "kv_cache_dtype fp8": ("--generator.engine.kv_cache_dtype=fp8",),
+    "speculative ngram": (f"--generator.engine.speculative_config={json.dumps(NGRAM)}",),
+}
+
+
+def episode_options(given: argparse.Namespace) -> list[str]:
+    """Episodes of one length, as many of them in a step as are asked for."""
+    return [
+        "--env=benchmarks.gpu.fixed_length:FixedLength", f"--env.options.tokens={given.tokens}",
+        f"--env.options.sampled={given.sampled}", f"--env.options.turns={given.turns}",
+        f"--env.max_turns={4 * given.turns}", f"--env.max_tokens={given.tokens}",
+        f"--env.max_turn_tokens={given.tokens}", "--dataset.held_out=4", "--dataset.tasks=512",
+        f"--training.batch_size={given.groups}", f"--grpo.n_samples={GROUP}", "--training.steps=1000",
+        f"--training.max_tokens_per_micro_batch={given.tokens}", "--metrics.system_seconds=0.5",
+        "--metrics.tensorboard=false",
+    ]  # fmt: skip
+
+
+def run(name: str, folder: Path, model: Path, options: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
+    """One run, and everything that is measured of it."""
+    options = [f"--model={model}", *episode_options(given), *options, *given.options]
+    plan = plan_of(options)
+    plan.check()
+    print(f"{name}: {plan.about_engine}", *map(str, plan.cards), sep="\n  ", flush=True)
+    first = LEFT_OUT if given.steps > LEFT_OUT else 0
+    begun = play(folder, options, steps=given.steps, seconds=60 * given.minutes)
+    steps = records(folder, "train")[: given.steps]
+    gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
+    shape = read_shape(model / "config.json")
+    return {
+        "options": options,
+        "about_engine": plan.about_engine,
+        "about_store": plan.store_reason,
+        "seconds_to_the_last_step": begun,
+        "seconds": seconds_of(steps[first:]),
+        "seconds_of_each_step": [step["seconds/step"] for step in steps],
+        "training": throughput(folder, steps[first:], shape, gpus),
+        "memory": memory_of(folder, plan),
+        "mismatch": {name: [step.get(name) for step in steps] for name in MISMATCH},
+    }
+
+
+def shared(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    ranks = [f"--trainer.procs={max(1, gpus_available())}"] if not given.cpu else []
+    placing = SHARED if not given.cpu else SHARED[1:]
+    return run("shared", temp / "shared", model, [*ranks, *placing, *_fast(given)], given)
+
+
+def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    options = [*([] if given.cpu else (*APART, BF16_STATE)), *_fast(given)]
+    by_turns = run("by turns", temp / "by_turns", model, [*options, "--training.staleness=0"], given)
+    at_once = run("at once", temp / "at_once", model, [*options, "--training.staleness=1"], given)
+    longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
+    return {"by_turns": by_turns, "at_once": at_once, "step_over_longer": at_once["seconds"]["step"] / longer}
+
+
+def _fast(given: argparse.Namespace) -> Sequence[str]:
+    return FAST[:1] if given.cpu else (*FAST, f"--training.activation_checkpoint={given.checkpointing}")
+
+
+def mismatch(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    settings = {"plain": ()} if given.cpu else {name: MISMATCHES[name] for name in given.settings or MISMATCHES}
+    quick = QUICK if not given.cpu else QUICK[2:]
+    found = {}
+    for number, (name, options) in enumerate(settings.items()):
+        found[name] = run(name, temp / str(number), model, [*quick, *options], given)["mismatch"]
+        print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def publish(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Bytes by dtype, peak memory beside the model and the snapshot, and seconds, of one process."""
+    import torch
+
+    from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore, TensorLayout, WeightStore, WeightStream
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+    on_gpu = not given.cpu and torch.cuda.is_available()
+    dtype = torch.bfloat16
+    trainer = TitanTrainer(model, TitanSettings())
+    weights, sent = trainer.model.weights, Counter[str]()
+    layout = TensorLayout.of(weights.layout(dtype))
+    largest = max(tensor.nbytes for tensor in weights.layout(dtype).values())
+
+    def counted(tensors: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, tensor in tensors:
+            sent[str(tensor.dtype)] += tensor.nbytes
+            yield name, tensor
+
+    async def rounds() -> list[dict[str, float]]:
+        store: WeightStore = CudaIpcStore() if on_gpu else SharedMemoryStore()
+        await store.open()
+        found = []
+        try:
+            for version in range(given.steps):
+                sent.clear()
+                before = torch.cuda.memory_allocated() if on_gpu else 0
+                if on_gpu:
+                    torch.cuda.reset_peak_memory_stats()
+                started = time.perf_counter()
+                with weights.stream(dtype) as tensors:
+                    taken = store.take(version, WeightStream(layout, trainer.device, counted(tensors)))
+                took = time.perf_counter()
+                await store.commit(taken)
+                committed = time.perf_counter()
+                peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+                found.append({"take": took - started, "commit": committed - took, "grown_bytes": float(peak)})
+        finally:
+            await store.close()
+        return found
+
+    try:
+        found = asyncio.run(rounds())
+    finally:
+        trainer.close()
+    return {
+        "bytes_by_dtype": dict(sent),
+        "float32_bytes": sent["torch.float32"],
+        "snapshot_bytes": layout.size,
+        "largest_tensor_bytes": largest,
+        "rounds": found,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on: machine, versions, GPUs, driver, commit."""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,pstate", "--format=csv,noheader"]
+    return describe() | {"gpus": _said(asked).splitlines(), "commit": os.environ.get("COMMIT") or _said(_HEAD)}
+
+
+_HEAD = ["git", "rev-parse", "--short", "HEAD"]
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a command prints; nothing where it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+CASES = {"shared": shared, "apart": apart, "publish": publish, "mismatch": mismatch}
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments of this script; `options` are those of the runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("--shape", default="8B", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0 is all of the shape's")
+    parser.add_argument("--model", type=Path, help="made before by benchmarks.gpu.models")
+    parser.add_argument("--tokens", type=int, default=8192, help="of an episode")
+    parser.add_argument("--sampled", type=float, default=0.25, help="share of them that the model samples")
+    parser.add_argument("--turns", type=int, default=4, help="of an episode")
+    parser.add_argument("--groups", type=int, default=8, help="of 8 episodes, in a step")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--checkpointing", default="selective", choices=["none", "selective", "full"])
+    parser.add_argument("--settings", nargs="*", choices=list(MISMATCHES), help="of the case mismatch; all by default")
+    parser.add_argument("--minutes", type=float, default=9.0, help="of one run at most")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given, given_options = parser.parse_known_args(arguments)
+    given.options = given_options
+    if given.cpu:
+        given.shape, given.tokens, given.turns, given.groups = "tiny", 256, 2, 1
+    return given
+
+
+def main(arguments: Sequence[str]) -> dict[str, Any]:
+    given = read_arguments(arguments)
+    with tempfile.TemporaryDirectory() as temp:
+        model = given.model or Path(temp) / "model"
+        if given.model is None:
+            make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model, layers=given.layers)
+        found = CASES[given.case](model, Path(temp), given)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    result = {"environment": environment(), "settings": settings, given.case: found}
+    print(json.dumps(result, indent=2), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

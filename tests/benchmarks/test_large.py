@@ -1,0 +1,143 @@
+"""The benchmark of large models: its environment, its models, its options and its figures; the runs are slow tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.renderer.rendering import Renderer
+from agents.token_agent import TokenAgent
+from benchmarks.gpu import large
+from benchmarks.gpu.fixed_length import FixedLength
+from benchmarks.gpu.flops import step_flops
+from benchmarks.gpu.models import make_random_model
+from benchmarks.gpu.runs import memory_of, plan_of, seconds_of
+from forge_env.core.episode import Episode
+from forge_env.core.types import Completion, EpisodeLimits, Sampling
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
+from trainers.model.shape import ModelShape, read_shape
+
+ROOT = Path(__file__).parents[2]
+
+
+class Sampler:
+    """A policy that samples one token again and again, and ends some turns early."""
+
+    def __init__(self, stop: int, *, early: int = 0) -> None:
+        self._stop, self._early, self._calls = stop, early, 0
+
+    async def generate(self, prompt_ids: Any, sampling: Sampling, *, request_id: str, session: str) -> Completion:
+        self._calls += 1
+        ends = self._calls == self._early
+        tokens = (40, 41, self._stop) if ends else (40,) * sampling.max_tokens
+        return Completion(
+            prompt_ids=tuple(prompt_ids),
+            token_ids=tokens,
+            logprobs=(-1.0,) * len(tokens),
+            versions=((0, len(tokens)),),
+            finish_reason="stop" if ends else "length",
+        )
+
+
+async def play(model: Path, split: str, *, early: int = 0) -> Episode:
+    factory = EnvFactory(FixedLength, tokens=512, sampled=0.25, turns=4)
+    agent = TokenAgent(str(model), Sampler(Renderer(model).stop_token_ids[0], early=early))
+    limits = EpisodeLimits(max_turns=16, max_turn_tokens=512, max_tokens=512)
+    (task,) = factory.tasks(split, count=1)
+    return await run_episode(factory, agent, task, seed=3, episode_id="0", limits=limits)
+
+
+@pytest.mark.parametrize("early", [0, 1, 3])
+async def test_an_episode_has_the_length_that_is_asked_for(tiny_model: Path, early: int) -> None:
+    episode = await play(tiny_model, "train", early=early)
+    assert episode.outcome.is_valid and episode.reward is not None
+    (row,) = episode.rows
+    assert len(row.token_ids) == 512
+    assert len(episode.turns) >= 4 and 100 <= episode.num_sampled <= 200
+
+
+async def test_a_held_out_episode_is_short(tiny_model: Path) -> None:
+    episode = await play(tiny_model, "test")
+    assert len(episode.turns) == 1 and episode.num_sampled == 16
+
+
+def test_a_shape_can_be_cut_and_the_trainers_code_reads_it(tiny_model: Path, tmp_path: Path) -> None:
+    parameters = make_random_model("tiny", tiny_model, tmp_path / "cut", layers=1)
+    shape = read_shape(tmp_path / "cut" / "config.json")
+    assert shape.num_hidden_layers == 1 and shape.parameters == parameters
+
+
+def given(*options: str) -> Any:
+    """The options of a case as its runs get them, but for the model."""
+    return large.read_arguments(["shared", *options])
+
+
+@pytest.mark.parametrize("cards, gib", [(1, 141), (2, 80), (2, 141)])
+def test_the_runs_of_an_8b_shape_can_be_planned(cards: int, gib: int) -> None:
+    """On two cards of 80 GB with offload, and on two of 141 GB; one card of 141 GB is too small for float32 moments."""
+    options = ["--model=Qwen/Qwen3-8B", f"--launcher.gpus_per_host={cards}", f"--launcher.gpu_memory_gib={gib}"]
+    options += ["--generator.with_gpus", "--trainer.with_gpus", f"--trainer.procs={cards}"]
+    options += [*large.episode_options(given()), *large.SHARED, *large.FAST, "--training.activation_checkpoint=full"]
+    plan = plan_of([*options, *(["--training.cpu_offload"] if gib == 80 else [])])
+    too_full = [problem for problem in plan.problems if problem.startswith("a GPU has ")]
+    assert bool(too_full) is (cards == 1)
+    assert "sleeps while the trainer steps" in plan.about_engine
+    assert plan.config.env.max_tokens == plan.limits.max_tokens == 8192
+
+
+def test_every_setting_whose_mismatch_is_measured_passes() -> None:
+    for options in large.MISMATCHES.values():
+        plan = plan_of(["--model=Qwen/Qwen3-0.6B", "--generator.with_gpus", "--trainer.with_gpus", *options])
+        assert not [problem for problem in plan.problems if "services.generator.engine" in problem]
+
+
+def test_operations_of_a_step() -> None:
+    shape = ModelShape(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=4, vocab_size=10,
+    )  # fmt: skip
+    layers = 6 * 2 * shape.layer_parameters * 30
+    assert step_flops(shape, [10, 20], 5) == layers + 6 * 8 * 10 * 5 + 6 * 2 * 8 * (100 + 400)
+
+
+def test_seconds_are_medians_and_their_ratios() -> None:
+    step = {"seconds": 4.0, "seconds/step": 11.0, "seconds/rollout": 5.0, "seconds/train": 5.0, "seconds/fetch": 0.1}
+    found = seconds_of([step, step | {"seconds/step": 99.0}, step])
+    assert found["step"] == 11.0 and found["step_over_parts"] == 1.1
+    assert found["step_over_strict_parts"] == pytest.approx(11 / 9)
+    assert found["weights_over_step"] == pytest.approx(0.1 / 11)
+
+
+def test_memory_is_compared_by_gpu_and_service(tmp_path: Path) -> None:
+    options = ["--model=Qwen/Qwen3-0.6B", "--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=80"]
+    plan = plan_of([*options, "--generator.with_gpus", "--trainer.with_gpus", "--launcher.share_gpus=yes"])
+    (card,) = plan.cards
+    trainer = max(parts["trainer"] for parts in card.phases.values())
+    values = {"gpu/0/memory_used_bytes": card.worst / 1.1, "gpu/0/memory_bytes/trainer": trainer}
+    lines = [{"phase": "system", "step": 1, "time": 1.0} | values, {"phase": "system", "step": 2, "time": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
+    found = memory_of(tmp_path, plan)["GPU 0"]
+    assert found["all"]["plan_above_percent"] == 10.0 and found["trainer"]["plan_above_percent"] == 0.0
+    assert found["generator"]["measured_gib"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ["shared", "apart", "publish", "mismatch"])
+def test_a_case_on_a_cpu(case: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.large", case, "--cpu", "--steps", "2"]
+    done = subprocess.run([*command, "--json", str(tmp_path / "found.json")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["environment"]["versions"]["torch"] and found["settings"]["shape"] == "tiny"
+    if case == "publish":
+        assert found[case]["float32_bytes"] == 0 < found[case]["bytes_by_dtype"]["torch.bfloat16"]
+    if case == "shared":
+        assert found[case]["training"]["longest_row"] == 256.0
+        assert found[case]["seconds"]["wake"] >= 0.0 < found[case]["seconds"]["sleep"]
