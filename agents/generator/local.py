@@ -32,7 +32,7 @@ class _Engine(VLLMEngine):
 
     async def clear_prefix_cache(self) -> None:
         """Empty the prefix cache. Call it while no request is running."""
-        await self._command(lambda: self._engine.reset_prefix_cache())
+        await self._command(lambda: self._thread.engine.reset_prefix_cache())
 
 
 class LocalPolicy:

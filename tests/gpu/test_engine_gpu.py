@@ -76,7 +76,7 @@ async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, 
     first = torch.stack([gap[end] for gap, end in zip(gaps, ends, strict=True)]).mean()
     print(f"|logprob - that of the old weights|: {last:.4f} before the swap, {first:.4f} after it")
     assert last < 0.03 and first > 2 * last
-    found = await engine._command(lambda: engine._engine.collective_rpc(_weights_of_worker))
+    found = await engine._command(lambda: engine._thread.engine.collective_rpc(_weights_of_worker))
     arrived = found[0]
     for name, value in _as_in_vllm(new).items():
         assert torch.equal(arrived[name], value.bfloat16().cpu()), name

@@ -15,6 +15,6 @@ class BreakableActor(PolicyActor):
 
         def add() -> None:
             prompt = TokensPrompt(prompt_token_ids=[10**6])
-            self._engine._engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
+            self._engine._thread.engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
 
         await self._engine._command(add)

@@ -197,17 +197,17 @@ async def test_a_cancelled_call_ends_its_request(engine: VLLMEngine) -> None:
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await engine.generate([1, 2, 3], Sampling(max_tokens=2, seed=1), "after")
-    assert await engine._command(lambda: engine._engine.has_unfinished_requests()) is False
+    assert await engine._command(lambda: engine._thread.engine.has_unfinished_requests()) is False
 
 
 async def test_a_cancelled_batch_ends_its_requests(engine: VLLMEngine) -> None:
     batch = [Request((4, i), Sampling(max_tokens=200, seed=i), f"batch/{i}") for i in range(5)]
     call = asyncio.create_task(engine.generate_batch(batch))
-    while not await engine._command(engine._engine.has_unfinished_requests):
+    while not await engine._command(engine._thread.engine.has_unfinished_requests):
         await asyncio.sleep(0)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert await engine._command(engine._engine.has_unfinished_requests) is False
+    assert await engine._command(engine._thread.engine.has_unfinished_requests) is False
 
 
 async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path) -> None:
@@ -300,7 +300,7 @@ async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found
         long = [engine.generate([i + 1], Sampling(max_tokens=1000, seed=i), f"long/{i}") for i in range(32)]
         assert [len(completion.token_ids) for completion in await asyncio.gather(*long)] == [1000] * 32
         assert time.perf_counter() - started > stall, "they were too quick to show anything"
-        scheduler = engine._engine.engine_core.engine_core.scheduler
+        scheduler = engine._thread.engine.engine_core.engine_core.scheduler
         await engine._command(lambda: scheduler.set_pause_state(PauseState.PAUSED_ALL))
         with pytest.raises(PolicyError, match=r"the engine hangs: it has 2 requests, and made no step for 1 s"):
             await asyncio.gather(*(engine.generate([i + 1], Sampling(max_tokens=9), f"stuck/{i}") for i in range(2)))
@@ -343,7 +343,7 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
     def add() -> None:
         gate.wait(60.0)
         prompt = TokensPrompt(prompt_token_ids=[10**6])  # past the check: the next step raises
-        engine._engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
+        engine._thread.engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
 
     others = [
         asyncio.ensure_future(engine.generate([3], Sampling(max_tokens=200), "running")),

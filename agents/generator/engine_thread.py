@@ -1,0 +1,293 @@
+"""EngineThread: the thread that owns vLLM's engine and runs its steps. Requests join and leave, and weights change,
+between two steps.
+
+Nothing here refers to the `VLLMEngine` that owns the thread: vLLM calls gc.freeze() when it starts, so a reference
+cycle that was there before would keep the model's memory for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agents.generator.answers import Answers
+from agents.generator.batch_delay import BatchDelay
+from agents.generator.requests import Batch, Command, SampleRequest, check_tokens, completion_of, vllm_sampling
+from agents.generator.start import EngineSettings, import_vllm, load_engine
+from agents.generator.worker import load_weights, pull_weights
+from forge_env.core.errors import PolicyError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+STOP = object()
+"""In the inbox it ends the thread."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done since its start."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    """Seconds in steps; otherwise the engine admitted requests or was idle."""
+    request_steps: int = 0
+    """Requests per step, summed over the steps; divided by `steps` it is the mean batch size."""
+    running: int = 0
+    """Requests in the engine now."""
+
+
+class EngineThread(threading.Thread):
+    """Loads an `LLMEngine`, and does what its inbox says. Its methods run in this thread, but for `progress`.
+
+    Args:
+        model: folder or hub id.
+        settings: of the engine.
+        answers: where results go.
+    """
+
+    def __init__(self, model: str, settings: EngineSettings, answers: Answers) -> None:
+        super().__init__(name="vllm-engine", daemon=True)
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """`SampleRequest`, `Batch`, `Command` or STOP."""
+        self.ready: asyncio.Future[None]
+        """Resolved when the model is loaded; to be set before the thread starts."""
+        self.engine: Any = None
+        """vLLM's `LLMEngine`."""
+        self.version = 0
+        """Of the weights that tokens are sampled with."""
+        self.stats = EngineStats()
+        self.phases: dict[str, tuple[float | None, float]] = {}
+        self.pending: dict[str, SampleRequest] = {}
+        """Requests in the engine, by their ids."""
+        self.answered = 0
+        """Requests that came to their end."""
+        self.is_commanded = False
+        """Whether a command runs rather than steps."""
+        self.is_asleep = False
+        self._model = model
+        self._settings = settings
+        self._answers = answers
+        self._batch_delay = BatchDelay(settings.gather_s, settings.gather_most_s)
+        self._batch: Batch | None = None  # the next one; it starts when the engine is idle
+
+    def progress(self) -> tuple[int, int]:
+        """A value that changes whenever a token is computed; it is read on the event loop."""
+        running = list(self.engine.engine_core.engine_core.scheduler.running)
+        return self.answered, sum(request.num_computed_tokens for request in running)
+
+    def run(self) -> None:
+        try:
+            self._load()
+        except BaseException as error:
+            self._answers.broken = f"the engine did not start: {type(error).__name__}: {error}"
+            self._answers.resolve(self.ready, error=error)
+            return
+        self._answers.resolve(self.ready, None)
+        try:
+            self._drive()
+        except BaseException as error:
+            logger.exception("the engine broke")
+            self._answers.broke(f"the engine broke: {type(error).__name__}: {error}")
+        finally:
+            if self._settings.has_worker_processes:
+                self.engine.engine_core.shutdown()  # ends its processes
+
+    def _load(self) -> None:
+        began = time.time()
+        import_vllm(self._settings)
+        loading = time.time()
+        self.engine = load_engine(self._model, self._settings)
+        self.phases = {"import": (began, loading - began), "load": (loading, time.time() - loading)}
+        if compiling := self.engine.vllm_config.compilation_config.compilation_time:
+            self.phases["load: compile"] = None, compiling
+        self.engine.set_weight_version(str(self.version))
+        self._vocabulary: int = self.engine.model_config.get_vocab_size()
+
+    # ---- steps ----
+
+    def _drive(self) -> None:
+        while True:
+            if not self._admit_requests():
+                return
+            if self.engine.has_unfinished_requests() and not self.is_asleep:
+                started = time.perf_counter()
+                self.stats.request_steps += len(self.pending)
+                self._step()
+                self.stats.steps += 1
+                self.stats.step_seconds += time.perf_counter() - started
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            if output.finished:
+                request = self.pending.pop(output.request_id)
+                self.answered += 1
+                self._answers.resolve(request.future, completion_of(output))
+
+    def _finish_scheduled_steps(self) -> None:
+        """Finish the steps that a GPU computes while the next ones are scheduled. vLLM records the weight version of a
+        token when it reads the token, which would be after the swap."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        core = self.engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                self._step()
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    # ---- requests ----
+
+    def _admit_requests(self) -> bool:
+        """Handle the inbox, and wait for more requests where a delay pays; returns False after STOP."""
+        while True:
+            if self._batch is not None and not self.is_asleep:
+                if self.engine.has_unfinished_requests():
+                    return True
+                self._begin(self._batch)
+            wait = None if self.is_asleep else self._batch_delay.seconds_to_wait(len(self.pending))
+            try:
+                item = self.inbox.get(block=wait != 0, timeout=wait or None)
+            except queue.Empty:
+                if wait == 0:
+                    return True
+                continue
+            if item is STOP:
+                return False
+            if isinstance(item, Command):
+                self._run(item)
+            elif isinstance(item, Batch):
+                self._batch = item
+            elif not item.future.done():
+                self._admit(item)
+                self._batch_delay.arrived(len(self.pending))
+
+    def _begin(self, batch: Batch) -> None:
+        self.engine.reset_prefix_cache()
+        for request in batch.requests:
+            if not request.future.done():
+                self._admit(request)
+        self._batch_delay.arrived(len(self.pending))
+        self._batch = None
+
+    def _run(self, command: Command) -> None:
+        self.is_commanded = True
+        try:
+            self._answers.resolve(command.future, command.run())
+        except Exception as error:
+            self._answers.resolve(command.future, error=error)
+        finally:
+            self.is_commanded = False
+
+    def _admit(self, request: SampleRequest) -> None:
+        from vllm.inputs import TokensPrompt
+
+        params = vllm_sampling(request.sampling)
+        # The salt keeps prefixes of one weight version from being reused under another.
+        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
+        self._abort_older(request.request_id)
+        try:
+            if request.sampling.stop:
+                self._load_tokenizer()
+            check_tokens(request.prompt_ids, self._vocabulary)
+            self.engine.add_request(request.request_id, prompt, params)
+        except Exception as error:
+            self._answers.resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
+            return
+        self.pending[request.request_id] = request
+
+    def _load_tokenizer(self) -> None:
+        """Load the tokenizer that vLLM needs for stop strings. The engine starts without one, since few requests have
+        any."""
+        from vllm.tokenizers import get_tokenizer
+
+        if self.engine.output_processor.tokenizer is None:
+            self.engine.output_processor.tokenizer = get_tokenizer(self._model)
+
+    def _abort_older(self, request_id: str) -> None:
+        """Abort a request with the same id: after its caller died, the same group runs again with the same ids."""
+        older = self.pending.pop(request_id, None)
+        if older is not None:
+            self.engine.abort_request([request_id])
+            error = PolicyError(f"another request came with the same id {request_id!r}")
+            self._answers.resolve(older.future, error=error)
+
+    def abort(self, requests: Sequence[SampleRequest]) -> None:
+        """Abort requests whose callers are gone, unless a newer request has the id."""
+        for request in requests:
+            if self.pending.get(request.request_id) is request:
+                del self.pending[request.request_id]
+                self.engine.abort_request([request.request_id])
+
+    # ---- weights and memory: commands ----
+
+    def fall_asleep(self) -> None:
+        """Give the memory of weights and cache back; requests in flight will be computed again."""
+        if self.is_asleep:
+            return
+        self._finish_scheduled_steps()
+        self.engine.reset_prefix_cache(reset_running_requests=True)
+        # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store.
+        self.engine.collective_rpc("sleep", kwargs={"level": 2})
+        self.is_asleep = True
+
+    def swap_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
+        """Load weights by their Hugging Face names, and wake; returns the seconds of waking, 0 if it was awake."""
+        self._finish_scheduled_steps()
+        with self._waking() as waking:
+            self.engine.collective_rpc(load_weights, args=(state_dict,))
+        self._set_version(version)
+        return sum(waking)
+
+    def pull_weights(self, version: int, store: bytes, stored_as: int, seconds: float) -> dict[str, float]:
+        """Let every worker process fetch weights from a pickled store, and wake.
+
+        Returns:
+            Seconds of fetching and of swapping, of the slowest process, and of waking.
+        """
+        self._finish_scheduled_steps()
+        with self._waking() as waking:
+            pulls = self.engine.collective_rpc(pull_weights, timeout=seconds, args=(store, stored_as))
+        self._set_version(version)
+        slowest = {part: max(pull[part] for pull in pulls) for part in ("fetch", "swap")}
+        return slowest | {"swap": slowest["swap"] + sum(waking), "wake": sum(waking)}
+
+    @contextmanager
+    def _waking(self) -> Iterator[list[float]]:
+        """Around the loading of weights: a sleeping engine gets memory for them before, and for its cache after.
+
+        Yields the seconds of each of the two, once they are over.
+        """
+        seconds: list[float] = []
+        if not self.is_asleep:
+            yield seconds
+            return
+        seconds.append(self._wake("weights"))
+        yield seconds
+        seconds.append(self._wake("kv_cache"))
+        self.is_asleep = False
+
+    def _wake(self, part: str) -> float:
+        started = time.perf_counter()
+        self.engine.collective_rpc("wake_up", kwargs={"tags": [part]})
+        return time.perf_counter() - started
+
+    def _set_version(self, version: int) -> None:
+        """Record the version of the weights that tokens are sampled with from now on."""
+        self.engine.set_weight_version(str(version))
+        # Old cache entries can never be hit again, since the version is in the salt; this frees their memory.
+        recompute = self._settings.cache_on_update == "recompute"
+        if recompute or not self.engine.has_unfinished_requests():
+            self.engine.reset_prefix_cache(reset_running_requests=recompute)
+        self.version = version

@@ -1,0 +1,82 @@
+"""What the engine's thread is asked for, in the forms of forge_env and of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge_env.core.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+
+@dataclass(slots=True)
+class SampleRequest:
+    """One completion that somebody waits for."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    future: asyncio.Future[Completion] = field(compare=False)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests that start together, on an idle engine."""
+
+    requests: list[SampleRequest]
+
+
+@dataclass(slots=True)
+class Command:
+    """A function to run in the engine's thread, between two steps."""
+
+    run: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+
+def check_tokens(prompt_ids: Sequence[int], vocabulary: int) -> None:
+    """Refuse ids outside the vocabulary: inside a step they would break the engine for all requests.
+
+    Raises:
+        ValueError: it names the first such id.
+    """
+    if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
+        wrong = next(token for token in prompt_ids if not 0 <= token < vocabulary)
+        raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {vocabulary - 1}")
+
+
+def vllm_sampling(sampling: Sampling) -> SamplingParams:
+    """Sampling in vLLM's form: the logprob of each sampled token is wanted, and one output at the end."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # only the renderer's stop tokens end a turn
+        logprobs=0,
+        stop=list(sampling.stop),
+        detokenize=bool(sampling.stop),  # text costs time, and only stop strings need it
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def completion_of(output: Any) -> Completion:
+    """The completion in vLLM's output of a finished request."""
+    answer = output.outputs[0]
+    token_ids = tuple(answer.token_ids)
+    return Completion(
+        prompt_ids=tuple(output.prompt_token_ids),
+        token_ids=token_ids,
+        logprobs=tuple(step[token].logprob for step, token in zip(answer.logprobs, token_ids, strict=True)),
+        versions=tuple((int(span.version), span.end - span.start) for span in answer.weight_versions or ()),
+        finish_reason=answer.finish_reason,
+    )
