@@ -28,8 +28,10 @@ WRITTEN = "written to the home folder"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 # Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
-hypothesis.settings.register_profile("default", derandomize=True, database=None)
-hypothesis.settings.register_profile("nightly", derandomize=False, database=None, print_blob=True)
+# An example may take any time, and so may drawing it: on a busy machine, a process may not run for a second.
+any_time = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None)
+hypothesis.settings.register_profile("nightly", any_time, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
 

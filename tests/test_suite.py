@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +30,10 @@ def test_every_run_draws_the_same_examples_and_keeps_none() -> None:
         pytest.skip("the profile nightly draws new ones")
     assert drawn() == drawn() and len(set(drawn())) > 10
     assert settings.default.database is None
+
+
+def test_an_example_may_take_any_time() -> None:
+    assert settings.default.deadline is None and HealthCheck.too_slow in settings.default.suppress_health_check
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import free_ports
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "slurm_programs"
 SUBMIT = ROOT / "examples" / "slurm" / "submit.sh"
@@ -19,8 +21,7 @@ NODES = ("127.0.0.1", "127.0.0.2")
 
 def submit(*arguments: str, nodes: tuple[str, ...] = NODES, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Run the script as SLURM would on the first node of an allocation."""
-    with socket.create_server((NODES[0], 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     allocation = {
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "SLURM_JOB_NUM_NODES": str(len(nodes)),

@@ -114,7 +114,7 @@ def traces() -> dict[str, Any]:
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return {
         "processes": processes(),
-        "mounts": Path("/proc/self/mounts").read_text(),
+        "mounts": Path("/proc/self/mounts").read_text().splitlines(),
         "descriptors": sorted(os.readlink(link) for link in links if os.path.lexists(link)),
         "groups": sorted(str(path) for path in own_groups()),
         "files": sorted(str(path) for folder in ("/tmp", "/dev/shm", "/var/tmp") for path in marked(Path(folder))),
@@ -137,12 +137,14 @@ def marked(folder: Path) -> Iterator[Path]:
 async def settled(before: dict[str, Any]) -> dict[str, Any]:
     """Return the traces, as soon as they are those of before, and at the latest after a while.
 
-    Descriptors that are gone are left by no attack: the event loop of an earlier test, say, collected only now.
+    What is gone is left by no attack: the event loop of an earlier test, say, collected only now, or the mount of a
+    test that another worker runs.
     """
     for _ in range(200):
         now = traces()
-        if not Counter(now["descriptors"]) - Counter(before["descriptors"]):
-            now["descriptors"] = before["descriptors"]
+        for what in ("descriptors", "mounts"):
+            if not Counter(now[what]) - Counter(before[what]):
+                now[what] = before[what]
         if now == before:
             break
         await asyncio.sleep(0.02)

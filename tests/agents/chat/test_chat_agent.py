@@ -173,7 +173,9 @@ async def test_an_endpoint_that_fails_is_a_fault_and_no_zero(chat_server: Any) -
     assert "HTTP 500" in episode.error and KEY not in episode.to_json()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     message=st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=8),

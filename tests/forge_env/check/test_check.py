@@ -730,12 +730,14 @@ async def test_a_sentence_is_one_line_that_any_terminal_can_show() -> None:
     assert re.fullmatch(r"step \(.*test_check.py:\d+\): two lines, \\x1b\[2J and \\ud800", detail), detail
 
 
-async def test_no_temporary_folder_is_left_and_the_old_one_is_back() -> None:
-    before = tempfile.gettempdir(), os.environ.get("TMPDIR"), set(os.listdir(tempfile.gettempdir()))
+async def test_no_temporary_folder_is_left_and_the_old_one_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = tempfile.gettempdir(), os.environ.get("TMPDIR")
     await run_checks(EnvFactory(Plain), tasks=1)
-    assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before[:2]
-    new = set(os.listdir(tempfile.gettempdir())) - before[2]
-    assert not [name for name in new if name.startswith("forge_check_")]
+    assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_environment_that_ships_passes() -> None:

@@ -7,13 +7,12 @@ a process that ends with this one, and goes when its last process has ended; the
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
+
+from tests.helpers.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -27,7 +26,7 @@ class Cluster:
         self.separate = separate
         self.hosts: list[subprocess.Popen[str]] = []
         self._networks: list[subprocess.Popen[str]] = []
-        self._ports = [] if separate else _free_ports(2)
+        self._ports = [] if separate else free_ports(2)
 
     def __enter__(self) -> Cluster:
         try:
@@ -124,17 +123,3 @@ def _network() -> subprocess.Popen[str]:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "inside\n"
     return holder
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free, and that the kernel gives to nobody who takes any: they stay free until they are used."""
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    candidates = [port for port in range(10_000, 65_536) if not first <= port <= last]
-    found: list[int] = []
-    for port in random.sample(candidates, len(candidates)):
-        with suppress(OSError):  # it is taken
-            socket.create_server(("127.0.0.1", port)).close()
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("all ports are taken")

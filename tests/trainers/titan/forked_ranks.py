@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,9 +34,7 @@ def run_script(script: str, root: Path, *, world: int, seconds: float) -> None:
 
 def fork_ranks(be_a_rank: Callable[[], None], world: int) -> None:
     """Fork so many ranks, with the environment that torch reads, and wait for all; one that fails ends this process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def run(rank: int) -> None:

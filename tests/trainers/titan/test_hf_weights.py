@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.runtime.weights import SharedMemoryStore, TensorLayout, WeightStream
 from tests.helpers.disks import full_disk
+from tests.helpers.ports import free_ports
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.titan.export import export_hf
@@ -191,10 +191,8 @@ def run_ranks(root: Path, number: int, cases: dict[str, dict[str, Any]]) -> list
     for name in cases:
         make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
     (root / "cases.json").write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1))}
+    shared = {"WORLD_SIZE": str(number), "PYTHONPATH": str(ROOT), **place}
     command = [sys.executable, str(Path(__file__).with_name("weight_ranks.py")), str(root)]
     ranks = [
         subprocess.Popen(
