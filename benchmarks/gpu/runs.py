@@ -133,7 +133,8 @@ def memory_of(folder: Path, plan: RunPlan) -> dict[str, Any]:
     peaks: dict[str, float] = {}
     for record in records(folder, "system"):
         for name, value in record.items():
-            peaks[name] = max(peaks.get(name, 0.0), value)
+            if name != "phase":
+                peaks[name] = max(peaks.get(name, 0.0), value)
     host = {name: round(peaks[name] / GIB, 2) for name in peaks if re.match("(run/)?memory_bytes", name)}
     found: dict[str, Any] = {"host_gib": host}
     for card in plan.cards:
