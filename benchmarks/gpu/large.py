@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.models import SHAPES, make_random_model, make_tokenizer
-from benchmarks.gpu.runs import MISMATCH, memory_of, plan_of, play, records, seconds_of, throughput
+from benchmarks.gpu.runs import MISMATCH, end_on_sigterm, memory_of, plan_of, play, records, seconds_of, throughput
 from benchmarks.machine import describe
 from trainers.model.shape import read_shape
 from trainers.setup.placement import gpus_available
@@ -252,4 +252,5 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main(sys.argv[1:])

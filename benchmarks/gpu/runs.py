@@ -46,7 +46,7 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
     """
     command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *options]
     started = time.perf_counter()
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command)
     try:
         while len(records(folder, "train")) < steps:
             if process.poll() is not None:
@@ -62,6 +62,11 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as an exception does, so that a run that it has started ends too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def records(folder: Path, phase: str) -> list[dict[str, Any]]:
