@@ -141,8 +141,8 @@ class TrainingConfig:
     keep_logits_gib: float = 10.0
     """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
     cpu_offload: bool = False
-    """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 bytes a parameter over all processes
-    with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 to 20 bytes a parameter over all
+    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
     reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
     "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""

@@ -41,6 +41,11 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     # tensor: vLLM would log a warning for each of them.
     cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
     worker.reload_weights(weights_iterator=cast)
+    if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:
+        # On a CPU the output layer computes with a packed copy of its weight. Where the weight is the embedding's,
+        # nothing is loaded into the layer itself, and vLLM leaves the copy as it was.
+        head = worker.model_runner.get_model().lm_head
+        head.quant_method.process_weights_after_loading(head)
 
 
 def pull_weights(worker: Any, store: bytes, version: int) -> dict[str, float]:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.models import make_random_model, make_tokenizer
+from benchmarks.gpu.runs import end_on_sigterm
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
@@ -147,4 +148,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main()

@@ -10,12 +10,13 @@
   and the memory that the driver counts for each process beside what `--dry-run` says.
 - apart: the engine on one GPU and the trainer on the other, with AdamW's moments in bfloat16. Two runs: with
   `--training.staleness` 0 for the seconds of rollouts and of training, and with 1 for the step over the longer of them.
+  The first steps of the second run find their episodes ready: take --steps 6 --left-out 3.
 - publish: the trainer alone takes and commits snapshots, and says in which dtypes the bytes went.
 - mismatch: short runs with each setting that moves the engine's logprobs, and what they are off by.
 
 Episodes are those of `benchmarks.gpu.fixed_length`: 64 of 8,192 tokens a step, a quarter of them sampled. The first
 step of a run is left out, for it compiles. A run is ended after its steps, without a checkpoint. Without --model the
-shape is made first; --layers cuts it. Options that it does not know are those of the runs, after those of the case.
+shape is made first; --layers cuts it. Options that it does not know are those of the runs, and the last of two counts.
 
 --cpu runs a tiny shape on a CPU: the same course, without a GPU, and figures that say nothing.
 """
@@ -36,12 +37,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.models import SHAPES, make_random_model, make_tokenizer
-from benchmarks.gpu.runs import MISMATCH, memory_of, plan_of, play, records, seconds_of, throughput
+from benchmarks.gpu.runs import MISMATCH, end_on_sigterm, memory_of, plan_of, play, records, seconds_of, throughput
 from benchmarks.machine import describe
 from trainers.model.shape import read_shape
 from trainers.setup.placement import gpus_available
 
-LEFT_OUT = 1
 GROUP = 8
 FAST = ("--training.packing", "--training.compile", "--training.learning_rate=1e-6", "--trainer.threads=8")
 SHARED = ("--launcher.share_gpus=yes", "--services.generator.sleep=yes")
@@ -70,15 +70,24 @@ def episode_options(given: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def run(name: str, folder: Path, model: Path, options: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
-    """One run, and everything that is measured of it."""
+def run(
+    name: str,
+    folder: Path,
+    model: Path,
+    options: Sequence[str],
+    given: argparse.Namespace,
+    *,
+    steps: int,
+    left_out: int,
+) -> dict[str, Any]:
+    """One run of so many steps, and everything that is measured of it; medians leave the first steps out."""
     options = [f"--model={model}", *episode_options(given), *options, *given.options]
     plan = plan_of(options)
     plan.check()
     print(f"{name}: {plan.about_engine}", *map(str, plan.cards), sep="\n  ", flush=True)
-    first = LEFT_OUT if given.steps > LEFT_OUT else 0
-    begun = play(folder, options, steps=given.steps, seconds=60 * given.minutes)
-    steps = records(folder, "train")[: given.steps]
+    begun = play(folder, options, steps=steps, seconds=60 * given.minutes)
+    taken = records(folder, "train")[:steps]
+    counted = taken[left_out:]
     gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
     shape = read_shape(model / "config.json")
     return {
@@ -86,24 +95,27 @@ def run(name: str, folder: Path, model: Path, options: Sequence[str], given: arg
         "about_engine": plan.about_engine,
         "about_store": plan.store_reason,
         "seconds_to_the_last_step": begun,
-        "seconds": seconds_of(steps[first:]),
-        "seconds_of_each_step": [step["seconds/step"] for step in steps],
-        "training": throughput(folder, steps[first:], shape, gpus),
+        "seconds": seconds_of(counted),
+        "seconds_of_each_step": [step["seconds/step"] for step in taken],
+        "training": throughput(folder, counted, shape, gpus),
         "memory": memory_of(folder, plan),
-        "mismatch": {name: [step.get(name) for step in steps] for name in MISMATCH},
+        "mismatch": {name: [step.get(name) for step in taken] for name in MISMATCH},
     }
 
 
 def shared(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     ranks = [f"--trainer.procs={max(1, gpus_available())}"] if not given.cpu else []
     placing = SHARED if not given.cpu else SHARED[1:]
-    return run("shared", temp / "shared", model, [*ranks, *placing, *_fast(given)], given)
+    count = {"steps": given.steps, "left_out": given.left_out}
+    return run("shared", temp / "shared", model, [*ranks, *placing, *_fast(given)], given, **count)
 
 
 def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     options = [*([] if given.cpu else (*APART, BF16_STATE)), *_fast(given)]
-    by_turns = run("by turns", temp / "by_turns", model, [*options, "--training.staleness=0"], given)
-    at_once = run("at once", temp / "at_once", model, [*options, "--training.staleness=1"], given)
+    waiting, going_on = ([*options, f"--training.staleness={staleness}"] for staleness in (0, 1))
+    by_turns = run("by turns", temp / "by_turns", model, waiting, given, steps=1 + -(-given.steps // 3), left_out=1)
+    count = {"steps": given.steps, "left_out": given.left_out}
+    at_once = run("at once", temp / "at_once", model, going_on, given, **count)
     longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
     return {"by_turns": by_turns, "at_once": at_once, "step_over_longer": at_once["seconds"]["step"] / longer}
 
@@ -117,7 +129,8 @@ def mismatch(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, An
     quick = QUICK if not given.cpu else QUICK[2:]
     found = {}
     for number, (name, options) in enumerate(settings.items()):
-        found[name] = run(name, temp / str(number), model, [*quick, *options], given)["mismatch"]
+        count = {"steps": given.steps, "left_out": 0}
+        found[name] = run(name, temp / str(number), model, [*quick, *options], given, **count)["mismatch"]
         print(name, json.dumps(found[name]), flush=True)
     return found
 
@@ -208,6 +221,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=4, help="of an episode")
     parser.add_argument("--groups", type=int, default=8, help="of 8 episodes, in a step")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--left-out", type=int, default=1, help="of the steps, the first ones, from the medians")
     parser.add_argument("--checkpointing", default="selective", choices=["none", "selective", "full"])
     parser.add_argument("--settings", nargs="*", choices=list(MISMATCHES), help="of the case mismatch; all by default")
     parser.add_argument("--minutes", type=float, default=9.0, help="of one run at most")
@@ -215,6 +229,8 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     given, given_options = parser.parse_known_args(arguments)
     given.options = given_options
+    if not 0 <= given.left_out < given.steps:
+        parser.error(f"--left-out is {given.left_out} and --steps is {given.steps}: some step must count")
     if given.cpu:
         given.shape, given.tokens, given.turns, given.groups = "tiny", 256, 2, 1
     return given
@@ -236,4 +252,5 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main(sys.argv[1:])

@@ -47,7 +47,7 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
     """
     command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *options]
     started = time.perf_counter()
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command)
     try:
         while len(records(folder, "train")) < steps:
             if process.poll() is not None:
@@ -63,6 +63,11 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as an exception does, so that a run that it has started ends too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def records(folder: Path, phase: str) -> list[dict[str, Any]]:
@@ -134,7 +139,8 @@ def memory_of(folder: Path, plan: RunPlan) -> dict[str, Any]:
     peaks: dict[str, float] = {}
     for record in records(folder, "system"):
         for name, value in record.items():
-            peaks[name] = max(peaks.get(name, 0.0), value)
+            if name != "phase":
+                peaks[name] = max(peaks.get(name, 0.0), value)
     host = {name: round(peaks[name] / GIB, 2) for name in peaks if re.match("(run/)?memory_bytes", name)}
     found: dict[str, Any] = {"host_gib": host}
     for card in plan.cards:

@@ -138,7 +138,9 @@ def test_torch_keeps_the_trainer_to_its_cap(tiny_model: Path) -> None:
     program = (
         "import sys, torch\n"
         "from trainers.titan.trainer import TitanSettings, TitanTrainer\n"
+        "from forge_env.runtime.weights.one_host.cuda_ipc import _plain_memory\n"
         "trainer = TitanTrainer(sys.argv[1], TitanSettings(gpu_memory_gib=2.0))\n"
+        "with _plain_memory():\n    pass\n"  # a publish writes the allocator's settings anew
         "try:\n    torch.empty(3 * 2**30, dtype=torch.uint8, device='cuda')\n"
         "except torch.OutOfMemoryError:\n    print('refused')\n"
     )

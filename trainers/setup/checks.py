@@ -17,7 +17,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
 from trainers.model.shape import FoundModel, ModelShape, find_shape
-from trainers.setup.memory import gib, state_bytes
+from trainers.setup.memory import gib, host_bytes
 from trainers.setup.options.read_config import data_file
 from trainers.setup.placement import Placement, gpus_available
 
@@ -255,7 +255,9 @@ def check_host_memory(config: RunConfig, shape: ModelShape | None, host: float) 
     training = config.training
     if not (training.cpu_offload and config.services.trainer.with_gpus and shape and host):
         return
-    needed = config.parallelism.data_parallel_replicate_degree * state_bytes(shape, training.optimizer_state)
+    replicas = max(1, config.parallelism.data_parallel_replicate_degree)
+    ranks = max(1, config.services.trainer.procs // replicas)
+    needed = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
     if needed > host:
         raise UserError(
             f"--training.cpu_offload is true, and weights, gradients and optimizer state take {gib(needed)} GiB of the "

@@ -65,6 +65,25 @@ def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
     return 2 * FLOAT32 * shape.parameters + moments
 
 
+def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> float:
+    """What the host holds of offloaded weights, gradients and moments, over all ranks that share them.
+
+    FSDP keeps the weights and gradients in pinned memory, each rank's part of a matrix by itself, and torch rounds each
+    of them up to a power of two bytes (ATen/core/CachingHostAllocator.h): a quarter more as a rule, and more for an
+    embedding. The moments are in ordinary memory. Vectors are left out.
+    """
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    of_layer = [h * (q + 2 * k), h * q, h * m, h * m, h * m]  # queries, keys and values are one matrix
+    embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
+    pinned = sum(_power_of_two(-(-FLOAT32 * size // ranks)) for size in of_layer * shape.num_hidden_layers + embeddings)
+    return 2 * ranks * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, size - 1).bit_length()
+
+
 def trainer_memory(
     shape: ModelShape,
     *,
