@@ -1,8 +1,8 @@
-"""The on-policy check: on one and the same weights, trainer and engine give a token the same logprob.
+"""The on-policy check: with the same weights, trainer and engine should give a token the same logprob.
 
-Where they do, the importance ratio is 1 before the first update. Where they do not, every ratio of the run is wrong,
-and with it every gradient, while the rewards look as usual: so each run measures it and says what it found. Float32
-against float32 differs by about 1e-6; bfloat16 by about 1e-2.
+If they do, the importance ratio is 1 before the first update. If they do not, every ratio and every gradient of the run
+is wrong, although the rewards look normal. So each run measures the difference and reports it. Float32 against float32
+differs by about 1e-6; bfloat16 by about 1e-2.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class MismatchAlarm:
     _has_warned: bool = field(default=False, init=False)
 
     def __call__(self, step: int, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
-        """Judge one step; returns 1.0 where trainer and engine are further apart than they should be.
+        """Check one step; returns 1.0 if trainer and engine differ by more than the bounds.
 
-        The first step that can be judged says what was found in any case; of all that are out of bounds, one warns. The
-        metric has each of them, and the summary their number.
+        The first step that can be checked reports the difference in any case. Only the first step out of bounds warns:
+        the metric marks each of them, and the summary has their number.
 
         Args:
             step: of the run, from 1.
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no
                 token has none of them.
-            is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is judged. Of
-                several steps between two updates of the engine it is only the first.
+            is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is checked. Of
+                several steps between two updates of the engine only the first is fresh.
         """
         if not is_fresh or "mean_abs_logprob_difference" not in metrics:
             return 0.0

@@ -1,8 +1,8 @@
-"""The prompt ledger: what has become of every prompt of a run, exactly once.
+"""The prompt ledger: the state of every prompt of a run, each counted exactly once.
 
 A prompt is numbered by its place in the endless sequence of tasks. It waits until it is admitted, then it is running,
 ready, and at the end trained or dropped, with the reason. The ledger is saved with every checkpoint, and so are the
-ready groups: a run that goes on begins again what was running, and trains no prompt twice and none never.
+ready groups. A resumed run begins again what was running: no prompt is trained twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ledger:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many prompts were begun, and what has become of them: the parts add up to `begun`."""
+        """How many prompts were begun, and how many are in each state; the states add up to `begun`."""
         states = Counter(self._open.values())
         running = states["running"] + len(self._again)
         parts = {"running": running, "ready": states["ready"], "trained": self.trained, "dropped": self.dropped.total()}
@@ -71,7 +71,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: what was running begins again, and what was ready is."""
+        """Restore from `state_dict`: running prompts begin again, ready ones stay ready."""
         ready = state.get("ready", [])
         self._next, self._again = state["next"], [number for number in state["open"] if number not in ready]
         self._open = dict.fromkeys(ready, "ready")

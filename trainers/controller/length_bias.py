@@ -1,4 +1,4 @@
-"""LengthBias: whether the groups that were trained on are as long as all that have finished."""
+"""LengthBias: compares the length of the groups trained on with that of all finished groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from forge_env.core.episode import Group
 class LengthBias:
     """Counts the groups that finished and those that were trained on, and their sampled tokens.
 
-    Quick groups overtake slow ones, so for a while those trained on may be shorter; nothing is discarded, so they catch
-    up.
+    Quick groups overtake slow ones, so for a while the groups trained on may be shorter. Nothing is discarded for its
+    age, so the difference vanishes.
     """
 
     def __init__(self) -> None:

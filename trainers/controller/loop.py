@@ -1,8 +1,8 @@
-"""The loop: two coroutines, rollouts and training, and the rule that keeps them together.
+"""The loop: two coroutines, rollouts and training, and the bound on staleness between them.
 
-The loop decides when, and its `LoopWork` does the work. trainers/controller/schedule.py says which group may begin and
-which groups a step takes, so that none trains on weights that are more than S steps newer than those that sampled it;
-trainers/controller/ledger.py keeps account of every prompt.
+The loop decides when work is done, and its `LoopWork` does it. trainers/controller/schedule.py says which group may
+begin and which groups a step takes, so that no group trains weights that are more than S steps newer than those that
+sampled it; trainers/controller/ledger.py keeps account of every prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Loop:
         work: that runs groups, trains on them and updates the engines.
         objective: which groups are trained on.
         settings: how the loop goes.
-        state: where it goes on; from now on it is the loop's.
+        state: where it resumes; the loop owns it from now on.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Loop:
 
     @property
     def ready_groups(self) -> list[ReadyGroup]:
-        """Groups that no step has taken yet, for a checkpoint: call it between two windows."""
+        """Groups that no step has taken yet, for a checkpoint; read it between two windows only."""
         if self.is_in_window:
             raise InvariantError(f"after step {self.steps_done}, groups are taken that no step has trained on")
         return [ReadyGroup(number, self._schedule.deadline(number), group) for number, group in self._ready.items()]
 
     @property
     def state(self) -> LoopState:
-        """What a checkpoint keeps: ask for it between two windows."""
+        """The state for a checkpoint; read it between two windows only."""
         return LoopState(
             steps_done=self.steps_done,
             ledger=self.ledger,
@@ -100,7 +100,7 @@ class Loop:
             raise first_error(errors) from None
 
     async def rollouts(self) -> None:
-        """Begin a group whenever the schedule has room for one; it comes back on its own time."""
+        """Begin a group whenever the schedule admits one; groups finish in any order."""
         prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
             while True:
@@ -127,7 +127,7 @@ class Loop:
                 self.lengths.trained(group)
             train_done = time.perf_counter()
             is_evaluated = self.work.is_evaluated(step)
-            # A wave's batches are the same on each run only while nobody else asks the engine for anything.
+            # The batches of a wave repeat bit by bit only while the engine has no other requests.
             self._is_held = self.settings.in_waves and is_evaluated
             if step % self.settings.sync_interval == 0 or step == self.settings.steps:
                 metrics |= await self._sync(step)
@@ -144,7 +144,7 @@ class Loop:
             await self.work.after_step(step, None if self.is_in_window else self.state)
 
     def _window_size(self) -> int:
-        """Steps whose groups are taken before the next one of them: those until the next update of the engines."""
+        """Steps whose groups are taken together: those until the next update of the engines."""
         if not self.settings.in_windows:
             return 1
         interval = self.settings.sync_interval
@@ -156,7 +156,7 @@ class Loop:
         return await self.work.begin_window([[self._ready[number] for number in numbers] for numbers in self._window])
 
     async def _sync(self, step: int) -> dict[str, float]:
-        """Publish the weights of a step; the engines take them over while the next steps go on, where they may.
+        """Publish the weights of a step; the engines pull them while the next steps go on, if staleness allows it.
 
         Returns:
             The metrics of this update and, where it was in the background, of the pull before it.
@@ -164,14 +164,13 @@ class Loop:
         metrics = await self._pulled()
         metrics |= await self.work.publish_weights(step)
         self._pull = self._tasks.create_task(self._take_over(step))
-        if (
-            self.settings.staleness == 0 or step == self.settings.steps
-        ):  # the next step, or the evaluation, needs the engines to have it
+        # Without staleness the next step needs the engines to have the new weights; so does the last evaluation.
+        if self.settings.staleness == 0 or step == self.settings.steps:
             metrics |= await self._pulled()
         return metrics
 
     async def _evaluate(self, step: int) -> None:
-        """Evaluate the weights of a step. Rollouts go on beside it, where they may; no other weights can come."""
+        """Evaluate the weights of a step. Rollouts go on meanwhile, if settings allow it; the weights do not change."""
         if self._pull is not None:
             await self._pull  # its metrics are for the next update
         await self.work.evaluate(step)
@@ -214,7 +213,7 @@ class Loop:
         self._news.set()
 
     async def _task_rewards(self, group: Group) -> list[float]:
-        """What dynamic sampling judges a group by; empty where it does not. The user's function runs in a thread."""
+        """The rewards by which dynamic sampling judges a group; empty without it. User code runs in a thread."""
         if not self.objective.needs_signal or not self.work.keeps(group):
             return []
         if self.objective.reward.user_reward is None:
@@ -259,14 +258,14 @@ class Loop:
         return sorted(taken)
 
     async def _when(self, ask: Callable[[], T | None]) -> T:
-        """Wait until `ask` returns something; it is asked again when a group is back or the engines have weights."""
+        """Wait until `ask` returns a value; it is called again when a group returns or the engines have new weights."""
         while (result := ask()) is None:
             self._news.clear()
             await self._news.wait()
         return result
 
     def _waiting_for(self) -> str:
-        """What keeps the next step from being taken."""
+        """Why the next step cannot begin, as the end of a sentence."""
         row = self.faults["groups without signal in a row"]
         if row:
             return f"the last {row} groups were dropped, each with one reward for all its episodes"
@@ -278,8 +277,8 @@ class Loop:
 
     @property
     def rows_without_signal(self) -> dict[str, int]:
-        """For the summary: groups with one reward for all their episodes, trained on or dropped, and the longest rows
-        of them."""
+        """For the summary: the number of groups whose episodes all have one reward, trained on (idle) or dropped, and
+        the longest sequences of such groups."""
         return {
             "groups_idle": self.faults["idle groups"],
             "groups_idle_longest_row": self.faults["idle groups, longest row"],
@@ -304,7 +303,7 @@ class Loop:
             raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
 
     def _count_idle(self, group: Group) -> None:
-        """Count groups that are trained on although all episodes have one reward, and so change nothing."""
+        """Count a group that is trained on although all its episodes have one reward, so that it has no gradient."""
         objective = self.objective
         if not objective.needs_siblings or objective.reward.user_reward is not None or len(set(group.rewards)) > 1:
             self.faults["idle groups in a row"] = 0
@@ -318,7 +317,7 @@ class Loop:
             )
 
     def _count_flat(self, reward: float) -> None:
-        """Count a group whose valid episodes all have one reward; it is no fault, so it ends a row of faults."""
+        """Count a group whose valid episodes all have one reward. It is no fault: it ends a sequence of faults."""
         self.faults["dropped groups in a row"] = 0
         warned, error = self._count("groups without signal"), self.objective.signal_error
         row = self.faults["groups without signal in a row"]
@@ -330,9 +329,9 @@ class Loop:
             self.work.warn(f"{text}; {end}how many more there are, the summary says")
 
     def _count(self, kind: str) -> int:
-        """Count a group of a kind that is warned of once in a run; returns the length of the row to warn of, or 0.
+        """Count a group of a kind that a run warns of once; returns the length of the sequence to warn of, or 0.
 
-        The longest row is kept with the counts, in checkpoints too: a run that goes on does not warn again.
+        The longest sequence is kept with the counts, also in checkpoints: a resumed run does not warn again.
         """
         self.faults[kind] += 1
         self.faults[f"{kind} in a row"] += 1

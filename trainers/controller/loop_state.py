@@ -1,4 +1,4 @@
-"""The settings of a loop, and its state: where it begins or goes on, and what a checkpoint keeps of it."""
+"""The settings of a loop, and its state, which a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.controller.ready_groups import ReadyGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How a loop goes."""
+    """The settings of a loop."""
 
     steps: int
     """Optimizer steps in all, those before a checkpoint among them."""
@@ -26,8 +26,8 @@ class LoopSettings:
     patience: float = 600.0
     """Seconds to wait for one step's groups while nothing moves."""
     in_waves: bool = False
-    """All groups that may begin do so at once, in one wave, and the next ones when all are back. Which episodes run
-    together then does not depend on the clock."""
+    """Begin all admitted groups at once, as one wave, and the next wave when all are back. Then the clock does not
+    decide which episodes run together."""
     in_windows: bool = False
     """The groups of every step until the next update (a window) are all taken before the first of these steps. Without
     it, each step takes its groups when it begins."""
@@ -35,12 +35,12 @@ class LoopSettings:
 
 @dataclass(kw_only=True)
 class LoopState:
-    """What has become of a run's groups so far."""
+    """The progress of a run: its groups, counters and prompts."""
 
     steps_done: int = 0
     """Optimizer steps that were taken."""
     ledger: Ledger = field(default_factory=Ledger)
-    """What has become of every prompt."""
+    """The fate of every prompt."""
     ready: Sequence[ReadyGroup] = ()
     """Groups that are ready, and that no step has taken."""
     lengths: LengthBias = field(default_factory=LengthBias)

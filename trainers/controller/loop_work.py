@@ -1,4 +1,4 @@
-"""LoopWork: what the loop lets be done. A run implements it with actors, a simulation or a test without any."""
+"""LoopWork: the work that a `Loop` schedules. A run implements it with actors, a simulation or a test without."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class LoopWork(Protocol):
         return SHRINK.keeps(group)
 
     async def progress(self) -> object:
-        """How far the engines and environments have come; two that are equal say that nothing has moved in between.
+        """A value that changes whenever engines or environments make progress.
 
-        By default only groups that come back are movement.
+        By default only groups that come back count as progress.
         """
         return None
 
     # ---- steps ----
 
     async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
-        """Awaited before the first step after an update, with the groups of every step until the next one.
+        """Prepare a window; awaited before its first step, with the groups of all its steps.
 
         Returns:
-            Metrics of the first of these steps.
+            Metrics of the first step.
         """
         return {}
 
@@ -68,11 +68,11 @@ class LoopWork(Protocol):
         ...
 
     async def publish_weights(self, step: int) -> dict[str, float]:
-        """Publish the trainer's weights after `step` steps; returns when the next step cannot change them any more."""
+        """Publish the trainer's weights after `step` steps; returns when the next step cannot change the copy."""
         ...
 
     async def pull_weights(self, step: int) -> dict[str, float]:
-        """Let the engines take over what was published; returns when `engine_steps` is `step`."""
+        """Let the engines pull the published weights; returns when `engine_steps` is `step`."""
         ...
 
     # ---- between two steps ----
@@ -85,10 +85,10 @@ class LoopWork(Protocol):
         return False
 
     async def evaluate(self, step: int) -> None:
-        """Evaluate the weights after a step, which every engine has; they get no others meanwhile."""
+        """Evaluate the weights after a step. Every engine has them, and gets no others meanwhile."""
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        """Awaited between two steps, once the first is written down: the place of checkpoints.
+        """Awaited between two steps, once the first is recorded; saves checkpoints.
 
         Args:
             step: that is done.

@@ -1,4 +1,4 @@
-"""The course of a policy-gradient run: warm up, measure, train, measure again, write everything down."""
+"""A policy-gradient run: warm up, evaluate, train, evaluate again, write the summary."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ async def run_policy_gradient(plan: RunPlan) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """Where the training begins, or goes on."""
+    """The state in which training begins or resumes."""
 
     before: Evaluation
     tool_off: Evaluation | None
     state: LoopState
     shuffled_from: int = 1
-    """The first pass over the tasks that is in an order of its own, see `TaskOrder`."""
+    """The first pass over the tasks that is shuffled, see `TaskOrder`."""
     seconds: float = 0.0
     """Seconds of training that were spent before."""
 
@@ -70,7 +70,7 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     report.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=started)
     work = _work(run, objective, start, started)
     loop = Loop(work, objective, _settings(plan), start.state)
-    if work.is_evaluated(loop.steps_done):  # it goes on from the last step of a shorter run, which is none any more
+    if work.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await work.evaluate(loop.steps_done)
     await loop.run()
     train_seconds = time.perf_counter() - started
@@ -141,7 +141,7 @@ async def _begin(run: TrainingRun) -> _Start:
 
 
 async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
-    """Take everything that came before from a checkpoint."""
+    """Restore the state of the run from a checkpoint."""
     ready = await invoke(unpack, checkpoint.extra["place"].get("ready", ()), checkpoint.path)
     await run.begin_training()  # of the present settings; the checkpoint says how far it has come
     with run.startup.phase("checkpoint"):

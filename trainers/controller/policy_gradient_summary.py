@@ -1,4 +1,4 @@
-"""The end of a policy-gradient run: summary.json, reward.png, and what the run says last."""
+"""The end of a policy-gradient run: summary.json, reward.png, and the last messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def summarise(
 
 
 def _counted(counts: Mapping[str, int]) -> Iterator[str]:
-    """What a run warns of once, and how often it came; nothing of what never came."""
+    """Sentences on how often the conditions occurred that a run warns of once; none for those that did not."""
     for kind, fate in (("groups_idle", "were trained on"), ("groups_without_signal", "were dropped")):
         if counts[kind]:
             row = counts[f"{kind}_longest_row"]

@@ -1,4 +1,4 @@
-"""PolicyGradientWork: what the loop of a policy-gradient run lets be done, by the services of the run."""
+"""PolicyGradientWork: the `LoopWork` of a policy-gradient run, done by the services of the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PolicyGradientWork(LoopWork):
     old: OldLogprobs | None = None
     """None where the importance ratio is taken against the generator."""
     started: float
-    """`time.perf_counter()` at the beginning of the training, that of a run that goes on."""
+    """`time.perf_counter()` at the beginning of training; of a resumed run, as if it had never stopped."""
     _began: float = field(default_factory=time.time, init=False)  # since when the first step's groups are sampled
 
     @property

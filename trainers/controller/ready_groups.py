@@ -1,7 +1,6 @@
-"""Groups that are ready and not yet trained on, kept with a checkpoint: no episode is sampled for nothing.
+"""Ready groups that no step has trained on, kept with a checkpoint, so that their episodes are not sampled again.
 
-Their episodes are a file of the checkpoint, as every other Episode JSON lines; what belongs to the groups is in the
-checkpoint's manifest.
+Their episodes are JSON lines in a file of the checkpoint; the rest of the groups is in its manifest.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ReadyGroup:
 
 
 def pack(groups: Sequence[ReadyGroup]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """What to write down of them: their places, as JSON, and the lines of READY_FILE."""
+    """The entries of the manifest, as JSON, and the lines of READY_FILE."""
     places = []
     lines = []
     for ready in groups:

@@ -1,7 +1,7 @@
-"""The endless sequence of training tasks: pass after pass over the data set, each in an order of its own.
+"""The endless sequence of training tasks: pass after pass over the dataset, each shuffled anew.
 
-The order of a pass hangs on the run's seed and the number of the pass alone. So a prompt's number says which task it
-is, in the ledger and after a resume as well, and within a pass each task comes exactly once.
+The order of a pass depends on the run's seed and the number of the pass only. So the number of a prompt determines its
+task, also after a resume, and each pass has every task exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TaskOrder:
     seed: int
     """Of the run."""
     shuffled_from: int = 1
-    """The first pass, from 0, that is in an order of its own; those before it are in the order of `tasks`."""
+    """The first shuffled pass, from 0; those before it are in the order of `tasks`."""
     _kept: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     def task(self, number: int) -> Task:
@@ -36,7 +36,7 @@ class TaskOrder:
         return self.tasks[self._order(pass_number)[place] if pass_number >= self.shuffled_from else place]
 
     def _order(self, pass_number: int) -> list[int]:
-        """Places in `tasks`; those of the last two passes are kept, for prompts of both may be open at once."""
+        """Indices into `tasks`; the last two passes are kept, since prompts of both may be open at once."""
         if pass_number not in self._kept:
             order = list(range(len(self.tasks)))
             random.Random(f"{self.seed}/tasks/{pass_number}").shuffle(order)
@@ -45,8 +45,10 @@ class TaskOrder:
 
 
 def first_whole_pass(number: int, tasks: int) -> int:
-    """The first pass of which no prompt below `number` was a part: where a run whose order was one and the same in
-    every pass may begin to shuffle, so that the pass that it was in neither misses nor repeats a task.
+    """The first pass that has no prompt below `number`.
+
+    A run from a version that did not shuffle begins to shuffle there: the pass that it was in neither misses nor
+    repeats a task.
 
     >>> [first_whole_pass(number, tasks=10) for number in (0, 9, 10, 11)]
     [0, 1, 1, 2]

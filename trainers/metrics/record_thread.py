@@ -13,7 +13,7 @@ P = ParamSpec("P")
 class RecordThread:
     """Calls functions that write, one after the other.
 
-    What one of them raises ends all writing: a record has no gaps. It is raised by whatever is called next.
+    An error ends all writing, because a record must have no gaps; the next call of any method raises it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RecordThread:
         self._last = self._thread.submit(self._call, lambda: function(*args, **kwargs))
 
     async def written(self) -> None:
-        """Wait until everything is written, without keeping the event loop from its work."""
+        """Wait until everything is written, without blocking the event loop."""
         if self._last is not None:
             await asyncio.wrap_future(self._last)
         self._check()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when one is due, what is saved with the trainer's state, and going on from one."""
+"""Checkpoints of a run: when one is due, what is saved beside the trainer's state, and resuming."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from trainers.setup.run_plan import RunPlan
 
 
 def is_due(plan: RunPlan, step: int) -> bool:
-    """Whether a checkpoint is saved after this step, the last of a window; that after the last step always is.
+    """Whether a checkpoint is saved after this step, which is the last of a window (`RunPlan.window`).
 
-    One is due where its interval ends inside of the window, see `RunPlan.window`.
+    It is if a multiple of `checkpoint.interval` lies within the window. After the run's last step a checkpoint is
+    saved in any case, by the caller.
     """
     interval, begin = plan.config.checkpoint.interval, (step - 1) // plan.window * plan.window
     return bool(interval) and step // interval > begin // interval and step < plan.steps
@@ -31,13 +32,13 @@ async def save_checkpoint(
     texts: Mapping[str, Sequence[bytes]] | None = None,
     asynchronous: bool = False,
 ) -> None:
-    """Save the trainer, and all that the run needs to go on after `step`.
+    """Save the trainer, and everything that the run needs to resume after `step`.
 
     Args:
         run: whose trainer has taken `step` optimizer steps.
         step: optimizer steps that are done.
-        place: what the algorithm itself has to know, as JSON; `restore` returns it.
-        texts: further files of the checkpoint's folder, by name each its lines.
+        place: state of the algorithm itself, as JSON; `restore` returns it.
+        texts: further files of the checkpoint's folder: name -> lines.
         asynchronous: return when the state is copied; the files are written while training goes on.
     """
     extra = {
@@ -65,10 +66,10 @@ async def save_checkpoint(
 
 
 async def restore(run: TrainingRun, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Put the trainer and the report where they were at a checkpoint; returns its `place`.
+    """Restore the trainer and the report from a checkpoint; returns its `place`.
 
-    The next `WeightSync.sync` publishes the weights as the version that they had. The record is cut once the trainer
-    has loaded: until then, another checkpoint could be chosen.
+    The next `WeightSync.sync` publishes the weights under the version that they had. The record is cut back only after
+    the trainer has loaded: until then, another checkpoint could be chosen.
     """
     saved = checkpoint.extra
     load = run.services.trainer.call_one(TrainerActor.load, str(checkpoint.path))

@@ -19,7 +19,7 @@ from trainers.setup.run_plan import RunPlan
 
 
 class Evaluations:
-    """Measures the held-out sets of a run, and reads what was measured from its metrics.
+    """Measures the held-out sets of a run, and reads earlier results from its metrics.
 
     Args:
         plan: of the run.
@@ -81,11 +81,11 @@ class Evaluations:
 
     @property
     def by_step(self) -> dict[int, dict[str, float]]:
-        """The metrics of every evaluation that is written down, by step."""
+        """The recorded metrics of every evaluation, by step."""
         return {int(record["step"]): record for record in records_of(self._report.folder, "evaluation")}
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json: the best step, and each set with what it depends on and its first and last success."""
+        """For summary.json: the best step, and each set with its settings and its first and last success."""
         by_step = self.by_step
         success = {step: values["success"] for step, values in by_step.items() if "success" in values}
         best = max(success, key=lambda step: (success[step], -step), default=None)
@@ -132,6 +132,6 @@ class Evaluations:
 
 
 def records_of(folder: Path, phase: str) -> list[dict[str, float]]:
-    """The metrics of a phase that are written down in a run's folder, in order; a half-written last line is left."""
+    """The recorded metrics of a phase, in order; a half-written last line is ignored."""
     whole = (folder / "metrics.jsonl").read_text(encoding="utf-8").rpartition("\n")[0]
     return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]

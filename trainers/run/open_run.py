@@ -1,4 +1,4 @@
-"""open_run: from the plan of a run to its services, and the end of all of them however the run ends."""
+"""open_run: starts the services of a plan, and ends all of them however the run ends."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from trainers.setup.run_plan import RunPlan
 
 
 class TrainingData(Protocol):
-    """What a run trains on instead of an environment's tasks; the run may then do without an environment."""
+    """Training data that replaces an environment's tasks; the run then needs no environment."""
 
     def make_model(self, folder: Path) -> int:
         """Make a model of `model.size` for it; returns its number of parameters."""
         ...
 
     async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
-        """Get ready for this model, before anything is started; returns the number of optimizer steps."""
+        """Prepare the data for this model, before anything is started; returns the number of optimizer steps."""
         ...
 
 
@@ -54,10 +54,10 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
 
     Args:
         plan: of the run. Without an environment, the trainer is the only service.
-        data: what is trained on, where that is not the environment's tasks.
+        data: to train on instead of the environment's tasks.
 
     Raises:
-        UserError: for everything that a user can mend, before anything is started where possible.
+        UserError: for mistakes of the user, before anything is started where possible.
     """
     startup, config = Startup(), plan.config
     checkpoint = checkpoint_of(plan.algorithm, config)
@@ -102,7 +102,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 pids=launcher.pids,
                 results=results,
             )
-            if not checkpoint:  # one that goes on has its record cut first
+            if not checkpoint:  # a resumed run first cuts its record back, see `restore`
                 run.measure_system()
             shorten_collections()
             yield run
@@ -112,7 +112,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
 class _FolderState:
     path: Path
     is_empty: bool = False
-    """Whether nothing has run in it yet, so that a run that cannot start leaves none behind."""
+    """Whether nothing has run in it yet; the folder of a run that cannot start is removed."""
 
 
 @contextmanager
@@ -149,7 +149,7 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     config = plan.config
     if config.model.path:
-        if plan.model.missing:  # what cannot be trained is refused before its weights are downloaded
+        if plan.model.missing:  # refuse an unsupported model before its weights are downloaded
             read_shape(fetch_config(config.model.path))
         model = find_model(config.model.path)
         report.say(f"model {model}")
@@ -169,7 +169,7 @@ async def _prepare_model(
 
 
 def _write_facts(plan: RunPlan, report: Report, results: Mapping[str, Any]) -> None:
-    """Write run.json and config.yaml; a run that goes on warns where the environment's code is another."""
+    """Write run.json and config.yaml; a resumed run warns if the environment's code has changed."""
     code = environment_digests(plan.environment) if plan.environment else {}
     if before := code_at_start(report.folder):
         for part in changed({"environment": before}, {"environment": code}):

@@ -1,4 +1,4 @@
-"""ReplayBuffer: episodes between those who sample them and the one who trains on them."""
+"""ReplayBuffer: a bounded queue of episodes between samplers and a trainer, for training loops of your own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
 
 class ReplayBuffer(ForgeActor):
-    """Keeps episodes in the order of their arrival, and gives each one out once.
+    """Keeps episodes in the order of their arrival, and returns each one once.
 
-    It holds `capacity` of them: whoever adds another one waits until there is room, so that nothing is lost and
-    sampling never runs away from training. (A run of this library has no such actor: trainers/controller/ledger.py and
-    trainers/controller/schedule.py do the same for its groups, with a bound on staleness.)
+    It holds `capacity` episodes. `add` waits while it is full, so that nothing is lost and sampling cannot run ahead of
+    training. (The trainers of this library do not use it: trainers/controller/ledger.py and schedule.py do the same for
+    groups, with a bound on staleness.)
 
     Args:
         batch_size: episodes that `sample` returns.

@@ -38,7 +38,7 @@ class Rollouts:
         is_measured: bool = False,
         **env_options: Any,
     ) -> Group:
-        """Run one group. It has no deadline: it is waited for within `moving`, or by the loop."""
+        """Run one group. It has no deadline: the caller waits within `moving`, or in the loop."""
         call = functools.partial(
             self._services.envs.route,
             EnvActor.run_group,
@@ -110,7 +110,7 @@ class Rollouts:
             return await self._measure(tasks, phase=phase, agent=agent, count=count, on_done=on_done, **options)
 
     def moving(self, phase: str) -> AbstractAsyncContextManager[None]:
-        """Around groups that are waited for: an error ends them when nothing has moved for `RunPlan.patience`."""
+        """Enter it to wait for groups: it raises when there is no progress for `RunPlan.patience` seconds."""
         seconds = self._plan.patience
         stuck = f"{phase}: nothing has moved for {seconds:g} s; the environments or the policy hang"
         return while_moving(lambda: self._services.progress(), seconds=seconds, stuck=lambda: stuck)

@@ -35,7 +35,7 @@ def new_folder(algorithm: str, config: RunConfig) -> str:
 
 
 def checkpoint_of(algorithm: str, config: RunConfig) -> Checkpoint | None:
-    """Find the checkpoint that a run shall go on from; None for a new run.
+    """Find the checkpoint that a run resumes from; None for a new run.
 
     Raises:
         UserError: when there is none, or it does not fit this config.
@@ -58,7 +58,7 @@ def checkpoint_of(algorithm: str, config: RunConfig) -> Checkpoint | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from the same run; the kernel takes the lock back however this one ends."""
+    """Lock the folder against a second process; the kernel releases the lock however this process ends."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         try:

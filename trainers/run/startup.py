@@ -1,6 +1,6 @@
-"""How a run starts: which phases it goes through from the command to its first optimizer step, and what each one takes.
+"""The phases of a run from the command to its first optimizer step, with the beginning and the duration of each.
 
-Phases of different processes go on side by side; each one is known by when it began and how long it took.
+Phases of different processes overlap.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from forge_env.runtime.process.lifetime import process_began
 
 Span = tuple[float | None, float]
-"""When it began, in seconds since the epoch, and how many seconds it took. Only a part of another, "A: B", has none."""
+"""Beginning in seconds since the epoch, and duration in seconds. A part of a phase, "A: B", may lack the first."""
 PROCESSES = "processes"
 
 
 class Startup:
-    """The phases of one start, by their names: of several with one name the first counts, and none after the end.
+    """The phases of one start, by name. Of several phases with one name the first counts; none counts after `end`.
 
-    Begins with this process, whose interpreter, imports and settings are the first phase: it ends here.
+    The constructor ends the first phase, "imports and settings", which began with the process.
 
     Args:
-        command: when the process was started, in seconds since the epoch; 0 is asked of the system.
+        command: when the process was started, in seconds since the epoch; 0 asks the system.
     """
 
     def __init__(self, command: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class Startup:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around a phase; one that raises is none."""
+        """Enter it around a phase; a phase that raises is not recorded."""
         began = time.time()
         yield
         self.until_now(name, began)
@@ -51,10 +51,10 @@ class Startup:
         self.first_step = time.time() - self.command
 
     def add_services(self, services: Mapping[str, Sequence[Mapping[str, Span]]]) -> None:
-        """Add what actors say of their starts (`ForgeActor.started`), for each service what each of its replicas says.
+        """Add the start-up phases of actors (`ForgeActor.started`): service -> phases of each replica.
 
-        A phase of several replicas lasts from the first one's beginning to the last one's end. "process" is one phase
-        of all services, and "start" is left out where a service knows the parts of it.
+        A phase of several replicas lasts from the first beginning to the last end. "process" is one phase of all
+        services. "start" is left out where a service reports the parts of it.
         """
         spans: dict[str, list[Span]] = defaultdict(list)
         for service, replicas in services.items():
@@ -71,9 +71,9 @@ class Startup:
 
     @property
     def in_order(self) -> list[tuple[str, float | None, float]]:
-        """Name, seconds from the command to its beginning, and seconds that it took, as they began.
+        """Name, seconds from the command to the beginning, and duration, sorted by beginning.
 
-        A phase without a beginning comes after the one that it is inside of, whose name its own begins with.
+        A phase without a beginning, "A: B", follows its phase A.
         """
 
         def begins(name: str) -> float:
@@ -97,7 +97,7 @@ class Startup:
         return {"first_step": None if self.first_step is None else round(self.first_step, 3), **phases}
 
     def text(self) -> str:
-        """For people: a line for each phase, when it began and what it took."""
+        """For people: a line for each phase with its beginning and duration."""
         lines = [
             f"    {'' if began is None else f'{began:.1f} s':>9} {seconds:9.1f} s  {name}"
             for name, began, seconds in self.in_order

@@ -35,7 +35,7 @@ STEP = "the trainer, which has training.step_seconds for a step,"
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """The plan of a run, its services, and what all algorithms ask of them."""
+    """The plan of a run, its services, and the operations that all algorithms need."""
 
     plan: RunPlan
     report: Report
@@ -45,11 +45,11 @@ class TrainingRun:
     evaluations: Evaluations
     train_tasks: Sequence[Task]
     checkpoint: Checkpoint | None
-    """Where the run goes on; None for a new one."""
+    """The checkpoint that the run resumes from; None for a new run."""
     pids: Callable[[], Mapping[str, Sequence[int]]]
     """The processes of each service on this machine."""
     results: dict[str, Any]
-    """What the summary says of the run beside its metrics, such as its model."""
+    """Values for the summary beside the metrics, such as the model."""
     tokens_trained: int = field(default=0, init=False)
 
     @property
@@ -62,7 +62,7 @@ class TrainingRun:
 
     @asynccontextmanager
     async def first_step(self) -> AsyncIterator[None]:
-        """Around every optimizer step of the algorithm itself: after the first one the run says how it started."""
+        """Enter it around every optimizer step of the algorithm; the first one ends with a report of the start."""
         with self.startup.phase("first optimizer step"):
             yield
         if self.startup.first_step is None:
@@ -126,14 +126,14 @@ class TrainingRun:
         await within(self.plan.deadlines.weights, call, "the export")
 
     def measure_system(self) -> None:
-        """Measure what the run takes of this machine, from now on."""
+        """Start to measure the load of this machine."""
         interval = self.config.metrics.system_seconds
         if interval:
             gpus = self.plan.placement.gpus_of_this_machine
             self.report.measure_system(SystemMetrics(self.report.folder, self.pids, gpus), interval)
 
     def summarise(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json: what every run has in common, and `values`."""
+        """Write summary.json: the values that every run has, and `values`."""
         common = {
             "env": self.config.env.name,
             "algorithm": self.plan.algorithm,

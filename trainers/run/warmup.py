@@ -25,7 +25,7 @@ def planned_warmup_steps(config: RunConfig) -> int:
 
 
 def tasks_after_warmup(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
-    """The training tasks in the order of their first pass: those that the warm-up showed are the last."""
+    """The training tasks in the order of their first pass; those that the warm-up demonstrated come last."""
     return undemonstrated_first(tasks, config.warmup) if planned_warmup_steps(config) else tasks
 
 
@@ -63,9 +63,9 @@ async def warm_up(
 
 
 def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
-    """Training tasks in another order: those that were demonstrated are the last.
+    """Move the demonstrated training tasks to the end.
 
-    What was shown several times is known by heart, and reinforcement learning on it rewards that.
+    The model has memorised tasks that were demonstrated several times; training on them would reward memorisation.
     """
     shown = demonstrated(tasks, warmup)
     return [*tasks[len(shown) :], *shown]
@@ -77,7 +77,7 @@ def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 
 
 async def _demonstrations(run: TrainingRun) -> list[Episode]:
-    """Let the environment's expert solve training tasks; only full successes are kept."""
+    """Let the environment's expert solve training tasks; keep full successes only."""
     started = time.perf_counter()
     tasks = demonstrated(run.train_tasks, run.config.warmup)
     async with run.rollouts.moving("demonstrations"):

@@ -1,7 +1,7 @@
-"""WeightAges: how old the weights are that sampled what a step trains, counted as `training.staleness` counts it.
+"""WeightAges: the staleness of the episodes that a step trains on, in the unit of `training.staleness`.
 
-A token knows the version of the weights that sampled it. Versions count publications, of which there may be one for
-several optimizer steps, and an optimizer step may be skipped; so a run keeps the optimizer steps behind each version.
+A token carries the version of the weights that sampled it. Versions count publications. There may be several optimizer
+steps between two publications, and a step may be skipped; so a run keeps the number of optimizer steps of each version.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class WeightAges:
     updates: int = 0
     """Optimizer steps that changed the trainer's weights."""
     versions: dict[int, int] = field(default_factory=dict)
-    """Version -> what `updates` was when it was published."""
+    """Version -> `updates` at its publication."""
 
     def published(self, version: int) -> None:
-        """The present weights are those of a version; to be called before the next optimizer step."""
+        """Record that the present weights are published as `version`; call it before the next optimizer step."""
         self.versions.setdefault(version, self.updates)
         for older in sorted(self.versions)[: -self.staleness - 2]:
             del self.versions[older]
 
     def trained(self, *, skipped: bool) -> None:
-        """An optimizer step was taken, or was skipped and changed nothing."""
+        """Record an optimizer step; a skipped one changed no weights."""
         self.updates += not skipped
 
     def of(self, episodes: Sequence[Episode]) -> list[int]:
@@ -52,7 +52,7 @@ class WeightAges:
 
 
 def estimate(updates: int, version: int, sync_interval: int) -> dict[str, Any]:
-    """What `state_dict` would have been of a run whose checkpoint has none, if no step was skipped.
+    """Reconstruct the `state_dict` for a checkpoint that has none, on the assumption that no step was skipped.
 
     Args:
         updates: optimizer steps that are done.

@@ -1,6 +1,6 @@
-"""What is checked before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
+"""Checks of a config before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
 
-`make_plan` calls the checks in their order and lists their sentences; a start ends with the first of them.
+`make_plan` calls the checks and lists their sentences; a start raises the first one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
 
 
 def _check_expert(config: RunConfig, environment: type[Env]) -> None:
-    """Where a run begins with demonstrations, the environment has an expert to give them."""
+    """Check that the environment has an expert, if the run begins with demonstrations."""
     if hasattr(environment, "expert"):
         return
     if config.warmup.steps > 0 or not config.model.path:
@@ -59,7 +59,7 @@ def check_plugins(config: RunConfig) -> None:
 
 
 def check_pace(config: RunConfig) -> None:
-    """The weights that sample a group are up to sync_interval - 1 optimizer steps old already when they are synced."""
+    """Check the staleness bound: between two syncs the engine's weights get up to sync_interval - 1 steps old."""
     interval, staleness = config.training.sync_interval, config.staleness
     if staleness < interval - 1:
         raise UserError(
@@ -75,7 +75,7 @@ def check_pace(config: RunConfig) -> None:
 
 
 def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
-    """What `deterministic` promises, it promises of one engine on CPU, and of samples that wait for their weights."""
+    """Check `deterministic`, which needs one engine on a CPU, and groups that do not overlap with training."""
     training, services = config.training, config.services
     window = training.sync_interval if old_logprobs == "trainer" else 1
     if not training.deterministic:
@@ -120,7 +120,7 @@ def check_resume(config: RunConfig) -> None:
 
 
 def find_model(config: RunConfig) -> FoundModel:
-    """Find the model of a run without downloading it; the folder of a local one is whole.
+    """Find the model of a run without downloading it, and check that a local folder is complete.
 
     Raises:
         UserError: when there is none, or it lacks something.
@@ -159,7 +159,7 @@ def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
 
 
 def check_length(config: RunConfig, shape: ModelShape | None) -> None:
-    """The model reads as many tokens as an episode may have."""
+    """Check that an episode fits into the model's context."""
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
         return
     name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
@@ -225,7 +225,7 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """AdamW's moments can be kept as they are wanted."""
+    """Check that `training.optimizer_state` is available on the trainer's device."""
     training = config.training
     if training.optimizer_state == "bfloat16" and not config.services.trainer.with_gpus:
         raise UserError(
@@ -245,12 +245,12 @@ def check_optimizer(config: RunConfig) -> None:
 
 
 def check_host_memory(config: RunConfig, shape: ModelShape | None, host: float) -> None:
-    """The host has room for offloaded weights.
+    """Check that the host has room for offloaded weights.
 
     Args:
         config: of the run.
         shape: of the model; None where its sizes are not known.
-        host: bytes of memory of the machine that all GPUs are on; 0 where there are several, or it is not this one.
+        host: bytes of this machine's memory, see `host_memory`; 0 is not checked.
     """
     training = config.training
     if not (training.cpu_offload and config.services.trainer.with_gpus and shape and host):
@@ -273,7 +273,7 @@ def host_memory(placement: Placement) -> float:
 
 
 def check_context(config: RunConfig) -> None:
-    """A row is long enough to be cut over the ranks of context parallelism."""
+    """Check that the longest row can be cut over the ranks of context parallelism."""
     degree, longest = config.parallelism.context_parallel_degree, config.env.max_tokens
     least = 128 if config.services.trainer.with_gpus else 2  # of a rank's part: trainers.titan.context
     if degree > 1 and degree * least > longest:
@@ -308,7 +308,7 @@ def _divisors(*numbers: int) -> str:
 
 
 def check_gpus(placement: Placement) -> None:
-    """This machine has the GPUs of a run without further hosts."""
+    """Check that this machine has the GPUs of a run on one host."""
     if placement.num_hosts > 1:
         return  # see check_places
     needed = placement.gpus_needed
@@ -331,7 +331,7 @@ def check_sharing(config: RunConfig, placement: Placement) -> None:
 
 
 def check_places(config: RunConfig, placement: Placement) -> None:
-    """The processes fit on the hosts, and those that work closest together on one."""
+    """Check that the processes fit on the hosts: each generator on one, and the trainer evenly on its hosts."""
     hosts, per_host, replicas = placement.num_hosts, placement.gpus_per_host, placement.replicas
     if hosts == 1 or not placement.gpus_wanted:
         return
@@ -366,7 +366,7 @@ def check_metrics(config: RunConfig) -> None:
 
 
 def check_data(config: RunConfig) -> None:
-    """A local file of tasks is there."""
+    """Check that a local file of tasks exists."""
     data = config.dataset
     file = data_file(data.path, data.split)
     if file is not None and not file.is_file():

@@ -1,4 +1,4 @@
-"""How long the parts of a run may take: what moves bytes by their number, and what waits by whether anything moves."""
+"""Deadlines of a run: transfers by their bytes, and waiting by whether anything makes progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainers.config import DeadlinesConfig, RunConfig
 MIB = 2**20
 _WEIGHTS = 4  # bytes of a parameter, at most: weights are kept in float32, and published in the engine's dtype
 _CHECKPOINT = 12  # with Adam's two moments
-_LOOKS = 8  # at whether anything has moved, within the time in which something has to
+_LOOKS = 8  # checks for progress within the allowed time
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Deadlines of what moves the weights of a model, in seconds.
+    """Deadlines in seconds of operations that move the weights of a model.
 
     Each is `deadlines.base_seconds`, and the time that the bytes take at `deadlines.least_mib_per_second`.
     """
@@ -39,7 +39,7 @@ class Deadlines:
 
     @property
     def checkpoint(self) -> float:
-        """For a checkpoint, and for the one before it, which may still be in writing."""
+        """For a checkpoint, and for the previous one, which may still be being written."""
         return self._seconds(2 * _CHECKPOINT)
 
     def _seconds(self, size: float) -> float:
@@ -47,10 +47,10 @@ class Deadlines:
 
 
 def least_patience(config: RunConfig) -> float:
-    """Seconds in which a run may legally stand still: no group comes back, no engine computes, no episode ends.
+    """Seconds in which a healthy run may make no progress: no group returns, no engine computes, no episode ends.
 
-    The longest that an episode does without the engine is the end of a step, its scoring, the closing, and the reset of
-    the next attempt. An engine that hangs has to be found before that.
+    An episode works longest without the engine when a step ends, is scored and closed, and the next attempt is reset.
+    An engine that hangs must be detected before that.
     """
     env = config.env
     return max(3 * env.step_seconds + env.scoring_seconds, 1.25 * config.deadlines.stall_seconds) + 60.0
@@ -65,15 +65,15 @@ def patience(config: RunConfig) -> float:
 async def while_moving(
     place: Callable[[], Awaitable[object]], *, seconds: float, stuck: Callable[[], str]
 ) -> AsyncIterator[None]:
-    """Around work that has no deadline: it goes on as long as something moves.
+    """Run a block that has no deadline for as long as it makes progress.
 
     Args:
-        place: how far things have come; two that are equal say that nothing has moved in between.
-        seconds: in which something has to.
-        stuck: what is said otherwise.
+        place: returns a value that changes with progress; two equal values mean no progress between them.
+        seconds: without progress after which the block is cancelled.
+        stuck: returns the error message.
 
     Raises:
-        ServiceError: nothing has moved for so long; the work is cancelled.
+        ServiceError: there was no progress for `seconds`; the block is cancelled.
     """
     try:
         async with asyncio.timeout(None) as limit:

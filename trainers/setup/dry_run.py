@@ -18,7 +18,7 @@ WIDTH = 120  # where the console is not a terminal
 
 
 def dry_run(plan: RunPlan) -> int:
-    """Print everything that is known of a run before it starts; returns 0, or 2 when it could not start."""
+    """Print the plan of a run; returns exit code 0, or 2 if the run could not start."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)

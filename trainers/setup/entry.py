@@ -1,4 +1,4 @@
-"""The way into every trainer: options, checks before anything starts, signals, and one sentence for each mistake."""
+"""The entry point of every trainer: options, plan, signals, exit codes, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(
         return 0
     try:
         config = read_config(config_class, options)
-        check_ours()  # before the plan, which imports them: a foreign package of the same name is named in a sentence
+        check_ours()  # before the plan, which imports our packages: a foreign one of the same name is reported
         from trainers.setup.plan import make_plan
 
         plan = make_plan(config)

@@ -1,4 +1,4 @@
-"""What an evaluation of a run measures: the held-out sets, each sampled, and each greedily too where that is asked for.
+"""The held-out sets of a run: what its evaluations measure, sampled and, with `evaluation.greedy`, greedily too.
 
 The first set, sampled on the test split of the run's own environment, is the headline. `evaluation.sets` adds sets of
 the same environment by name::
@@ -23,7 +23,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
 
 SETTINGS = ("split", "tasks", "options")
-"""What a set of `evaluation.sets` may say; what it leaves out is as in the headline."""
+"""Settings of a set in `evaluation.sets`; those that it leaves out are the headline's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

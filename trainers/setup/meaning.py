@@ -1,4 +1,4 @@
-"""What the settings of a plan come to, in words: for --dry-run, and for what a run says when it starts."""
+"""Describes a plan in words, for --dry-run and for the messages at the start of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def settings_with_defaults(config: RunConfig) -> list[tuple[str, Any, Any]]:
 
 
 def meaning(plan: RunPlan) -> list[tuple[str, str]]:
-    """What the settings come to: a name and a text for each line."""
+    """The consequences of the settings: a name and a text for each line."""
     config = plan.config
     return [
         ("model", _about_model(plan.model)),
@@ -39,7 +39,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def about_ratio(plan: RunPlan) -> str:
-    """Whose old logprobs the importance ratio begins from."""
+    """Whose logprobs are the denominator of the importance ratio."""
     if plan.old_logprobs == "generator":
         return "against the engine's logprobs"
     steps = plan.window
@@ -48,7 +48,7 @@ def about_ratio(plan: RunPlan) -> str:
 
 
 def about_approximations(plan: RunPlan) -> str:
-    """Which settings of vLLM move the engine's logprobs away from the trainer's; "" where none does."""
+    """Warning about settings of vLLM that make the engine's logprobs inexact; "" where there are none."""
     settings = approximations(plan.engine.engine_args)
     if not settings:
         return ""

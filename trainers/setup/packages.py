@@ -1,4 +1,4 @@
-"""Whether the packages that a run needs are there, and are the right ones."""
+"""Checks that the packages of a run are installed, and that ours are not shadowed by others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forge_env.core.errors import UserError
 
 OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers")
 STACK = {"vllm": "vllm", "torchtitan": "torchtitan", "torchstore": "torchstore", "monarch": "torchmonarch"}
-"""What is imported, and the name under which it is installed."""
+"""Module -> the name under which it is installed."""
 
 
 def check_packages() -> None:

@@ -1,6 +1,6 @@
-"""Where each process of a run lives: which service, which rank, which host, which GPU or the CPU.
+"""Where each process of a run lives: its service, rank, host, and GPU or CPU.
 
-A run's plan has one `Placement`, and whatever starts or checks a process asks it.
+The plan of a run has one `Placement`; all code that starts or checks processes reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainers.setup.hosts import count_hosts
 from trainers.setup.objective import needs_reference, plan_objective
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""What the driver of a GPU makes: NVIDIA's, AMD's, and that of Windows' Linux."""
+"""Device files of GPU drivers: NVIDIA's, AMD's, and that of WSL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Process:
     threads: int = 0
     """CPU threads, where they are set."""
     part: str = ""
-    """Which part of the service's work it does, for a person."""
+    """Its part of the service's work, for people."""
     replica: int = 0
 
     @property
@@ -62,7 +62,7 @@ class Placement:
     num_hosts: int
     gpus_per_host: int
     gpus_wanted: Mapping[str, int]
-    """GPUs of each service that wants any, in the order in which they are handed out."""
+    """Service -> its number of GPUs, in the order in which they are handed out."""
     shares_gpus: bool
     """Whether generator, trainer and reference model have the same GPUs, see `LauncherConfig.share_gpus`."""
     replicas: Mapping[str, Sequence[ReplicaPlace]]
@@ -240,7 +240,7 @@ def _processes(
 
 
 def _trainer_part(config: RunConfig, rank: int) -> str:
-    """What a rank of the trainer has: the copy of the weights, where there are several, and its parts of it."""
+    """Name the coordinates of a trainer's rank: copy of the weights, shard, part of the rows, tensor part."""
     tensor = max(1, config.parallelism.tensor_parallel_degree)
     copies = max(1, config.parallelism.data_parallel_replicate_degree)
     shards = max(1, config.services.trainer.procs // (tensor * copies))

@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 
 class Problems:
-    """The sentences of a config's mistakes, in the order in which they were found; each one once."""
+    """Error messages of a config, in the order in which they were added, without duplicates."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
 
     def attempt(self, make: Callable[..., T], *arguments: object) -> T | None:
-        """What `make` returns; None where it finds a mistake, which is noted."""
+        """Call `make` and return its result; on a UserError add its message and return None."""
         try:
             return make(*arguments)
         except UserError as error:
@@ -52,18 +52,18 @@ class Problems:
 
 
 def make_plan(config: RunConfig) -> RunPlan:
-    """Work out the plan of a run. Mistakes are its problems, and defaults stand for what they leave undecided.
+    """Make the plan of a run. Mistakes become its `problems`; defaults replace what they leave undecided.
 
     Raises:
-        UserError: for a foreign package of our name, without which nothing can be worked out.
+        UserError: for a foreign package with the name of one of ours; then nothing can be planned.
     """
     check_ours()
-    config = copy.deepcopy(config)  # the plan's own: what its construction settles, nobody changes afterwards
+    config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
     problems, of_numbers, of_algorithm = Problems(), Problems(), Problems()
     of_numbers.attempt(check_numbers, config)
     of_algorithm.attempt(config.settle)
     objective = of_algorithm.attempt(plan_objective, config)
-    # With a number out of range, such as 0 engines, nothing can be placed or divided.
+    # With a number out of range, such as 0 engines, nothing can be placed: plan with the defaults instead.
     sound = type(config)() if of_numbers.sentences else config
     placement = make_placement(sound, has_reference=needs_reference(config, objective))
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
@@ -130,7 +130,7 @@ def make_plan(config: RunConfig) -> RunPlan:
 
 
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with the sizes of the model in a folder: the same object where it has them already.
+    """The plan with the sizes of the model in a folder; the same object if it has them already.
 
     Raises:
         UserError: when the model's config.json, or the weight store for a model of its size, cannot be used; or when
@@ -163,10 +163,10 @@ def _unknown(config: RunConfig) -> FoundModel:
 def _find_store(
     config: RunConfig, placement: Placement, shape: ModelShape | None, card: float | None
 ) -> tuple[WeightStore, str] | None:
-    """The weight store and why it is that one; None where it depends on the model's sizes, which are not known.
+    """The weight store and the reason for it; None while the model's sizes, which decide on it, are not known.
 
     Raises:
-        UserError: when the one that the config names cannot work, as far as that is known.
+        UserError: when the store that the config names cannot work, as far as that is known.
     """
     store = find_store(config, placement, shape.parameters if shape else 0, card)
     return store if shape else None

@@ -38,10 +38,10 @@ from trainers.setup.sizing.card import Card, cards
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run will be. A plan with `problems` has defaults in the place of what they leave undecided."""
+    """The plan of a run. In a plan with `problems`, defaults replace what the problems leave undecided."""
 
     config: RunConfig
-    """The settings, complete: nobody changes them any more."""
+    """The complete settings; they do not change any more."""
     algorithm: str
     """"grpo", ..., or "sft"."""
     environment: EnvFactory | None
@@ -49,7 +49,7 @@ class RunPlan:
     objective: Objective | None
     """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
     old_logprobs: Literal["generator", "trainer"]
-    """Whose logprobs the importance ratio begins from."""
+    """Whose logprobs are the denominator of the importance ratio."""
     model: FoundModel
     hosts: HostSettings | None
     """How the hosts are reached; None where this machine is the only one."""
@@ -75,7 +75,7 @@ class RunPlan:
     processes: Sequence[tuple[Process, Memory | None]]
     """Every process with the estimate of its memory; None where the sizes of the model are not known."""
     missing: Sequence[str]
-    """What is not on this machine."""
+    """What this machine lacks, as sentences."""
     problems: Sequence[str]
     """Why the run would not start, in the order in which they are found."""
 
@@ -86,7 +86,7 @@ class RunPlan:
 
     @property
     def limits(self) -> EpisodeLimits:
-        """Of an episode."""
+        """Limits of an episode."""
         return self.config.env.limits()
 
     @property
@@ -96,7 +96,7 @@ class RunPlan:
 
     @property
     def window(self) -> int:
-        """Optimizer steps that have their old logprobs of the same weights, and whose groups are taken together."""
+        """Optimizer steps whose old logprobs are of the same weights; their groups are all sampled before the first."""
         return self.config.training.sync_interval if self.old_logprobs == "trainer" else 1
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends in order."""
+"""Ctrl-C and SIGTERM end a run in an orderly way."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torchtitan.models.common.attention import FlexAttention
 class CausalSDPA(FlexAttention):
     """Attention for the CPU, where TorchTitan's own have no backward (flex) or no kernel (varlen).
 
-    To TorchTitan it is a FlexAttention: with context parallelism it is handed gathered keys and values as that is.
+    It is a subclass of FlexAttention, so that TorchTitan hands it gathered keys and values under context parallelism.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -51,7 +51,7 @@ class StepLoss:
     def backward(
         self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None, *, is_counted: bool = True
     ) -> None:
-        """Call the loss on whole episodes and add to the gradients of what the logprobs and entropies come from.
+        """Call the loss on whole episodes, and accumulate the gradients of logprobs and entropies.
 
         Args:
             batch: on the device of the other tensors.
@@ -66,7 +66,7 @@ class StepLoss:
         laid_out.retain_grad()
         if units := self._call.units(*batch.units):
             value = self._call(batch, laid_out, entropy, units=units, normalizer=self._normalizer)
-        else:  # nothing to learn here, but the other ranks wait for this one's part of the collectives
+        else:  # no valid token, but this rank must take part in the collectives of the backward pass
             value = laid_out.nan_to_num().sum() * 0
         value.backward()
         if is_counted:

@@ -52,7 +52,7 @@ class TrainingState:
     _background: CheckpointManager | None = field(default=None, init=False)
     """The manager of asynchronous saves, made for the first one: it has a process group of its own."""
     _writing: Future[None] | None = field(default=None, init=False)
-    """The asynchronous save that nobody has waited for yet."""
+    """The asynchronous save whose result has not been read yet."""
 
     def begin(self, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer) -> None:
         """Begin a phase of training, once a save of the phase before it is complete.
@@ -93,7 +93,7 @@ class TrainingState:
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
         if asynchronous:
-            # The manager would keep what it did not find as a parameter: a GPU's projections, split, once more.
+            # The manager would keep a second copy of fused projections on the GPU, which are split for the file.
             manager.states[MODEL].cached_state_dict.clear()
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
             self._writing = thread.submit(_finish, manager, folder, complete)
@@ -135,7 +135,7 @@ class TrainingState:
         finally:
             if self._background is not None:
                 self._background.close()
-                with suppress(ValueError):  # who made the process group has destroyed it, and all its parts
+                with suppress(ValueError):  # the process group may be destroyed already, with all its subgroups
                     dist.destroy_process_group(self._background.pg)
                 self._background = None
 
@@ -146,18 +146,18 @@ class TrainingState:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         self.wait()
-        barrier()  # it is the first rank that gives a folder its name
+        barrier()  # the first rank renames the folder
         manifest = checkpoints.read_manifest(folder)
         if manifest["model"] != _shape(self.model.hf_config):
             raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
         saved = manifest.get("optimizer_state", "float32")
-        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two are only rounded
+        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two round
             raise UserError(
                 f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
                 f"{saved!r}."
             )
         try:
-            with warnings.catch_warnings():  # the schedule recomputes its rate in a way that torch warns about
+            with warnings.catch_warnings():  # torch warns when the schedule recomputes its learning rate
                 warnings.simplefilter("ignore", UserWarning)
                 self._manager(folder).load(MANAGER_STEP)
         except (Exception, CheckpointException) as error:  # there is no common base for what a damaged file raises
@@ -217,8 +217,8 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
 def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], None]) -> None:
     """Wait for the files of all ranks, and let the first rank complete the checkpoint."""
     with _explained(folder):
-        # Its last act is to gather the word of every rank, so the first one needs no barrier here, which a thread
-        # beside the training could not have.
+        # The save ends with a gather over all ranks, so the first one needs no barrier here. A barrier in this thread
+        # would mix with the collectives of training.
         try:
             manager.maybe_wait_for_saving()
         finally:

@@ -1,12 +1,13 @@
 """Context parallelism: the ranks of a group share every sequence, and each computes its own part of the tokens.
 
-A sequence of L tokens is cut into 2 x cp chunks of one length, and rank r has chunk r and chunk 2 cp - 1 - r. Under a
-causal mask a late chunk attends to much and an early one to little: the pair costs the same on every rank. Rows that
-share a sequence are cut like one long row; then the parts may differ in cost, and the result is the same.
+A sequence of L tokens is cut into 2 x cp chunks of equal length, and rank r has chunk r and chunk 2 cp - 1 - r. Under a
+causal mask a late chunk attends to many keys and an early one to few, so the pair costs the same on every rank. Packed
+rows that share a sequence are cut like one long row: the ranks' costs may then differ, the result does not.
 
 Each layer gathers the keys and values of the whole sequence, and computes the queries of its own part (TorchTitan's
-scheme for FlexAttention). They come in the order of the ranks: `head_tail(L, cp)`, flattened. The output layer works on
-the rank's own tokens. The per-token results of all ranks are then put together, so that a loss sees whole episodes.
+scheme for FlexAttention). The gathered keys are in the order of the ranks: `head_tail(L, cp)`, flattened. The output
+layer works on the rank's own tokens. The per-token results of all ranks are then combined, so that a loss sees whole
+episodes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trainers.batching.batch import MicroBatch
 
 
 def head_tail(length: int, ranks: int, device: torch.device | None = None) -> Tensor:
-    """The places of a sequence that each rank has, in their order: (ranks, length / ranks) int64.
+    """The positions in a sequence that each rank has, in order: (ranks, length / ranks) int64.
 
     Args:
         length: of the sequence, a multiple of 2 x ranks.
@@ -39,29 +40,29 @@ def head_tail(length: int, ranks: int, device: torch.device | None = None) -> Te
 
 
 def multiple_of_lengths(ranks: int, *, tensor: int, tuned: bool) -> int:
-    """What the length of a sequence must be a multiple of.
+    """The number that the length of every sequence must be a multiple of.
 
     Args:
-        ranks: that share a sequence.
-        tensor: ranks that cut a part of a sequence evenly between two matrices (tensor parallelism).
-        tuned: whether kernels want parts of whole blocks of 128 tokens.
+        ranks: that share a sequence (context parallelism).
+        tensor: tensor-parallel ranks, which split each part of a sequence evenly.
+        tuned: whether each part must consist of whole blocks of 128 tokens, for fast kernels.
     """
     return ranks * math.lcm(2 if ranks > 1 else 1, tensor, 128 if tuned else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBatch(MicroBatch):
-    """A micro-batch of which `selected` and `targets`, (n,), are only those of one rank's part.
+    """A micro-batch whose `selected` and `targets`, (n,), are only those of one rank's part.
 
-    A rank without any has one that nobody uses: its output layer takes part in collectives all the same.
+    A rank without sampled targets has one dummy target, because its output layer must take part in the collectives.
     """
 
     chosen: Tensor
-    """(n,) int64, or (0,): which of the N sampled targets of the whole micro-batch they are."""
+    """(n,) int64: indices of these targets among the N of the whole micro-batch; (0,) for a dummy target."""
 
 
 class Context:
-    """One of the ranks that share their sequences; alone, it leaves everything as it is.
+    """One of the ranks that share every sequence. With one rank, its methods change nothing.
 
     Args:
         ranks: how many share a sequence.
@@ -81,7 +82,7 @@ class Context:
         return cls() if mesh is None else cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
 
     def local(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch as this rank computes it. On the CPU: how many places are chosen is not known before."""
+        """This rank's part of a micro-batch. Call it on the CPU: the number of chosen targets depends on the data."""
         if self.ranks == 1:
             return batch
         length = batch.tokens.shape[1]
@@ -146,10 +147,10 @@ class Context:
 
 
 class _Whole(torch.autograd.Function):
-    """A sum over ranks of which each has values of its own and zeros elsewhere.
+    """A sum over ranks, each of which contributes its own values and zeros elsewhere.
 
-    The loss is the same number on every rank, and its parameters' gradients are summed over the ranks: the gradient of
-    a value goes back on the one rank that has it, once.
+    Every rank computes the same loss, and parameter gradients are summed over the ranks. So the gradient of a value
+    flows back on the one rank that computed it.
     """
 
     @staticmethod

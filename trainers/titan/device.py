@@ -1,4 +1,4 @@
-"""The device that TorchTitan runs on. Import this before anything of TorchTitan: it settles what the others copy."""
+"""The device that TorchTitan runs on. Import this before any module of TorchTitan, which copies these settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV w
 
 
 def limit_memory(gib: float) -> None:
-    """Let this process take no more of its GPU's memory than so many GiB; 0 is all, and a CPU has no limit."""
+    """Limit the GPU memory of this process to `gib`; 0 is no limit. A CPU has no limit."""
     if gib and titan_utils.device_type == "cuda":
         total = torch.cuda.get_device_properties(device()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total), device())
 
 
 def release_memory() -> None:
-    """Give the device back what torch's allocator keeps of it without using it."""
+    """Return memory that torch's allocator holds but does not use to the device."""
     if titan_utils.device_type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""The weights of a model as files for everybody else. They are written tensor by tensor, by the first rank."""
+"""Exports the weights of a model to files, tensor by tensor, written by the first rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def export_hf(model: TitanModel, folder: Path, *, max_file_bytes: int = MAX_FILE
     Args:
         model: its weights.
         folder: replaced when it exists.
-        max_file_bytes: weights that are more are written to several files, with an index.
+        max_file_bytes: larger weights are split over several files, with an index.
     """
     name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
     dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))

@@ -1,8 +1,8 @@
 """An output layer that computes in float32, with float32 weights, over a model that computes in bfloat16.
 
-TorchTitan's FSDP gathers all weights in one dtype, so the parts are wrapped here, each with its own. Where the output
-layer's weight is the embedding too, it is gathered in float32 for both; what the embedding returns is then rounded,
-which gives the numbers that a bfloat16 embedding has.
+TorchTitan's FSDP gathers all weights in one dtype. Here each part of the model is wrapped with a dtype of its own. A
+weight that is both embedding and output layer is gathered in float32; the embedding's output is then rounded to
+bfloat16, which gives the values of a bfloat16 embedding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def head_modules(model: Decoder) -> list[nn.Module]:
 
 
 def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
-    """Let a tied embedding return `dtype`, whatever its weight is in."""
+    """Make a tied embedding return `dtype`, whatever the dtype of its weight."""
 
     def rounded(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
         return output.to(dtype)
@@ -44,7 +44,7 @@ def shard_with_fp32_head(
     Args:
         model: after tensor parallelism and activation checkpointing.
         parallel: the meshes.
-        dtype: of all other weights while a pass has them; gradients are summed in float32.
+        dtype: in which all other weights are gathered; gradients are summed in float32.
         cpu_offload: as `TitanSettings.cpu_offload`.
         reshard_after_forward: as `TitanSettings.reshard_after_forward`.
     """

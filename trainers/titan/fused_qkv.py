@@ -1,8 +1,8 @@
 """Fused projections in checkpoints: each rank splits its own shard, and nothing is gathered.
 
-TorchTitan saves a fused projection (wqkv) under the names of queries, keys and values, and gathers it for that:
-every rank then holds a seventh of the model in float32, for as long as the state is kept. But the rows of wqkv are
-ordered by heads of keys, so a shard of whole heads is split where it lies.
+TorchTitan saves a fused projection (wqkv) under the names of its queries, keys and values, and gathers it to split it.
+Every rank then holds a seventh of the model in float32 while the state dict lives. The rows of wqkv are ordered by key
+heads, so a shard of whole heads can be split locally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def split_shards_on_save(module: nn.Module) -> None:
 
 def _register(part: Any) -> None:
     def split(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
-        # This runs before TorchTitan's own hook, that of the module around, which then finds nothing to split.
+        # This runs before TorchTitan's hook of the enclosing module, which then has nothing left to split.
         for parameter in ("weight", "bias"):
             value = state.get(f"{prefix}{parameter}")
             if isinstance(value, DTensor) and _has_whole_heads(part, value):
@@ -42,7 +42,7 @@ def _register(part: Any) -> None:
 
 
 def _has_whole_heads(part: Any, value: DTensor) -> bool:
-    """Whether the rows are cut between heads of keys only, on every rank alike."""
+    """Whether every rank's shard consists of whole key heads, the same number on each rank."""
     heads = value.shape[0] // (part.r_dim * part.head_dim)
     cuts = [
         size

@@ -5,9 +5,9 @@ One parameter of the model is one tensor of Hugging Face, with two exceptions, w
 - a fused projection (wqkv) is the projections of queries, keys and values,
 - Llama's projections of queries and keys have their rows in another order.
 
-Both ways work on one parameter at a time, so that a process needs memory for one of them beside the model: whole, in
-the wanted dtype, on the way out. On the way in a rank reads its own slice of the file, and of the exceptions the one or
-three tensors of the parameter, whole.
+Both directions handle one parameter at a time, so a process needs memory for one parameter beside the model. On the way
+out it is a whole parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the two
+exceptions it reads the whole tensors that make the parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainers.titan.weight_files import WeightFiles
 HEAD = "lm_head.weight"
 """The output layer's weight, under either name."""
 OLD = "rotary_emb.inv_freq"
-"""How the names of a weight end that old folders keep, and that no model reads."""
+"""End of the name of a weight in old folders, which no model reads."""
 
 
 class HFWeights:
@@ -44,7 +44,7 @@ class HFWeights:
     Args:
         module: the model; its parameters are on their device, as plain tensors or DTensors.
         adapter: TorchTitan's, between both names and orders of rows.
-        tied: whether the output layer's weight is the embedding's, which then counts alone.
+        tied: whether embedding and output layer share one weight, which is then listed once.
     """
 
     def __init__(self, module: nn.Module, adapter: StateDictAdapter, *, tied: bool) -> None:
@@ -69,9 +69,9 @@ class HFWeights:
     def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
         """Give the weights one by one, each whole, on the model's device.
 
-        A collective: every rank enters it, the first rank is given the tensors, and the others nothing. What has not
-        been read when the block ends, with an error for example, is gathered all the same, so that no rank waits for
-        another one. A tensor may be the live weight itself: copy it before the next one is asked for.
+        This is a collective: every rank enters it; the first rank receives the tensors, the others receive none. If the
+        block ends early, with an error for example, the remaining tensors are gathered all the same, so that no rank
+        waits forever. A tensor may be the live weight itself: copy it before asking for the next one.
         """
         tensors = self._gather(dtype)
         try:
@@ -93,7 +93,7 @@ class HFWeights:
         """Replace all weights. Each rank reads what its shards need; no collective.
 
         Raises:
-            UserError: names or shapes do not fit the model, which is found out before anything is read; or a file is
+            UserError: names or shapes do not fit the model, which is checked before any tensor is read; or a file is
                 damaged.
         """
         self._check(files)
@@ -127,7 +127,7 @@ class HFWeights:
                 )
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters under TorchTitan's names, sharded as they rest between two steps."""
+        """All parameters under TorchTitan's names, sharded as between two steps."""
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()  # a forward pass without a backward pass leaves some of them gathered
@@ -136,7 +136,7 @@ class HFWeights:
                 yield name.replace(WRAPPER, ""), parameter
 
     def _to_hf(self, name: str, whole: Tensor) -> dict[str, Tensor]:
-        """The tensors of Hugging Face that are one parameter; on the meta device too."""
+        """Convert one parameter to Hugging Face's tensors; works on the meta device, too."""
         state = {name: whole}
         for prefix, part in self._fused.items():
             if name.startswith(prefix):
@@ -147,7 +147,7 @@ class HFWeights:
         return pieces
 
     def _from_hf(self, name: str, pieces: dict[str, Tensor]) -> Tensor:
-        """The parameter that tensors of Hugging Face are."""
+        """Convert Hugging Face's tensors to the parameter that they make."""
         # For a tied model the adapter looks for the embedding, unless there is an output layer.
         state = self._adapter.from_hf({HEAD: torch.empty(0)} | pieces)
         for prefix, part in self._fused.items():

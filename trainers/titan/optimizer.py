@@ -1,7 +1,7 @@
 """AdamW with its moments in float32, in bfloat16 or in 8 bits.
 
-- "float32": torch's own.
-- "bfloat16": TorchTitan's, over a fused kernel that GPUs only have: half the moments' memory, 4 bytes a parameter.
+- "float32": torch's AdamW, 8 bytes a parameter.
+- "bfloat16": TorchTitan's AdamW with a fused kernel, on GPUs only: 4 bytes a parameter.
 - "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles
   a kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 where a shard has fewer
   than 4,096 numbers, or a number that 256 does not divide, and for the embedding, as in "8-bit Optimizers via
@@ -64,7 +64,7 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
             for pattern, name in names.items()
         ]
         config = _Optimizers.Config(param_groups=groups)
-    # Fused is for weights that are offloaded, too: it is also the fastest on a CPU.
+    # With offloaded weights the optimizer runs on the CPU, where the fused kernel is the fastest, too.
     config.implementation = "foreach" if device().type == "cpu" else "fused"
     if state == "bfloat16":
         config.implementation = "fused_opt_states_bf16"
@@ -90,7 +90,7 @@ def check_state(state: str, *, is_on_cpu: bool) -> None:
 
 
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:
-    """Set those of a parameter group, with `lr` as its learning rate; torchao's is a tensor and stays one."""
+    """Set the hyperparameters of a parameter group, with learning rate `lr`; torchao keeps it as a tensor."""
     held = group["lr"]
     group.update(hyperparameters, lr=held.fill_(lr) if isinstance(held, Tensor) else lr)
 

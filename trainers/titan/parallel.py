@@ -14,7 +14,7 @@ from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import UserError
 
-_GROUP_SECONDS = 86_400  # whoever calls the ranks has deadlines, by what they do; the first may write for an hour
+_GROUP_SECONDS = 86_400  # the caller of the ranks has deadlines; the first rank alone may write for an hour
 
 
 def init_process_group() -> bool:
@@ -27,7 +27,7 @@ def init_process_group() -> bool:
         # No flight recorder: it leaves a folder in the working directory.
         settings = CommConfig(trace_buf_size=0, init_timeout_seconds=_GROUP_SECONDS)
         titan_dist.init_distributed(settings, enable_cpu_backend=titan_utils.device_type != "cpu")
-    else:  # alone: no port to choose, nobody to wait for
+    else:  # a single process needs no port and no other rank
         backend = "gloo" if titan_utils.device_type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return True

@@ -32,8 +32,8 @@ class TitanSettings:
     dtype: str = ""
     """"float32", or "bfloat16" for bfloat16 compute over float32 weights; "" is float32 on CPU, bfloat16 on GPU."""
     max_tokens_per_micro_batch: int = 16384
-    """Model tokens of one forward pass, padding included; a longer row has one of its own. The `cp` ranks of a sequence
-    share them."""
+    """Tokens of one forward pass at most, padding included; a longer row has a pass of its own. The `cp` ranks of
+    a sequence share these tokens."""
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
     dp_replicate: int = 1
@@ -52,9 +52,9 @@ class TitanSettings:
     compile: bool = False
     """Compile each transformer block; costs minutes at the start, pays on a GPU."""
     activation_checkpoint: str = "none"
-    """What the backward pass computes again rather than the forward pass keeps: "none", "selective" or "full"."""
+    """Which activations the backward pass computes again instead of keeping them: "none", "selective" or "full"."""
     keep_logits_gib: float = 10.0
-    """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    """On GPU, a micro-batch's logits up to this size are kept for the backward pass; larger ones are computed again."""
     cpu_offload: bool = False
     """On GPU, keep weights, gradients and optimizer state in the host's memory; the optimizer then runs on the CPU."""
     reshard_after_forward: str = "default"

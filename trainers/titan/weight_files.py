@@ -1,7 +1,7 @@
 """Safetensors files: names and shapes from their headers, tensors slice by slice, and new files tensor by tensor.
 
-The format (https://huggingface.co/docs/safetensors): eight bytes with the length of a header, the header, which is JSON
-and says of each tensor its dtype, its shape and its place, and the tensors, one after the other without gaps.
+The format (https://huggingface.co/docs/safetensors): eight bytes with the length of the header; the header, JSON with
+dtype, shape and offsets of each tensor; then the tensors, one after the other without gaps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIGNMENT = 8  # bytes: where the tensors begin
 
 
 class WeightFiles:
-    """The tensors of some files. Nothing but the headers is read before `read`.
+    """The tensors of some files. The constructor reads the headers only.
 
     Args:
         where: the folder or file, for messages.

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, written by all ranks together."""
+"""Folders that all ranks write together, and that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 @contextmanager
 def replacement(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, the same one on every rank, that takes its place when the block has ended.
+    """Give every rank the same empty folder, which replaces `folder` when the block ends.
 
-    The first rank has to be the last to write. If its block raises, `folder` stays as it was.
+    The first rank must be the last to write. If its block raises, `folder` stays as it was.
     """
     partial = begin_folder(folder)
     try:
@@ -46,7 +46,7 @@ def begin_folder(folder: Path) -> Path:
 
 
 def take_place(partial: Path, folder: Path) -> None:
-    """Rename `partial` to `folder`, and wait until the disk knows."""
+    """Rename `partial` to `folder`, and flush the rename to the disk."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():  # a folder cannot be renamed over a full one, so the old one steps aside first

@@ -41,9 +41,10 @@ def parse_given(
     *,
     saved: Mapping[str, Any] | None = None,
 ) -> tuple[C, frozenset[str]]:
-    """Like `parse`; returns as well the dotted names that the files and the command line set.
+    """Like `parse`; returns also the dotted names that files and command line set.
 
-    `saved` is a tree as `dataclasses.asdict` makes it, whose values stand in the place of the defaults.
+    Args:
+        saved: a config as `dataclasses.asdict` returns it; its values replace the defaults.
 
     Raises:
         UserError: as `parse` does.
@@ -73,7 +74,7 @@ class _Names:
         self._short = short
 
     def dotted(self, name: str) -> str:
-        """The dotted name that a user's name stands for; an unknown one stays as it is."""
+        """The dotted name of a short or relative name; an unknown name is returned unchanged."""
         name = name.replace("-", "_")
         if name in self._short:
             return self._short[name]
@@ -87,7 +88,7 @@ class _Names:
         return self.dotted(name) in self.sections or name in self.sections
 
     def unknown(self, name: str, source: str) -> UserError:
-        """The error for a name that nothing has, with the nearest one that something has."""
+        """The error for an unknown name, with the nearest known one."""
         if self.is_section(name):
             return UserError(f"{source}: there is no option --{name}: it is a section, write --{name}.NAME VALUE")
         nearest = self._nearest(self.dotted(name))
@@ -95,7 +96,7 @@ class _Names:
         return UserError(f"{source}: there is no option --{name}; {hint}--help lists them all")
 
     def _nearest(self, dotted: str) -> str:
-        """What may have been meant: in this order of preference, in the nearest section, elsewhere, anything alike."""
+        """The nearest option: of the named section, else of another section with the same field, else any similar."""
         section, _, field = dotted.rpartition(".")
         sections = [*self.sections, *(name for name, to in self._short.items() if to in self.sections)]
         near = section if section in self.sections else _closest(section, sections)
@@ -129,7 +130,7 @@ def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> s
 
 
 def _dict_of(config: Any, dotted: str) -> str | None:
-    """The dictionary that a dotted name is an entry of; an entry that is given several times is a list."""
+    """The dotted name of the dictionary that `dotted` is an entry of; None for any other setting."""
     dicts = [leaf for leaf, kind in leaves(config) if typing.get_origin(kind) is dict]
     return next((leaf for leaf in dicts if dotted.startswith(f"{leaf}.")), None)
 
@@ -168,7 +169,7 @@ def _pairs(arguments: Sequence[str], names: _Names) -> list[tuple[str, str]]:
 
 
 def _next_value(name: str, rest: list[str], names: _Names) -> str:
-    """Take the value of an option from what follows it; true or false may be left out, and is true then."""
+    """Take the value of an option from the following argument; a boolean option without one is true."""
     if rest and not rest[0].startswith("--"):
         return rest.pop(0)
     kind = names.kinds.get(names.dotted(name))
@@ -193,7 +194,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _flatten(data: Mapping[str, Any], names: _Names, prefix: str = "") -> list[tuple[str, Any]]:
-    """The settings of a file, by dotted name; a section that holds nothing sets nothing."""
+    """The settings of a file by dotted name; an empty section sets nothing."""
     pairs: list[tuple[str, Any]] = []
     for key, value in data.items():
         name = f"{prefix}{key}"

@@ -87,7 +87,7 @@ ABOVE: dict[str, float] = {
     "services.ref_model.ping_seconds": 0,
 }
 AT_MOST: dict[str, float] = {"services.generator.gpu_memory_utilization": 1}
-# Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
+# Settings of an algorithm's section, where it has them. The loss checks what depends on two settings.
 ALGORITHM_AT_LEAST: dict[str, float] = {
     "n_samples": 1,
     "beta": 0,
@@ -136,7 +136,7 @@ def check_numbers(config: RunConfig) -> None:
 
 
 def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
-    """For each dotted name what is allowed, in words and as a function."""
+    """Dotted name -> the allowed range in words, and a function that tests a value."""
     section, prefix = config.algorithm, f"{config.algorithm_name}."
     least, above, most = dict(AT_LEAST), dict(ABOVE), dict(AT_MOST)
     for table, bounds in ((least, ALGORITHM_AT_LEAST), (above, ALGORITHM_ABOVE), (most, ALGORITHM_AT_MOST)):

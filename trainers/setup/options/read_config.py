@@ -1,4 +1,4 @@
-"""From a command line to the config of a run: what is read in which order, and what settings mean for each other."""
+"""From a command line to the config of a run: defaults, files, options, and settings that follow from others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.setup.placement import gpus_available
 C = TypeVar("C", bound=RunConfig)
 
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".gz", ".yaml", ".yml")
-"""Ends of the names of data files, by which a path is told from a hub id."""
+"""Suffixes of data files; they tell a path from a hub id."""
 
 ENV_OF_A_FILE = "math"
 """The environment of a config file that names none, as in torchforge's guides."""
@@ -27,7 +27,7 @@ ENV_OF_A_FILE = "math"
 def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     """Build the config of a run from its command line: defaults, then files, then the other options.
 
-    A run that is resumed has its own settings in the place of the defaults, so that none has to be given again.
+    A resumed run takes the settings of its checkpoint as defaults.
 
     Raises:
         UserError: for an unknown option, a malformed value, or two settings that contradict each other.
@@ -50,14 +50,14 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
 
 
 def _take_declared_limits(config: RunConfig, given: frozenset[str]) -> None:
-    """Give an episode the limits that its environment declares, where no setting names them."""
+    """Take the episode limits that the environment declares, where neither file nor command line sets them."""
     env = config.env
     if not env.name:
         return
     try:
         declared = declared_limits(env_class(env.name), env.options, name=env.name)
     except UserError:
-        return  # the checks of the environment say it
+        return  # the checks of the environment report it
     for name, value in declared.items():
         if f"env.{name}" not in given:
             setattr(env, name, value)
@@ -118,6 +118,6 @@ def give_dataset(config: RunConfig) -> None:
 
 
 def data_file(path: str, split: str) -> Path | None:
-    """The local file that `dataset.path` names, whether it is there or not; None for "" and for a hub id."""
+    """The local file that `dataset.path` names, existing or not; None for "" and for a hub id."""
     file = Path(path.replace("{split}", split)).expanduser()
     return file if path and (file.is_file() or file.suffix in DATA_FILES) else None

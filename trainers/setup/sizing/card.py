@@ -1,7 +1,7 @@
 """What each GPU of a run holds, phase by phase, from the estimates of its processes.
 
 Where the engine sleeps, it and the other processes of its GPU take turns: the GPU then needs the larger of two phases,
-not the sum of all processes at their worst.
+not the sum of the peaks of all processes.
 """
 
 from __future__ import annotations

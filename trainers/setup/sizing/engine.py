@@ -1,4 +1,4 @@
-"""The engine of a run: its settings, which the plan of the run has."""
+"""The settings of a run's engine, with the size of its cache and whether it sleeps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainers.setup.sizing.estimates import engine_memory
 
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
-REQUESTS = 128  # that an engine on CPU takes at once; further ones wait in its queue
-MOST_REQUESTS = 512  # that one on GPU takes
+REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its queue
+MOST_REQUESTS = 512  # that an engine on GPU runs at once
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
-LEAST_CACHE_GIB = 0.25  # of a small model
+LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
 
 
 def plan_engine(
@@ -107,10 +107,10 @@ def episodes_at_once(config: RunConfig) -> int:
 
 
 def _requests(config: RunConfig) -> int:
-    """Requests that the engine takes at once: on GPU those of all episodes that may be open, up to a bound."""
+    """Requests that the engine runs at once: on GPU those of all episodes that may be open, up to a bound."""
     if not config.services.generator.with_gpus:
         return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1
     training = config.groups_per_step * (config.staleness + 1) * size
-    # In few sizes: vLLM compiles for each of them anew.
+    # Rounded up to a multiple of REQUESTS: vLLM compiles anew for each number.
     return min(-(-max(training, episodes_at_once(config)) // REQUESTS) * REQUESTS, MOST_REQUESTS)

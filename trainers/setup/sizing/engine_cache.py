@@ -1,9 +1,9 @@
-"""How large an engine's cache is on its GPU, and whether the engine sleeps while the trainer steps.
+"""Sizes the KV cache of an engine on its GPU, and decides whether the engine sleeps while the trainer steps.
 
     the card x gpu_memory_utilization
     - the engine's weights and buffers
-    - what other processes of the run have on this card: all of it where the engine keeps its cache, or what they keep
-      at rest where the engine sleeps while they work
+    - memory of other processes of the run on this card: their peak if the engine keeps its cache, or what they keep at
+      rest if the engine sleeps while they work
     = the room for keys and values
 
 The cache is what all requests need at their longest, if there is room for it; otherwise all the room there is, and at
@@ -23,10 +23,10 @@ LEAST_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDemand:
-    """What is known before the cache is sized; all sizes in bytes, of one process of the engine."""
+    """The inputs; all sizes in bytes, of one process of the engine."""
 
     needed: float
-    """Cache of all requests at their longest, or the one that the user asks for."""
+    """Cache of all requests at full length, or the size that the user sets."""
     least: float
     """The smallest cache that is acceptable."""
     engine: float
@@ -36,9 +36,9 @@ class CacheDemand:
     utilization: float
     """Share of the card that may be filled."""
     others: float = 0.0
-    """What the other processes on the card take at their worst."""
+    """Peak of the other processes on the card."""
     others_at_rest: float = 0.0
-    """What they take while the engine works and they do not."""
+    """Memory of the other processes while the engine works and they wait."""
     wanted: str = "auto"
     """`services.generator.sleep`."""
     hindrance: str = ""

@@ -1,4 +1,4 @@
-"""Whether a run fits on its GPUs, and which settings would, where it does not."""
+"""Checks that a run fits on its GPUs; where it does not, finds the nearest settings that fit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainers.setup.sizing.engine import plan_engine, why_awake
 from trainers.setup.sizing.estimates import estimate_memory
 from trainers.setup.weight_store import find_store
 
-MOST_GPUS = 64  # of one host, that are tried for a run that does not fit
+MOST_GPUS = 64  # of one host: the search for settings that fit ends there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is settled before the memory is planned."""
+    """Inputs of the memory plan that are known before it."""
 
     card: float | None
     """Bytes that the run may use of each GPU; None where that is not known."""
@@ -108,7 +108,7 @@ def has_engine(config: RunConfig) -> bool:
 
 
 def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
-    """Bytes of the other processes on the fullest GPU of an engine, at their worst and at rest."""
+    """Bytes of the other processes on the fullest GPU of an engine: their peak, and at rest."""
     worst, at_rest = 0.0, 0.0
     for gpu in {process.where for process in processes if process.service == "generator" and process.gpu is not None}:
         here = [estimate for process, estimate in memory.items() if process.where == gpu and estimate is not None]
@@ -118,7 +118,7 @@ def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory
 
 
 def check_sleep(config: RunConfig, placement: Placement, given: Given) -> None:
-    """An engine that is to sleep can, and somebody uses the memory.
+    """Check that `services.generator.sleep: yes` is possible, and that a trainer uses the memory meanwhile.
 
     Raises:
         UserError: otherwise.
@@ -138,7 +138,7 @@ def check_sleep(config: RunConfig, placement: Placement, given: Given) -> None:
 
 
 def check_speculation(config: RunConfig, given: Given) -> None:
-    """Speculative decoding is for GPUs.
+    """Check that speculative decoding is used on GPUs only.
 
     Raises:
         UserError: on a CPU, where logprobs of vLLM 0.32 were measured to be off by up to 10 nats, and NaN.
@@ -153,7 +153,7 @@ def check_speculation(config: RunConfig, given: Given) -> None:
 def check_fit(
     config: RunConfig, memory: MemoryPlan, shape: ModelShape | None, given: Given, *, has_reference: bool
 ) -> None:
-    """Each GPU has room for its processes, as far as the sizes of model and GPU are known.
+    """Check that each GPU has room for its processes, as far as the sizes of model and GPU are known.
 
     Raises:
         UserError: with the nearest settings that fit.
@@ -181,8 +181,8 @@ def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> st
     """Which settings fit, as the end of a sentence: on the GPUs that there are, else on more of them.
 
     Args:
-        config: that does not.
-        fits: says of a config whether it does.
+        config: of the run, which does not fit.
+        fits: tells whether a config fits.
     """
     if settings := _fitting(config, fits):
         return f"it fits with {settings}"
@@ -217,11 +217,11 @@ def _fitting(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
 
 
 def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Settings to try, those that cost the least first; of one name, the mildest first."""
+    """Settings to try, in the order of their cost; several values of one setting begin with the mildest."""
     services, training = config.services, config.training
     if services.generator.sleep == "no":
         yield "services.generator.sleep", "auto"
-    if config.weights.store in ("auto", "cuda_ipc"):  # one host's memory has the snapshot, rather than a GPU
+    if config.weights.store in ("auto", "cuda_ipc"):  # the snapshot then takes memory of the host, not of a GPU
         yield "weights.store", "shared_memory"
     if services.generator.kv_cache_gib:
         yield "services.generator.kv_cache_gib", 0.0
