@@ -351,7 +351,7 @@ async def test_code_that_stalls_is_the_models_own_doing(limit: str) -> None:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     async with EnvFactory(CodeExec) as factory:
-        limits = EpisodeLimits(**{limit: 0.5})
+        limits = EpisodeLimits(**{limit: 2.0})
         result = await run_episode(factory, ScriptedAgent(stalls), TASK, seed=0, episode_id="", limits=limits)
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.0, limit)
 
