@@ -409,9 +409,10 @@ async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end(
         await env.reset(seed=0, options={"task": TASK})
         await env.step(says(code="a = 1"))
         waiting = asyncio.ensure_future(env.step(says(code="while True: pass")))
-        _, pending = await asyncio.wait([waiting], timeout=0.2)
-        for step in pending:
-            step.cancel()
+        for _ in range(100):  # turns of the loop, by which the code is on its way
+            await asyncio.sleep(0)
+        await asyncio.wait([waiting], timeout=0.2)
+        waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         [message], *_ = await env.step(says(code="print('a' in globals())"))
