@@ -25,7 +25,7 @@ Version = Literal["cgroup_v1", "cgroup_v2"]
 _PREFIX = "forge_env-"
 _NEEDED = ("memory", "pids")
 _numbers = itertools.count()
-_REMOVE_S = 0.2
+_REMOVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Groups:
         self._slots.clear()
         deadline = time.monotonic() + _REMOVE_S
         for folder in set(self._folders.values()):
-            # A process that has just ended can hold its group for some milliseconds.
+            # A process that has just ended can hold its group for milliseconds; on a busy machine, for longer.
             while not _remove(folder) and time.monotonic() < deadline:
                 time.sleep(0.005)
 

@@ -292,7 +292,7 @@ async def test_a_client_that_is_killed_is_a_fault_though_the_program_does_well()
 
 
 @pytest.mark.parametrize(
-    "limits", [{"episode_seconds": 3.0}, {"step_seconds": 3.0}], ids=lambda limits: next(iter(limits))
+    "limits", [{"episode_seconds": 6.0}, {"step_seconds": 6.0}], ids=lambda limits: next(iter(limits))
 )
 async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(limits: Any, tmp_path: Path) -> None:
     pids, before = tmp_path / "pids", set(_descendants())  # helper processes of other tests may live on

@@ -242,15 +242,17 @@ async def test_an_environment_that_breaks_as_it_is_told_of_its_end_keeps_what_it
     assert full.outcome is Outcome.ENV_FAULT, "here its answer decides how the episode goes on"
 
 
-async def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
-    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="model")
+def test_out_of_time_by_the_models_own_doing_is_truncated() -> None:
+    """In simulated time, as what follows: on a busy machine, the first turn may take as long as any limit."""
+    limits = EpisodeLimits(episode_seconds=0.05)
+    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="model"))
     assert (result.outcome, result.reward, len(result.turns)) == (Outcome.TRUNCATED, 0.25 - 1.0, 2)
     assert (result.ended_by, result.error) == ("episode_seconds", "")
 
 
-async def test_a_step_that_the_model_stalls_is_no_fault() -> None:
+def test_a_step_that_the_model_stalls_is_no_fault() -> None:
     limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
-    result = await play(StallsAtTheSecondTurn, limits=limits, by="model")
+    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="model"))
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.25 - 1.0, "step_seconds")
 
 
@@ -326,18 +328,20 @@ async def test_what_the_model_said_is_kept_when_the_environment_breaks_on_it() -
     assert [message["content"] for message in result.messages] == ["go", "hi"]
 
 
-async def test_a_step_that_hangs_is_given_up() -> None:
+def test_a_step_that_hangs_is_given_up() -> None:
     class Slow(Counter):
         async def step(self, action: Action) -> Any:
             await asyncio.Event().wait()
 
-    result = await play(Slow, limits=EpisodeLimits(step_seconds=0.05, episode_seconds=30.0))
+    limits = EpisodeLimits(step_seconds=0.05, episode_seconds=30.0)
+    result = simulated(World(), play(Slow, limits=limits))
     assert (result.outcome, result.reward) == (Outcome.ENV_FAULT, None)
     assert "longer than 0.05 s" in result.error
 
 
-async def test_out_of_time_by_what_is_not_the_models_doing_has_no_reward() -> None:
-    result = await play(StallsAtTheSecondTurn, limits=EpisodeLimits(episode_seconds=0.05), by="service")
+def test_out_of_time_by_what_is_not_the_models_doing_has_no_reward() -> None:
+    limits = EpisodeLimits(episode_seconds=0.05)
+    result = simulated(World(), play(StallsAtTheSecondTurn, limits=limits, by="service"))
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.TIMEOUT, None, "episode_seconds")
     assert "StallsAtTheSecondTurn" in result.error and "0.05 s of episode_seconds" in result.error
 
