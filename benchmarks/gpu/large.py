@@ -15,8 +15,10 @@
 - mismatch: short runs with each setting that moves the engine's logprobs, and what they are off by.
 
 Episodes are those of `benchmarks.gpu.fixed_length`: 64 of 8,192 tokens a step, a quarter of them sampled. The first
-step of a run is left out, for it compiles. A run is ended after its steps, without a checkpoint. Without --model the
-shape is made first; --layers cuts it. Options that it does not know are those of the runs, and the last of two counts.
+step of a run is left out, for it compiles. A run is ended after its steps, without a checkpoint; of one that ends or
+takes too long before that, `trouble` says why, what it has measured is written, and the exit code is 1. Without --model
+the shape is made first; --layers cuts it. Options that it does not know are those of the runs, and the last of two
+counts.
 
 --cpu runs a tiny shape on a CPU: the same course, without a GPU, and figures that say nothing.
 """
@@ -85,22 +87,25 @@ def run(
     plan = plan_of(options)
     plan.check()
     print(f"{name}: {plan.about_engine}", *map(str, plan.cards), sep="\n  ", flush=True)
-    begun = play(folder, options, steps=steps, seconds=60 * given.minutes)
+    seconds, trouble = play(folder, options, steps=steps, seconds=60 * given.minutes)
     taken = records(folder, "train")[:steps]
-    counted = taken[left_out:]
-    gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
-    shape = read_shape(model / "config.json")
-    return {
+    found: dict[str, Any] = {
+        "trouble": trouble,
         "options": options,
         "about_engine": plan.about_engine,
         "about_store": plan.store_reason,
-        "seconds_to_the_last_step": begun,
-        "seconds": seconds_of(counted),
-        "seconds_of_each_step": [step["seconds/step"] for step in taken],
-        "training": throughput(folder, counted, shape, gpus),
+        "seconds_of_the_run": seconds,
         "memory": memory_of(folder, plan),
+        "seconds_of_each_step": [step["seconds/step"] for step in taken],
         "mismatch": {name: [step.get(name) for step in taken] for name in MISMATCH},
     }
+    if counted := taken[left_out:]:
+        gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
+        shape = read_shape(model / "config.json")
+        found |= {"seconds": seconds_of(counted), "training": throughput(folder, counted, shape, gpus)}
+    if trouble:
+        print(f"{name}: {trouble} before {steps} steps were done, {len(taken)} were", flush=True)
+    return found
 
 
 def shared(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -116,8 +121,11 @@ def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     by_turns = run("by turns", temp / "by_turns", model, waiting, given, steps=1 + -(-given.steps // 3), left_out=1)
     count = {"steps": given.steps, "left_out": given.left_out}
     at_once = run("at once", temp / "at_once", model, going_on, given, **count)
-    longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
-    return {"by_turns": by_turns, "at_once": at_once, "step_over_longer": at_once["seconds"]["step"] / longer}
+    found: dict[str, Any] = {"by_turns": by_turns, "at_once": at_once}
+    if "seconds" in by_turns and "seconds" in at_once:
+        longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
+        found["step_over_longer"] = at_once["seconds"]["step"] / longer
+    return found
 
 
 def _fast(given: argparse.Namespace) -> Sequence[str]:
@@ -130,7 +138,8 @@ def mismatch(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, An
     found = {}
     for number, (name, options) in enumerate(settings.items()):
         count = {"steps": given.steps, "left_out": 0}
-        found[name] = run(name, temp / str(number), model, [*quick, *options], given, **count)["mismatch"]
+        measured = run(name, temp / str(number), model, [*quick, *options], given, **count)
+        found[name] = {"trouble": measured["trouble"], **measured["mismatch"]}
         print(name, json.dumps(found[name]), flush=True)
     return found
 
@@ -187,6 +196,13 @@ def publish(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any
         "largest_tensor_bytes": largest,
         "rounds": found,
     }
+
+
+def troubles(found: Any) -> list[str]:
+    """What came before the steps of any run were done."""
+    if not isinstance(found, dict):
+        return []
+    return [found["trouble"]] if found.get("trouble") else [each for part in found.values() for each in troubles(part)]
 
 
 def environment() -> dict[str, Any]:
@@ -253,4 +269,4 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     end_on_sigterm()
-    main(sys.argv[1:])
+    sys.exit(1 if troubles(main(sys.argv[1:])) else 0)

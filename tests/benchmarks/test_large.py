@@ -127,6 +127,13 @@ def test_memory_is_compared_by_gpu_and_service(tmp_path: Path) -> None:
     assert found["generator"]["measured_gib"] is None
 
 
+def test_the_troubles_of_all_runs_are_found() -> None:
+    assert large.troubles({"apart": {"by_turns": {"trouble": ""}, "at_once": {"trouble": "9 s were over"}}}) == [
+        "9 s were over"
+    ]
+    assert not large.troubles({"shared": {"trouble": "", "seconds": {"step": 1.0}}})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", ["shared", "apart", "publish", "mismatch"])
@@ -136,6 +143,7 @@ def test_a_case_on_a_cpu(case: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["environment"]["versions"]["torch"] and found["settings"]["shape"] == "tiny"
+    assert not large.troubles(found)
     if case == "publish":
         assert found[case]["float32_bytes"] == 0 < found[case]["bytes_by_dtype"]["torch.bfloat16"]
     if case == "shared":
