@@ -79,12 +79,12 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each.stem in SLOW)) for each in EXAMPLES],
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
-    said = {"own_loop": "8 episodes, ", "external_agent": "--env external"}.get(example.stem, "reward 1.0")
-    assert said in run([sys.executable, str(example)], tmp_path)
+    output = {"own_loop": "8 episodes, ", "external_agent": "--env external"}.get(example.stem, "reward 1.0")
+    assert output in run([sys.executable, str(example)], tmp_path)
 
 
 def test_the_pages_and_examples_are_there() -> None:

@@ -28,11 +28,11 @@ def test_what_is_kept_is_the_shortest_that_holds_a_stop(ids: tuple[int, ...], st
     whole = Completion(prompt_ids=(7,), token_ids=ids, logprobs=logprobs, versions=spans, finish_reason="length")
     cut = truncate_at_stop(whole, stop, decode)
     count = len(cut.token_ids)
-    if not any(each in decode(ids) for each in stop):
+    if not any(text in decode(ids) for text in stop):
         assert cut == whole
         return
-    assert any(each in decode(ids[:count]) for each in stop)
-    assert not any(each in decode(ids[: count - 1]) for each in stop)
+    assert any(text in decode(ids[:count]) for text in stop)
+    assert not any(text in decode(ids[: count - 1]) for text in stop)
     assert (cut.token_ids, cut.logprobs, cut.prompt_ids) == (ids[:count], logprobs[:count], (7,))
     assert cut.finish_reason == "stop"
     each_version = [version for version, length in spans for _ in range(length)]

@@ -37,8 +37,8 @@ def test_a_scorer_is_probed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_the_scorers_are_as_the_table_says() -> None:
-    found = table(dataset_names())["datasets"]
+    result = table(dataset_names())["datasets"]
     worker.close()
-    assert {n: row["verdict"] for n, row in found.items()} == {
+    assert {n: row["verdict"] for n, row in result.items()} == {
         n: row["verdict"] for n, row in TABLE["datasets"].items()
     }

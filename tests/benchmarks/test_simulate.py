@@ -71,7 +71,7 @@ def test_a_request_that_joins_slows_the_other_down() -> None:
 
 def test_new_weights_stop_an_engine_and_lose_nothing() -> None:
     plain = finishes([(0.0, 300)] * 3, SPEEDS)
-    assert finishes([(0.0, 300)] * 3, SPEEDS, swap=(0.1, 2.0)) == pytest.approx([each + 2.0 for each in plain])
+    assert finishes([(0.0, 300)] * 3, SPEEDS, swap=(0.1, 2.0)) == pytest.approx([seconds + 2.0 for seconds in plain])
 
 
 def test_the_router_takes_the_engine_with_the_fewest_episodes() -> None:
@@ -146,10 +146,10 @@ def test_asynchrony_hides_the_tail() -> None:
 
 
 def test_what_is_simulated_can_be_drawn(tmp_path: Path) -> None:
-    found = [simulate(setup(constant(tokens=100), staleness=s, trainers=t)) for s in (0, 1) for t in (1, 2)]
-    draw(found, [replace(each, gpus=50) for each in found], "a title", tmp_path / "plot.png")
+    results = [simulate(setup(constant(tokens=100), staleness=s, trainers=t)) for s in (0, 1) for t in (1, 2)]
+    draw(results, [replace(figures, gpus=50) for figures in results], "a title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert all("staleness" in shown(each) for each in found)
+    assert all("staleness" in shown(figures) for figures in results)
 
 
 def test_a_balanced_cluster_has_no_better_split() -> None:
@@ -186,12 +186,12 @@ def test_a_run_can_be_simulated_from_its_episodes(tmp_path: Path) -> None:
     fault = Episode(task=task, turns=(), outcome=Outcome.ENV_FAULT, reward=None, id="3", group_id="train/1")
     (tmp_path / "episodes").mkdir()
     write_jsonl(tmp_path / "episodes" / "train.jsonl", [*episodes, fault])
-    found = of_run(tmp_path)
+    result = of_run(tmp_path)
     first = Turn(3, 2, 0.25)
-    assert found.groups == (((first, Turn(1, 1, 0.25)), (first,)), ((first,),))
-    assert (found.sampled, found.trained) == (7 / 3, 17 / 3)
-    record(found, tmp_path / "turns.json")
-    assert recorded(tmp_path / "turns.json") == found
+    assert result.groups == (((first, Turn(1, 1, 0.25)), (first,)), ((first,),))
+    assert (result.sampled, result.trained) == (7 / 3, 17 / 3)
+    record(result, tmp_path / "turns.json")
+    assert recorded(tmp_path / "turns.json") == result
     with pytest.raises(UserError, match="is no folder of a run"):
         of_run(tmp_path / "episodes")
 
@@ -229,7 +229,7 @@ def test_a_prompt_has_the_same_group_in_every_run() -> None:
 
 @pytest.mark.parametrize("way", ["at once", "with drops"])
 async def test_every_transition_of_the_controller_is_counted(way: str) -> None:
-    found = await measure(way, steps=2)
-    assert found["most_open"] == (STALENESS + 1) * BATCH
+    result = await measure(way, steps=2)
+    assert result["most_open"] == (STALENESS + 1) * BATCH
     trained = 3 * 2 * BATCH
-    assert found["transitions"] == trained if way == "at once" else found["transitions"] > trained
+    assert result["transitions"] == trained if way == "at once" else result["transitions"] > trained

@@ -61,7 +61,7 @@ def test_offloaded_weights_take_the_steps_of_those_on_the_gpu(make: Make, tmp_pa
     assert_near(steps(trainer, range(3)), steps(plain, range(3)))
     for name, value in parameters(trainer).items():
         assert value.device.type == "cpu", name
-    moments = [state["exp_avg"] for each in trainer._optimizer for state in each.state.values()]
+    moments = [state["exp_avg"] for optimizer in trainer._optimizer for state in optimizer.state.values()]
     assert {moment.to_local().device.type for moment in moments} == {"cpu"}
     for one, other in zip(trainer.logprobs(make_samples()), plain.logprobs(make_samples()), strict=True):
         assert one == pytest.approx(other, abs=0.05)
@@ -99,7 +99,7 @@ def test_smaller_moments_take_nearly_the_same_steps_and_resume(
     assert all(torch.equal(value, parameters(trainer)[name]) for name, value in parameters(resumed).items())
     for ours, expected in zip(moments(resumed), moments(trainer), strict=True):
         assert type(ours) is type(expected) and ours.dtype == expected.dtype
-        wide = [each.dequantize() if hasattr(each, "dequantize") else each for each in (ours, expected)]
+        wide = [moment.dequantize() if hasattr(moment, "dequantize") else moment for moment in (ours, expected)]
         assert torch.equal(*wide)
     if changes["optimizer_state"] == "bfloat16":
         assert {moment.dtype for moment in moments(resumed)} == {torch.bfloat16}
@@ -107,8 +107,10 @@ def test_smaller_moments_take_nearly_the_same_steps_and_resume(
 
 
 def moments(trainer: TitanTrainer) -> list[torch.Tensor]:
-    found = [state[name] for each in trainer._optimizer for state in each.state.values() for name in MOMENTS]
-    return [moment.to_local() if hasattr(moment, "to_local") else moment for moment in found]
+    results = [
+        state[name] for optimizer in trainer._optimizer for state in optimizer.state.values() for name in MOMENTS
+    ]
+    return [moment.to_local() if hasattr(moment, "to_local") else moment for moment in results]
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

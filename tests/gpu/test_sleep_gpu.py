@@ -79,23 +79,23 @@ def engine_of(folder: Path, **environ: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=400)
     print(done.stderr[-6000:])
     assert done.returncode == 0
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"], ids=["plain", "expandable-segments"])
 def test_memory_comes_back_and_the_tokens_stay(conf: str, qwen3: Path) -> None:
     """0.6B with a cache of 8 GiB, by the driver's count; CUDA graphs stay valid, and requests go on over the sleep."""
-    found = engine_of(qwen3, PYTORCH_ALLOC_CONF=conf)
-    for index, each in enumerate(found["rounds"]):
+    result = engine_of(qwen3, PYTORCH_ALLOC_CONF=conf)
+    for index, item in enumerate(result["rounds"]):
         print(
-            f"awake {found['awake'] / GIB:.2f} GiB, asleep {each['asleep'] / GIB:.2f}, awake {each['awake'] / GIB:.2f}"
+            f"awake {result['awake'] / GIB:.2f} GiB, asleep {item['asleep'] / GIB:.2f}, awake {item['awake'] / GIB:.2f}"
         )
-        assert found["awake"] - each["asleep"] > 8.5 * GIB, "the cache, and 1.1 GiB of weights but for rounding"
-        assert abs(each["awake"] - found["awake"]) < 0.5 * GIB
-        assert [tokens for tokens, _ in each["tokens"]] == [tokens for tokens, _ in found["before"]]
-        assert [version for version, _ in each["versions"]] == [index, index + 1]
+        assert result["awake"] - item["asleep"] > 8.5 * GIB, "the cache, and 1.1 GiB of weights but for rounding"
+        assert abs(item["awake"] - result["awake"]) < 0.5 * GIB
+        assert [tokens for tokens, _ in item["tokens"]] == [tokens for tokens, _ in result["before"]]
+        assert [version for version, _ in item["versions"]] == [index, index + 1]
 
 
 @pytest.mark.timeout(420)
@@ -106,8 +106,8 @@ def test_a_run_whose_engine_sleeps(store: str, worker: bool, qwen3: Path, tmp_pa
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--env.max_turn_tokens", "64", "--tasks", "64"]
     options += ["--dataset.held_out", "16", "--training.learning_rate", "1e-6", "--launcher.share_gpus", "yes"]
     options += ["--services.generator.sleep", "yes", "--weights.store", store]
-    said = run(tmp_path / "run", *options, f"--services.generator.worker_process={worker}")
-    assert "and sleeps while the trainer steps, as --services.generator.sleep says" in said
+    output = run(tmp_path / "run", *options, f"--services.generator.worker_process={worker}")
+    assert "and sleeps while the trainer steps, as --services.generator.sleep says" in output
     check(tmp_path / "run", steps=3)
 
 
@@ -117,8 +117,8 @@ def test_a_run_stays_below_its_cap(qwen3: Path, tmp_path: Path) -> None:
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--env.max_turn_tokens", "64", "--tasks", "64"]
     options += ["--dataset.held_out", "16", "--training.learning_rate", "1e-6", "--launcher.share_gpus", "yes"]
     options += ["--metrics.system_seconds", "0.2"]
-    said = run(tmp_path / "run", *options, "--launcher.gpu_memory_gib", "24")
-    assert "sleeps while the trainer steps" in said
+    output = run(tmp_path / "run", *options, "--launcher.gpu_memory_gib", "24")
+    assert "sleeps while the trainer steps" in output
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     used = max(line.get("gpu/0/memory_used_bytes", 0.0) for line in lines)
     print(f"at most {used / GIB:.1f} GiB of 24")
@@ -167,9 +167,9 @@ def test_what_moves_the_logprobs_is_measured(option: str, sleep: str, qwen3: Pat
     """Over several updates of the weights: were they not taken over, the difference would grow beyond any rounding."""
     options = ["--model", str(qwen3), "--env", "math", "--steps", "4", "--env.max_turn_tokens", "64", "--tasks", "64"]
     options += ["--dataset.held_out", "16", "--training.learning_rate", "1e-5", "--launcher.share_gpus", "yes"]
-    said = run(tmp_path / "run", *options, "--services.generator.sleep", sleep, f"--generator.engine.{option}")
-    assert "the engine's logprobs differ from the trainer's by more than rounding" in said
+    output = run(tmp_path / "run", *options, "--services.generator.sleep", sleep, f"--generator.engine.{option}")
+    assert "the engine's logprobs differ from the trainer's by more than rounding" in output
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = [line["mean_abs_logprob_difference"] for line in lines if line["phase"] == "train"]
-    print(option, found)
-    assert len(found) == 4 and max(found) < 0.3
+    results = [line["mean_abs_logprob_difference"] for line in lines if line["phase"] == "train"]
+    print(option, results)
+    assert len(results) == 4 and max(results) < 0.3

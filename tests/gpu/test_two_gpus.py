@@ -37,7 +37,7 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
     ids=["one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "hsdp", "offload", "reference", "engine-tp"],
 )
 def test_a_run_of_the_tiny_model(options: tuple[str, ...], store: str, tmp_path: Path) -> None:
-    said = run(tmp_path / "run", *SHORT, *options)
-    (line,) = [line for line in said.splitlines() if "weights go through" in line]
+    output = run(tmp_path / "run", *SHORT, *options)
+    (line,) = [line for line in output.splitlines() if "weights go through" in line]
     assert store in line
     check(tmp_path / "run", steps=4)

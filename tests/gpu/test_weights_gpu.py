@@ -186,8 +186,8 @@ async def test_a_killed_publisher_is_said_at_once() -> None:
         engine = pickle.loads(pickle.dumps(store))
         try:
             assert await trainer.ask("publish 0 0 300") == "published"
-            async with engine.fetch(0) as found:
-                arrived = fingerprints({name: tensor.cpu() for name, tensor in found.items()})
+            async with engine.fetch(0) as weights:
+                arrived = fingerprints({name: tensor.cpu() for name, tensor in weights.items()})
             assert arrived == fingerprints(make_weights(0, 300))
             link = await asyncio.to_thread(PublisherLink, engine._prepared, version=0, gpu=0, seconds=60.0)
             layout = link.request(0)

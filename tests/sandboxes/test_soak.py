@@ -84,12 +84,12 @@ def below(pid: int) -> set[int]:
             continue
         if state != "Z":
             parents[int(entry)] = int(parent)
-    found: set[int] = set()
+    result: set[int] = set()
     todo = {pid}
     while todo:
         todo = {child for child, parent in parents.items() if parent in todo}
-        found |= todo
-    return found
+        result |= todo
+    return result
 
 
 def groups(pid: int) -> list[str]:
@@ -116,9 +116,9 @@ async def test_soak() -> None:
     command = [sys.executable, "-c", OWNER, str(COUNT // 2)]
     with subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
-        said = owner.stdout.readline()
-        assert said, "the owner failed"
-        assert int(said) < GROWTH_BYTES
+        output = owner.stdout.readline()
+        assert output, "the owner failed"
+        assert int(output) < GROWTH_BYTES
         family = below(owner.pid)
         assert family
         owner.send_signal(signal.SIGKILL)

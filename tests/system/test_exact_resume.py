@@ -93,7 +93,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tupl
     console = whole.end()
     assert whole.process.returncode == 0, console
 
-    expected, found = metrics(whole.output), metrics(killed.output)
+    expected, result = metrics(whole.output), metrics(killed.output)
     assert [step for phase, step in expected if phase == "train"] == list(range(1, STEPS + 1))
     trained = [expected["train", step] for step in range(1, STEPS + 1)]
     assert all(step["grad_norm"] > 0 for step in trained), "there is something to compare"
@@ -101,7 +101,7 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tupl
     assert len({step["grad_norm"] for step in trained}) == STEPS
     assert any(len(turns) > 1 for _, _, turns in tokens(whole.output, "train")), "the tools took part"
     for at, values in expected.items():  # one by one, so that the first difference is what is shown
-        assert found[at] == values, at
+        assert result[at] == values, at
     assert [step for phase, step in expected if phase == "evaluation"] == [0, 2, 4, STEPS]
     for phase in ("before", "train", "evaluation_000002", "evaluation_000004", "after"):
         assert tokens(killed.output, phase) == tokens(whole.output, phase), phase
@@ -111,8 +111,8 @@ def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tupl
 
 def place(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint knows of the run's groups."""
-    found: dict[str, Any] = read_manifest(checkpoint)["extra"]["place"]
-    return found
+    result: dict[str, Any] = read_manifest(checkpoint)["extra"]["place"]
+    return result
 
 
 @pytest.mark.slow

@@ -157,9 +157,9 @@ class Faults:
     def end(self) -> None:
         """End the run by SIGTERM; nothing is left, and the books are right."""
         self.run.process.terminate()
-        said = self.console.end()
-        assert self.run.process.returncode == 143, said
-        assert "Traceback" not in said
+        output = self.console.end()
+        assert self.run.process.returncode == 143, output
+        assert "Traceback" not in output
         self.run.assert_nothing_left()
         check_books(self.run.output)
 
@@ -204,12 +204,12 @@ def test_environments_hang_and_the_generator_dies_with_a_pull_before_it(start) -
     faults.end()
 
 
-def ends_with_one_sentence(run: Started, said: str) -> int:
-    """The run has ended by the death of `said`'s subject, with a way to go on; returns the step to go on from."""
+def ends_with_one_sentence(run: Started, output: str) -> int:
+    """The run has ended with one sentence that says how to go on; returns the step to go on from."""
     step = max(steps_of(run.output))
-    assert run.process.returncode == 1, said
-    assert "Traceback" not in said
-    (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert run.process.returncode == 1, output
+    assert "Traceback" not in output
+    (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert sentence.endswith(f"; go on from step {step} with --resume --output {run.output}")
     return step
 
@@ -254,8 +254,8 @@ def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:
 
     _wait(stopped_in_a_checkpoint)
     os.kill(pid, signal.SIGKILL)
-    said = faults.console.end()
-    assert ends_with_one_sentence(run, said) >= step
+    output = faults.console.end()
+    assert ends_with_one_sentence(run, output) >= step
     (half,) = halves
     assert half.is_dir() and half.name[1:-8] not in {path.name for path in steps_of(run.output).values()}
     goes_on(start, run.output, max(steps_of(run.output)))
@@ -278,13 +278,13 @@ def test_the_store_is_killed(start) -> None:  # type: ignore[no-untyped-def]  # 
 
 def _sandboxes(pid: int) -> set[int]:
     """The processes that a process has started to run code in."""
-    found = set()
+    result = set()
     with suppress(OSError):  # one of them has just ended
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):
                 if b"sandboxes/guest/guest.py" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.add(child)
-    return found
+                    result.add(child)
+    return result
 
 
 @pytest.mark.slow
@@ -311,8 +311,8 @@ def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[n
     folder = list(steps_of(run.output).values())[-1]
     counted = read_manifest(folder)["extra"]["place"]["faults"]
     run.process.terminate()
-    said = faults.console.end()
-    assert run.process.returncode == 143 and "Traceback" not in said, said
+    output = faults.console.end()
+    assert run.process.returncode == 143 and "Traceback" not in output, output
     run.assert_nothing_left()
     episodes = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
     for episode in episodes:
@@ -373,7 +373,7 @@ async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> 
     from forge_env.runtime.launcher import Launcher
     from tests.system.breakable import BreakableActor
 
-    async with Launcher(tmp_path / "logs", say=lambda said: None):
+    async with Launcher(tmp_path / "logs", say=lambda message: None):
         settings = EngineSettings(max_model_len=256, max_requests=8)
         service = await BreakableActor.options().as_service(name="policy", model=str(tiny_model), settings=settings)
         sampling = Sampling(max_tokens=200, seed=1)
@@ -385,7 +385,7 @@ async def test_a_broken_engine_is_replaced(tiny_model: Path, tmp_path: Path) -> 
         await service.route(BreakableActor.break_a_step)
         for completion in await asyncio.gather(*under_way):
             assert completion.token_ids == before.token_ids
-        assert [each.token_ids for each in await batch] == [before.token_ids]
+        assert [completion.token_ids for completion in await batch] == [before.token_ids]
         (death,) = service.deaths
         assert death.reason.startswith("the policy process was ended: the engine broke: IndexError")
         assert death.recovered_at is not None

@@ -40,8 +40,8 @@ def test_the_newest_is_found_by_number_and_not_by_name(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert saved(tmp_path) == [40, 999_999, 1_000_000]
     assert find(tmp_path).step == 1_000_000
-    found = find(tmp_path, 40)
-    assert found.path == tmp_path / "checkpoints" / "step_000040" and found.extra["algorithm"] == "grpo"
+    checkpoint = find(tmp_path, 40)
+    assert checkpoint.path == tmp_path / "checkpoints" / "step_000040" and checkpoint.extra["algorithm"] == "grpo"
 
 
 def test_what_is_not_complete_is_not_found(tmp_path: Path) -> None:

@@ -130,13 +130,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("case", FAULTS)
 async def test_a_fault_is_a_fault_and_no_zero(chat_server: Any, case: str, tmp_path: Path) -> None:
-    behaviour, arguments, said = FAULTS[case]
+    behaviour, arguments, message = FAULTS[case]
     chat_server.will(getattr(chat_server, behaviour)(*arguments))
     cache = tmp_path / "verdicts.jsonl"
     timeout = 0.2 if case == "hanging" else 20.0
     async with ChatAgent("judge", chat_server.url, api_key_env="", retries=1) as agent:
         judge = LLMJudge(agent, attempts=2, cache=cache, timeout=timeout)
-        with pytest.raises(PolicyError, match=said):
+        with pytest.raises(PolicyError, match=message):
             await judge(*QUESTION)
         assert cache.read_bytes() == b"", "a fault is not remembered"
         chat_server.will(chat_server.says("VERDICT: 5"))
@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_setting_is_named(chat_server: Any, case: str) -> None:
-    options, said = WRONG[case]
+    options, message = WRONG[case]
     with pytest.raises(UserError) as caught:
         make(chat_server, **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

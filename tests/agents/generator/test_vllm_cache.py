@@ -25,24 +25,24 @@ print(key(name), key(sys.argv[1]))
 
 def run(program: str, folder: Path, **environ: str) -> str:
     """What a process prints last that is given the folder."""
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | environ,
     )
-    return found.stdout.splitlines()[-1]
+    return result.stdout.splitlines()[-1]
 
 
 def test_a_folder_has_one_name_in_every_process(tmp_path: Path) -> None:
-    said = []
+    outputs = []
     for text in ("one", "two"):
         (tmp_path / text).mkdir()
         (tmp_path / text / "config.json").write_text(text)
-        said.append(run(NAME + "print(name, open(name + '/config.json').read())", tmp_path / text).split())
-    assert said[0][0] == said[1][0], "under one name"
-    assert [text for _, text in said] == ["one", "two"], "each process reads its own folder"
+        outputs.append(run(NAME + "print(name, open(name + '/config.json').read())", tmp_path / text).split())
+    assert outputs[0][0] == outputs[1][0], "under one name"
+    assert [text for _, text in outputs] == ["one", "two"], "each process reads its own folder"
 
 
 def test_two_folders_of_one_process_have_two_names(tmp_path: Path) -> None:

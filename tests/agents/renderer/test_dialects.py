@@ -65,9 +65,9 @@ PIECES = [
 structured = st.lists(st.sampled_from(PIECES) | any_text, max_size=8).map("".join)
 
 
-def check(found: tuple[ToolCall, ...]) -> None:
-    assert len({call.id for call in found}) == len(found)
-    for call in found:
+def check(calls: tuple[ToolCall, ...]) -> None:
+    assert len({call.id for call in calls}) == len(calls)
+    for call in calls:
         assert (call.arguments is None) == bool(call.error)
         assert call.arguments is None or (call.name and flaw(call.arguments) == "")
         assert not call.error or (call.error.endswith(".") and "write " in call.error and "\n" not in call.error)
@@ -83,11 +83,11 @@ def check(found: tuple[ToolCall, ...]) -> None:
 @example(text="so <|python_tag|> <|eot_id|>")
 @example(text='{"type": "function"}0\n0')
 def test_reading_never_raises_and_is_stable(dialect: str, text: str) -> None:
-    content, found = parse(text, dialect)
-    check(found)
-    assert found or content == text, "text without calls stays as it is"
-    write(found, dialect)
-    json.dumps(to_openai(found))
+    content, calls = parse(text, dialect)
+    check(calls)
+    assert calls or content == text, "text without calls stays as it is"
+    write(calls, dialect)
+    json.dumps(to_openai(calls))
 
 
 @pytest.mark.parametrize("dialect", CALLING)
@@ -168,8 +168,8 @@ READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
 
 @pytest.mark.parametrize("case", READ)
 def test_what_models_write_is_read(case: str) -> None:
-    dialect, text, content, found = READ[case]
-    assert parse(text, dialect) == (content, found)
+    dialect, text, content, calls = READ[case]
+    assert parse(text, dialect) == (content, calls)
 
 
 WRONG = {
@@ -222,22 +222,22 @@ def test_what_cannot_be_read_says_why_and_shows_the_form(case: str) -> None:
 @pytest.mark.parametrize("dialect", ["hermes", "llama"])
 def test_what_cannot_be_read_is_written_as_it_was(dialect: str) -> None:
     bad = {"hermes": '<tool_call>\n{"name": "a"}\n</tool_call>', "llama": "<|python_tag|>print(1)"}[dialect]
-    _, found = parse(bad, dialect)
-    assert write(found, dialect) == bad.removeprefix("<|python_tag|>")
+    _, calls = parse(bad, dialect)
+    assert write(calls, dialect) == bad.removeprefix("<|python_tag|>")
 
 
 def test_a_bad_call_does_not_take_its_neighbours_with_it() -> None:
     good = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
-    content, found = parse(f"{good}<tool_call>{{ {good} 1 <tool_call>]</tool_call>{good}", "hermes")
+    content, calls = parse(f"{good}<tool_call>{{ {good} 1 <tool_call>]</tool_call>{good}", "hermes")
     assert content == "1"
-    assert [call.arguments for call in found] == [{}, None, {}, None, {}]
+    assert [call.arguments for call in calls] == [{}, None, {}, None, {}]
 
 
 def test_ids_of_a_message_are_kept_and_made_unique() -> None:
     ids = ["x", "x", None, "call_0", 7]
-    found = from_openai({"tool_calls": [{"id": i, "function": {"name": "a", "arguments": "{}"}} for i in ids]})
-    assert found[0].id == "x" and found[3].id == "call_0"
-    assert len({call.id for call in found}) == 5
+    calls = from_openai({"tool_calls": [{"id": i, "function": {"name": "a", "arguments": "{}"}} for i in ids]})
+    assert calls[0].id == "x" and calls[3].id == "call_0"
+    assert len({call.id for call in calls}) == 5
 
 
 def test_reasoning_is_not_written() -> None:

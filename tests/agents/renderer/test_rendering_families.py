@@ -131,10 +131,10 @@ def test_llama_a_prompt_begins_with_exactly_the_row_so_far(
             assert call.arguments is None or flaw(call.arguments) == ""
         row = [*prompt, *token_ids]
         role = data.draw(st.sampled_from(["tool", "user", "nobody"]))
-        told: tuple[Message, ...] = (
+        observed: tuple[Message, ...] = (
             {"role": role, "content": data.draw(st.text(max_size=5)), "tool_call_id": "call_0"},
         )
-        conversation.observation = () if role == "nobody" else told
+        conversation.observation = () if role == "nobody" else observed
 
 
 READ = {

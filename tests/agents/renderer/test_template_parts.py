@@ -65,12 +65,12 @@ def test_first_prompts_are_the_templates(
 @settings(max_examples=150, deadline=None)
 @given(
     roles=st.lists(st.sampled_from(["tool", "tool", "tool", "user"]), min_size=1, max_size=4),
-    said=st.lists(contents, min_size=4, max_size=4),
+    texts=st.lists(contents, min_size=4, max_size=4),
     answer=st.sampled_from(["4", "", "<think>\nso\n</think>\n4", '<tool_call>\n{"name": "a"}\n</tool_call>']),
     ends=st.booleans(),
 )
 def test_bridges_are_the_templates(
-    renderer: Renderer, plain: Renderer, roles: list[str], said: list[str], answer: str, ends: bool
+    renderer: Renderer, plain: Renderer, roles: list[str], texts: list[str], answer: str, ends: bool
 ) -> None:
     first: tuple[Message, ...] = ({"role": "user", "content": "2 + 2?"},)
     start = Conversation(request_id="c", observation=first)
@@ -84,7 +84,7 @@ def test_bridges_are_the_templates(
         token_ids=tuple(token_ids),
         starts_row=True,
     )
-    new: list[Message] = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]  # type: ignore[typeddict-item]
+    new: list[Message] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]  # type: ignore[typeddict-item]
     conversation = Conversation(request_id="c", turns=[turn], observation=tuple(new))
     assert renderer.next_prompt(conversation, TOOLS) == plain.next_prompt(conversation, TOOLS)
 

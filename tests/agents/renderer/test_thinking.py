@@ -139,8 +139,8 @@ def test_thoughts_stay_in_a_loop_of_tools_and_a_question_begins_a_row_without_th
     conversation.observation = ({"role": "user", "content": "sure?"},)
     prompt, old, starts_row = thinker.next_prompt(conversation, TOOLS)
     assert (old, starts_row) == (0, True)
-    told = tokenizer.decode(prompt)
-    assert "<think>" not in told and "so\n<tool_call>" in told and told.endswith("<|im_start|>assistant\n")
+    text = tokenizer.decode(prompt)
+    assert "<think>" not in text and "so\n<tool_call>" in text and text.endswith("<|im_start|>assistant\n")
 
 
 def test_a_row_goes_on_after_an_answer_without_a_thought(thinker: Renderer, tokenizer: FastTokenizer) -> None:

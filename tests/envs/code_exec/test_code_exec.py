@@ -454,8 +454,8 @@ async def test_nothing_of_the_tool_lives_while_its_answer_is_graded() -> None:
     async with EnvFactory(CodeExec) as factory:
         env = factory.make()
         await env.reset(seed=0, options={"task": TASK})
-        [told], *_ = await env.step(says(code=tell))
-        assert told["content"] == "", "the tool has taken its locks"
+        [answer], *_ = await env.step(says(code=tell))
+        assert answer["content"] == "", "the tool has taken its locks"
         # The control: while the tool lives, an answer that is run elsewhere hears of them.
         x, expected = TASK.target[0]
         heard = await env.sandbox.run(ExecRequest(code=blind, call=Call(function="f", args=[x])))

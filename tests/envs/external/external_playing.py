@@ -105,8 +105,8 @@ async def playing(
     os.mkfifo(end)
     episode = asyncio.create_task(run_episode(factory, agent, task, seed=seed, episode_id=f"e{seed}", limits=limits))
     try:
-        told = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
-        base_url, token = told.split()
+        address = await asyncio.wait_for(asyncio.to_thread(start.read_text), 60)
+        base_url, token = address.split()
         async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0, timeout=30) as client:
             yield Playing(base_url, token, client, end, episode, factory)
     finally:

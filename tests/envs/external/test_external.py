@@ -395,9 +395,9 @@ def test_the_form_of_a_message_does_not_matter(text: str, arguments: dict[str, A
     assert content_of(read_chat(changed).messages[0]) != content_of(read[0])
 
 
-@given(turn=st.integers(0, 99), own=st.text())
-def test_the_ids_of_calls_go_there_and_back(turn: int, own: str) -> None:
-    assert model_call_id(call_id(turn, own)) == own
+@given(turn=st.integers(0, 99), own_id=st.text())
+def test_the_ids_of_calls_go_there_and_back(turn: int, own_id: str) -> None:
+    assert model_call_id(call_id(turn, own_id)) == own_id
 
 
 def test_a_foreign_id_of_a_call_stays() -> None:

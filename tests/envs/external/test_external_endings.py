@@ -100,8 +100,8 @@ async def test_a_program_without_room_for_an_answer_is_kept_as_well(tiny_model: 
 async def test_a_program_is_told_which_limit_has_ended_it() -> None:
     """It has time to say so itself, and is asked to wait for nothing."""
     episode = await play("talks", "asks", "once", limits=EpisodeLimits(max_turns=1))
-    told = "HTTP 503 max_turns the episode was ended by max_turns (1)"
-    assert episode.info["program"]["stdout"] == f"some output\nanswered\n{told}\n"
+    message = "HTTP 503 max_turns the episode was ended by max_turns (1)"
+    assert episode.info["program"]["stdout"] == f"some output\nanswered\n{message}\n"
     assert (episode.outcome, episode.info["program"]["exit_code"]) == (Outcome.TRUNCATED, 0)
     assert "refused_requests" not in episode.info, "the end is no refusal"
 

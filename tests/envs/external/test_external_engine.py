@@ -44,5 +44,5 @@ async def test_a_programs_turns_are_sampled_by_the_engine(tiny_model: Path, tmp_
     assert [turn.starts_row for turn in episode.turns] == [True, False, True]
     file = tmp_path / "episodes.jsonl"
     write_jsonl(file, [episode, stopped])
-    found = audit(file, open_decoder(tiny_model))
-    assert (found.problems, found.episodes, found.turns) == ([], 2, 7)
+    result = audit(file, open_decoder(tiny_model))
+    assert (result.problems, result.episodes, result.turns) == ([], 2, 7)

@@ -111,14 +111,14 @@ async def test_a_program_sees_its_own_and_reaches_the_gateway_only(
 
 def processes(marker: str) -> list[int]:
     """Those that have a text in their command line."""
-    found = []
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             if marker.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
+                pids.append(int(name))
         except OSError:
             continue  # it has ended meanwhile
-    return found
+    return pids
 
 
 def new_marker() -> str:
@@ -126,16 +126,16 @@ def new_marker() -> str:
 
 
 async def test_nothing_is_left_when_an_episode_is_cut_off(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marker, found = new_marker(), []
+    marker, pids = new_marker(), []
 
     def answer(messages: Any) -> Any:
-        found.extend(processes(marker))
+        pids.extend(processes(marker))
         return {"role": "assistant", "content": "hi"}
 
     monkeypatch.setattr(tempfile, "tempdir", str(home.parent))
     episode = await play(home, "hangs", marker, agent=ScriptedAgent(answer), seconds=6.0)
     assert (episode.outcome, len(episode.turns)) == (Outcome.TRUNCATED, 1), episode.error
-    assert len(found) >= 5, "guard, launcher, init, program, child"
+    assert len(pids) >= 5, "guard, launcher, init, program, child"
     assert processes(marker) == []
     assert [path.name for path in home.parent.iterdir()] == ["program"]
 

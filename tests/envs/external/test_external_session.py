@@ -76,9 +76,9 @@ async def test_a_session_takes_only_so_many_and_none_when_it_is_closed() -> None
         session.add(QUESTION, b"more", is_retry=False)
     session.close()
     session.close()
-    for each in pending:
+    for request in pending:
         with pytest.raises(RequestRefused, match="the episode is over"):
-            each.reply.result()
+            request.reply.result()
     with pytest.raises(RequestRefused, match="the episode is over"):
         session.add(QUESTION, b"late", is_retry=False)
 

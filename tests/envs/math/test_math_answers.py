@@ -336,8 +336,8 @@ def test_any_text_is_read(text: str) -> None:
     number = parse_number(text)
     assert number is None or number.equals(number)
     for name in FORMATS:
-        found = extract_answer(text, [name])
-        assert found is None or found.format == name
+        result = extract_answer(text, [name])
+        assert result is None or result.format == name
     assert same_answer(text, "893.25") in (True, False)
 
 
@@ -379,9 +379,9 @@ def test_what_needs_math_verify() -> None:
     ],
 )
 def test_the_final_answer(response: str, text: str, format: str) -> None:
-    found = extract_answer(response)
-    assert found is not None
-    assert (found.text, found.format) == (text, format)
+    result = extract_answer(response)
+    assert result is not None
+    assert (result.text, result.format) == (text, format)
 
 
 @pytest.mark.parametrize("response", ["", " \n", "<think>42", "<think>\\boxed{42}", "\\boxed{42</think>"])

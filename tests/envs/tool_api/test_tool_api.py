@@ -377,8 +377,13 @@ async def test_tasks_of_a_file_are_graded_on_the_final_answer(functions: str, tm
         assert not {task.id for task in train} & {task.id for task in test}
         assert [task.id for task in train] != [task.id for task in opened.tasks(count=50, seed=1)]
         by_question = {task.prompt[0]["content"]: task for task in whole}
-        sum_, said = by_question["What is 41 + 1?"], by_question["Say it."]
-        for task, answer, reward in [(sum_, " 42.0\n", 1), (sum_, "43", 0), (sum_, "42 or 43", 0), (said, "it is", 1)]:
+        sum_, say_it = by_question["What is 41 + 1?"], by_question["Say it."]
+        for task, answer, reward in [
+            (sum_, " 42.0\n", 1),
+            (sum_, "43", 0),
+            (sum_, "42 or 43", 0),
+            (say_it, "it is", 1),
+        ]:
             assert (await play(opened, playing(saying(answer)), task)).reward == reward, answer
         added = await play(opened, playing(calling("add", a=41, b=1), saying("<think>so</think>42")), sum_)
         assert (told(added), added.rewards) == (["42"], {"answer": 1.0})

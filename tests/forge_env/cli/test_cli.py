@@ -161,12 +161,12 @@ def test_a_name_is_taken_once_unless_it_is_replaced(run: Run) -> None:
 
 
 def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> None:
-    said = {
+    wrong = {
         ("tools.py:bare",): f"'{project}/tools.py:bare' cannot be registered: the tool bare has no docstring",
         ("tools.py:CityQuiz", "--timeout", "3"): "'city_quiz' is an environment, and timeout is for tools",
         ("tools.py:add", "--retries", "2"): "retries=2 and is not idempotent",
     }
-    for arguments, words in said.items():
+    for arguments, words in wrong.items():
         code, out, err = run("register", *arguments)
         assert (code, out) == (2, "")
         assert err.startswith("error: ") and err.count("\n") == 1
@@ -243,9 +243,9 @@ def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, 
     done = in_a_process("check", "word_game", "--options", "letters=xyz", "--json", cwd=folder / "tests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"] is True
-    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    tested = subprocess.run(own, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    tested = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert tested.returncode == 0, tested.stdout
     assert "is taken" in run("new", "word_game")[2]
     run("unregister", "word_game")

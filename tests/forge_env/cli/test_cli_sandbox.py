@@ -19,9 +19,9 @@ if sys.platform != "linux":
 @pytest.fixture(autouse=True)
 def namespace_works(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "info", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)["backends"]["namespace"]
-    if "unavailable" in found:
-        pytest.skip(found["unavailable"])
+    result = json.loads(capfd.readouterr().out)["backends"]["namespace"]
+    if "unavailable" in result:
+        pytest.skip(result["unavailable"])
 
 
 def lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_run_takes_standard_input_and_limits(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["run", "no_such_file.py"], "no_such_file.py cannot be read"),
         (["run", "-", "--memory", "lots"], "--memory is 'lots'"),
@@ -80,13 +80,13 @@ def test_run_takes_standard_input_and_limits(
     ],
 )
 def test_mistakes_are_one_sentence(
-    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("print(1)"))
     monkeypatch.delenv("FORGE_ENV_ALLOW_INSECURE_SANDBOX", raising=False)
     assert main(["sandbox", *arguments]) == 2
     printed = capfd.readouterr()
-    assert not printed.out and printed.err.startswith("error: ") and said in printed.err
+    assert not printed.out and printed.err.startswith("error: ") and message in printed.err
     assert printed.err.count("\n") == 1
 
 

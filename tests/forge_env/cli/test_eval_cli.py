@@ -141,9 +141,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
 
     def command(*arguments: str, code: int = 0) -> dict[str, Any]:
         capfd.readouterr()
-        found = main(["eval", *arguments, "--json"])
+        result = main(["eval", *arguments, "--json"])
         out, err = capfd.readouterr()
-        assert found == code, err
+        assert result == code, err
         assert out.count("\n") == 1
         return json.loads(out)
 
@@ -397,8 +397,8 @@ def test_an_agent_that_always_breaks_is_no_result_and_says_why(
     assert (result["episodes"], result["avg@1"], result["faults"]) == (0, None, {"PolicyError": 12})
     line = 1 + COIN.splitlines().index('    raise KeyError("no key")')
     assert main(["eval", *coin(agent, "out", n=1)]) == 1
-    said = capfd.readouterr().err
-    assert "note: there is no result: all 12 episodes ended by a fault, " + words.format(line=line) in said
+    output = capfd.readouterr().err
+    assert "note: there is no result: all 12 episodes ended by a fault, " + words.format(line=line) in output
 
 
 def test_an_agent_that_breaks_now_and_then_is_a_fault_of_those_episodes(run: Run) -> None:

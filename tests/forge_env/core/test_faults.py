@@ -54,7 +54,7 @@ def play(fates: list[list[str]], rewards: list[float], policy: FaultPolicy) -> G
     class Env(Fated):
         pass
 
-    Env.fates = {i: list(each) for i, each in enumerate(fates)}
+    Env.fates = {i: list(outcomes) for i, outcomes in enumerate(fates)}
     Env.rewards = dict(enumerate(rewards))
 
     async def run() -> Group:

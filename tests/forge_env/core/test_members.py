@@ -252,8 +252,8 @@ def test_every_kind_of_reset_goes_with_every_kind_of_setup(base: type[ToolEnv], 
     def close(self: Any) -> None:
         seen.update(vars(self))
 
-    own = RESETS[kind]
-    shop = type("Shop", (base,), {"close": close} | ({"reset": own} if own is not None else {}))
+    own_reset = RESETS[kind]
+    shop = type("Shop", (base,), {"close": close} | ({"reset": own_reset} if own_reset is not None else {}))
     episode = play(shop)
     if base is SetUpLater and kind == "plain":
         assert episode.outcome is Outcome.ENV_FAULT

@@ -24,7 +24,7 @@ def episode(task: str, attempt: int, reward: float | None, *, seed: int = 0) -> 
 
 def write(path: Path, rewards: dict[str, list[float | None]], *, seed: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(path, [episode(t, i, r, seed=seed) for t, each in rewards.items() for i, r in enumerate(each)])
+    write_jsonl(path, [episode(t, i, r, seed=seed) for t, values in rewards.items() for i, r in enumerate(values)])
     return path
 
 
@@ -49,7 +49,7 @@ def test_a_time_out_is_an_attempt_that_failed_and_has_no_reward_to_compare(tmp_p
     assert (success.episodes, success.first, success.second) == (2, 0.5, 0.0)
     assert (reward.episodes, reward.first, reward.second) == (1, 0.0, 0.0)
     write_jsonl(tmp_path / "c.jsonl", [slow])
-    assert [found.measure for found in compare(first, tmp_path / "c.jsonl")] == ["success"]
+    assert [result.measure for result in compare(first, tmp_path / "c.jsonl")] == ["success"]
 
 
 def test_training_runs_are_compared_phase_by_phase(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_training_runs_are_compared_phase_by_phase(tmp_path: Path) -> None:
         write(tmp_path / run / "episodes/before.jsonl", {"x": [0.0]})
         write(tmp_path / run / "episodes/after.jsonl", {"x": [after]})
     write(tmp_path / "b/episodes/extra.jsonl", {"x": [0.0]})
-    found = {c.phase: c.paired.difference.value for c in compare(tmp_path / "a", tmp_path / "b")}
-    assert found == {"after": 1.0, "before": 0.0}
+    results = {c.phase: c.paired.difference.value for c in compare(tmp_path / "a", tmp_path / "b")}
+    assert results == {"after": 1.0, "before": 0.0}
 
 
 def test_runs_without_a_common_task_are_refused(tmp_path: Path) -> None:

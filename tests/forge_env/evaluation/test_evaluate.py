@@ -105,9 +105,9 @@ def test_success_is_the_full_reward() -> None:
 
 
 def test_success_is_what_the_environment_says_where_it_says_it() -> None:
-    said = [replace(episode(0, reward), success=success) for reward, success in ((0.8, True), (1.0, False))]
-    assert [is_success(each) for each in said] == [True, False]
-    assert [is_success(Episode.from_json(each.to_json())) for each in said] == [True, False]
+    episodes = [replace(episode(0, reward), success=success) for reward, success in ((0.8, True), (1.0, False))]
+    assert [is_success(one) for one in episodes] == [True, False]
+    assert [is_success(Episode.from_json(one.to_json())) for one in episodes] == [True, False]
 
 
 # ---- the run ----

@@ -124,20 +124,22 @@ def test_an_episode_that_is_run_again_is_the_same(run: Command) -> None:
     record(run, "--option", "width=5")
     episodes = list(read_jsonl(Path("out/episodes.jsonl")))
     for episode in episodes:
-        found = run("replay", "out", episode.id)
-        assert (found["code"], found["same"], found["differences"]) == (0, True, [])
-        assert found["options"] == {"width": "5"}
+        replayed = run("replay", "out", episode.id)
+        assert (replayed["code"], replayed["same"], replayed["differences"]) == (0, True, [])
+        assert replayed["options"] == {"width": "5"}
         # Each look ends with a random id and a time.
-        assert [turn["observation"] for turn in found["turns"]] == ["same", "expected", "expected", "expected"]
-        assert {turn["reward"] for turn in found["turns"]} == {turn["tools"] for turn in found["turns"]} == {"same"}
-        assert found["outcome"] == {"verdict": "same", "recorded": "scored", "replayed": "scored"}
-        assert found["reward"] == {"verdict": "same", "recorded": 1.0, "replayed": 1.0}
+        assert [turn["observation"] for turn in replayed["turns"]] == ["same", "expected", "expected", "expected"]
+        assert (
+            {turn["reward"] for turn in replayed["turns"]} == {turn["tools"] for turn in replayed["turns"]} == {"same"}
+        )
+        assert replayed["outcome"] == {"verdict": "same", "recorded": "scored", "replayed": "scored"}
+        assert replayed["reward"] == {"verdict": "same", "recorded": 1.0, "replayed": 1.0}
 
 
 def test_an_episode_that_ran_out_of_turns_is_the_same(run: Command) -> None:
     record(run, "--max-turns", "2")
-    found = run("replay", "out", "1")
-    assert (found["code"], found["outcome"]["replayed"], found["reward"]["replayed"]) == (0, "truncated", -0.5)
+    replayed = run("replay", "out", "1")
+    assert (replayed["code"], replayed["outcome"]["replayed"], replayed["reward"]["replayed"]) == (0, "truncated", -0.5)
     whole = json.loads(Path("out/episodes.jsonl").read_text().splitlines()[0])
     # As if the context had been full before the second turn: there is no rule that would end it there again.
     whole["turns"], whole["tail"] = whole["turns"][:1], whole["turns"][1]["observation"]
@@ -177,14 +179,14 @@ def test_options_of_one_phase_alone_are_in_the_episode(run: Command) -> None:
 def test_the_first_difference_is_shown_as_a_diff(run: Command, project: Path) -> None:
     record(run)
     (project / "changed").write_text("text")
-    found = run("replay", "out", "1")
-    assert found["code"] == 1
-    (first,) = found["differences"]
+    replayed = run("replay", "out", "1")
+    assert replayed["code"] == 1
+    (first,) = replayed["differences"]
     assert (first["turn"], first["what"]) == (1, "observation")
     assert first["diff"][1] == first["diff"][2].replace(" new", "").replace("+ ", "- ", 1)
     assert len(first["diff"]) <= 8, "one line has changed, and the last one has another time"
-    assert [turn["observation"] for turn in found["turns"]] == ["same", "different", "not reached", "not reached"]
-    assert found["stopped"].startswith("the observation before turn 1 differs")
+    assert [turn["observation"] for turn in replayed["turns"]] == ["same", "different", "not reached", "not reached"]
+    assert replayed["stopped"].startswith("the observation before turn 1 differs")
     further = run("replay", "out", "1", "--keep-going")
     assert [turn["observation"] for turn in further["turns"]] == ["same", "different", "different", "different"]
     assert (further["code"], further["outcome"]["verdict"], further["stopped"]) == (1, "same", None)
@@ -193,29 +195,29 @@ def test_the_first_difference_is_shown_as_a_diff(run: Command, project: Path) ->
 def test_a_tool_that_fails_now_is_a_difference(run: Command, project: Path) -> None:
     record(run)
     (project / "changed").write_text("raises")
-    found = run("replay", "out", "1")
-    assert [(d["turn"], d["what"]) for d in found["differences"]] == [(0, "tools"), (1, "observation")]
-    assert found["differences"][0]["diff"] == ["- look: ok", "+ look: raised"]
+    replayed = run("replay", "out", "1")
+    assert [(d["turn"], d["what"]) for d in replayed["differences"]] == [(0, "tools"), (1, "observation")]
+    assert replayed["differences"][0]["diff"] == ["- look: ok", "+ look: raised"]
 
 
 def test_another_reward_is_a_difference(run: Command, project: Path) -> None:
     record(run)
     (project / "changed").write_text("strict")
-    found = run("replay", "out", "1")
-    kinds = [(d["turn"], d["what"]) for d in found["differences"]]
-    assert (found["code"], kinds) == (1, [(3, "reward"), (None, "reward"), (None, "rewards")])
-    assert found["differences"][0]["diff"] == ["- 1", "+ 0"]
+    replayed = run("replay", "out", "1")
+    kinds = [(d["turn"], d["what"]) for d in replayed["differences"]]
+    assert (replayed["code"], kinds) == (1, [(3, "reward"), (None, "reward"), (None, "rewards")])
+    assert replayed["differences"][0]["diff"] == ["- 1", "+ 0"]
 
 
 def test_an_episode_that_ends_earlier_or_goes_on_is_a_difference(run: Command, project: Path) -> None:
     record(run)
     (project / "changed").write_text("ends")
-    found = run("replay", "out", "1")
-    (only,) = found["differences"]
+    replayed = run("replay", "out", "1")
+    (only,) = replayed["differences"]
     assert (only["turn"], only["what"], only["recorded"]) == (2, "end", "turn 2 of 4 came next")
     (project / "changed").write_text("goes on")
-    found = run("replay", "out", "1")
-    (only,) = found["differences"]
+    replayed = run("replay", "out", "1")
+    (only,) = replayed["differences"]
     assert (only["turn"], only["what"]) == (4, "end")
     assert only["replayed"] == "the record has no more turns, and the environment continues"
 
@@ -229,29 +231,29 @@ def test_a_fault_of_the_environment_is_found_again(run: Command, project: Path) 
     assert Path("out/faults.jsonl").exists()
     shutil.copy("out/faults.jsonl", "alone.jsonl")
     for where in (("out", "faults:1"), ("alone.jsonl", "1")):
-        found = run("replay", *where)
-        assert (found["code"], found["outcome"]["recorded"]) == (0, "env_fault")
+        replayed = run("replay", *where)
+        assert (replayed["code"], replayed["outcome"]["recorded"]) == (0, "env_fault")
     (project / "changed").unlink()
-    found = run("replay", "out", "faults:1")
-    assert (found["code"], found["differences"][0]["what"]) == (1, "end")
-    assert "the maze fell down" in found["differences"][0]["recorded"]
+    replayed = run("replay", "out", "faults:1")
+    assert (replayed["code"], replayed["differences"][0]["what"]) == (1, "end")
+    assert "the maze fell down" in replayed["differences"][0]["recorded"]
 
 
 def test_a_fault_of_the_machinery_says_nothing_of_the_environment(run: Command, project: Path) -> None:
     (project / "changed").write_text("machinery")
     run("eval", "--env", "maze.py:Maze", "--agent", "scripted:maze.py:walk", "--tasks", "1", "--out", "out")
     (project / "changed").unlink()
-    found = run("replay", "out/faults.jsonl", "1")
-    assert (found["code"], found["outcome"]["verdict"]) == (0, "not reached")
-    assert found["notes"] == [
+    replayed = run("replay", "out/faults.jsonl", "1")
+    assert (replayed["code"], replayed["outcome"]["verdict"]) == (0, "not reached")
+    assert replayed["notes"] == [
         "the machinery failed then, which says nothing about the environment: InfraError: tool look: no light"
     ]
 
 
 def test_what_reaches_beyond_this_machine_is_warned_of(run: Command) -> None:
     record(run, "--option", "width=9")
-    found = run("replay", "out", "1")
-    assert "maze.py:Maze opens the door of somebody else: the replay does it again" in found["err"]
+    replayed = run("replay", "out", "1")
+    assert "maze.py:Maze opens the door of somebody else: the replay does it again" in replayed["err"]
     assert "again" not in run("replay", "out", "1", "--option", "width=8")["err"]
 
 
@@ -285,8 +287,8 @@ def test_people_read_a_table_and_a_diff(run: Command, project: Path, capfd: pyte
 )
 def test_an_episode_that_is_not_there_is_one_sentence(run: Command, episode: str, words: list[str]) -> None:
     record(run)
-    found = run("replay", "out", episode)
-    assert found["code"] == 2 and [word for word in words if word not in found["error"]] == []
+    replayed = run("replay", "out", episode)
+    assert replayed["code"] == 2 and [word for word in words if word not in replayed["error"]] == []
 
 
 def test_a_prefix_must_be_of_one_episode(run: Command) -> None:
@@ -310,16 +312,16 @@ def test_the_phases_of_a_training_run(run: Command, project: Path) -> None:
     (folder / "train.jsonl").write_text(replace(episode, id="train/0/0").to_json() + "\n")
     first = episode.id
     note = "does not record its settings"
-    found = run("replay", "run", f"before:{first}")
-    assert (found["code"], found["phase"], note in found["err"]) == (0, "before", True)
+    replayed = run("replay", "run", f"before:{first}")
+    assert (replayed["code"], replayed["phase"], note in replayed["err"]) == (0, "before", True)
     assert "is in after, before: write after:" in run("replay", "run", first)["error"]
     assert "has the phases after, before, train: write PHASE:1" in run("replay", "run", "1")["error"]
     assert "no phase 'befor'. Did you mean before?" in run("replay", "run", "befor:1")["error"]
     env = {"name": "maze.py:Maze", "options": {"width": 4}, "max_turns": 4}
     (project / "run/config.yaml").write_text(json.dumps({"env": env}))  # JSON is YAML
-    found = run("replay", "run", "after:2")
-    assert (found["options"], found["line"], note in found["err"]) == ({"width": 4}, 2, False)
-    assert "of 3" in found["differences"][0]["recorded"], "it was recorded with a width of 3"
+    replayed = run("replay", "run", "after:2")
+    assert (replayed["options"], replayed["line"], note in replayed["err"]) == ({"width": 4}, 2, False)
+    assert "of 3" in replayed["differences"][0]["recorded"], "it was recorded with a width of 3"
     assert run("replay", "run/episodes/train.jsonl", "1")["options"] == {"width": 4}
 
 
@@ -327,8 +329,8 @@ def test_an_environment_that_is_not_there_is_one_sentence(run: Command, project:
     record(run)
     lines = Path("out/episodes.jsonl").read_text()
     Path("gone.jsonl").write_text(lines.replace("maze.py:Maze", "mazes"))
-    found = run("replay", "gone.jsonl", "1")
-    assert found["code"] == 2 and "mazes" in found["error"]
+    replayed = run("replay", "gone.jsonl", "1")
+    assert replayed["code"] == 2 and "mazes" in replayed["error"]
     assert run("replay", "gone.jsonl", "1", "--env", "maze.py:Maze")["code"] == 0
     Path("nameless.jsonl").write_text(lines.replace("maze.py:Maze", ""))
     assert "names no environment: name it with --env" in run("replay", "nameless.jsonl", "1")["error"]
@@ -353,8 +355,8 @@ def test_what_the_experts_did_can_be_done_again(run: Command, env: str) -> None:
     done = run("eval", "--env", env, "--agent", "scripted:expert", "--tasks", "3", "--out", "out")
     assert done["avg@1"] == 1.0
     for line in ("1", "2", "3"):
-        found = run("replay", "out", line)
-        assert (found["code"], found["differences"]) == (0, [])
+        replayed = run("replay", "out", line)
+        assert (replayed["code"], replayed["differences"]) == (0, [])
 
 
 # ---- the comparison alone ----
@@ -384,12 +386,12 @@ def test_two_episodes_are_the_same_exactly_where_nothing_differs(first: list[Any
     a, b = (
         Episode(
             task=Task(prompt=(), id="t"),
-            turns=tuple(turn(i, *parts) for i, parts in enumerate(each)),
+            turns=tuple(turn(i, *parts) for i, parts in enumerate(turns)),
             outcome=Outcome.SCORED,
-            reward=sum(parts[1] for parts in each),
+            reward=sum(parts[1] for parts in turns),
             id="e",
         )
-        for each in (first, second[: len(first)])
+        for turns in (first, second[: len(first)])
     )
     assert compare_episodes(a, b, dict(enumerate(b.turns))).same == (first == second[: len(first)])
 

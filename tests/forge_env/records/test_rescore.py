@@ -45,9 +45,9 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
     write_jsonl(tmp_path / "episodes.jsonl", EPISODES)
 
     def command(reward: str, *more: str, code: int = 0) -> dict[str, Any]:
-        found = main(["score", str(tmp_path), "--reward", f"{tmp_path}/rewards.py:{reward}", "--json", *more])
+        result = main(["score", str(tmp_path), "--reward", f"{tmp_path}/rewards.py:{reward}", "--json", *more])
         out, err = capfd.readouterr()
-        assert found == code, err
+        assert result == code, err
         return json.loads(out)
 
     return command

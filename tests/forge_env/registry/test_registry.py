@@ -263,14 +263,14 @@ def test_two_packages_that_give_one_name_are_both_named(tmp_path: Path) -> None:
 
 def test_a_function_is_one_tool_under_the_registered_name() -> None:
     register("twofold", double, timeout=2, parallel=True)
-    (found,) = tools_of("twofold")
-    assert (found.name, found.description, found.options.timeout, found.options.parallel) == (
+    (result,) = tools_of("twofold")
+    assert (result.name, result.description, result.options.timeout, result.options.parallel) == (
         "twofold",
         "Double a number.",
         2,
         True,
     )
-    assert found.parameters["required"] == ["number"]
+    assert result.parameters["required"] == ["number"]
 
 
 def test_a_class_gives_tools_of_one_fresh_instance() -> None:
@@ -292,8 +292,8 @@ def test_a_class_without_marks_gives_its_documented_and_typed_methods() -> None:
 
 
 def test_a_target_stands_for_tools_too() -> None:
-    (found,) = tools_of(f"{__file__}:ready_made")
-    assert (found.name, found.function(number=4)) == ("twice", 8)
+    (result,) = tools_of(f"{__file__}:ready_made")
+    assert (result.name, result.function(number=4)) == ("twice", 8)
 
 
 @pytest.mark.parametrize(

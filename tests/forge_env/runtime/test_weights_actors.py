@@ -28,7 +28,7 @@ async def test_one_actor_publishes_and_another_fetches(kind: type[WeightStore], 
         await asyncio.gather(store.open(), *(launcher.start(name) for name in ("trainer", "engine")))
         for version in range(4):
             await within(DEADLINE_S, trainer.publish_then_change.call_one(version, version), "publishing")
-            found = await within(DEADLINE_S, engine.fetch.call_one(version), "fetching")
-            assert found == fingerprints(make_state_dict(version))
+            result = await within(DEADLINE_S, engine.fetch.call_one(version), "fetching")
+            assert result == fingerprints(make_state_dict(version))
     await store.close()
     assert not isinstance(store, SharedMemoryStore) or not store.folder.exists()

@@ -36,9 +36,9 @@ MORE_THAN_THERE_IS = 2**50
     ],
 )  # fmt: skip
 def test_the_fastest_that_can_be_had(size: int, all_on_gpus: bool, hosts: int, kind: type, sentence: str) -> None:
-    store, said = choose_store("auto", size=size, all_on_gpus=all_on_gpus, hosts=hosts)
+    store, output = choose_store("auto", size=size, all_on_gpus=all_on_gpus, hosts=hosts)
     assert type(store) is kind
-    assert said.startswith(f"weights go through {sentence}")
+    assert output.startswith(f"weights go through {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_8b_in_bfloat16_goes_from_gpu_to_gpu_where_a_fifth_of_one_takes_it(card:
 
 @pytest.mark.parametrize("wanted", sorted(choice._STORES))
 def test_the_one_that_is_wanted(wanted: str) -> None:
-    store, said = choose_store(wanted, size=4, all_on_gpus=True)
+    store, output = choose_store(wanted, size=4, all_on_gpus=True)
     assert type(store) is choice._STORES[wanted]
-    assert said.endswith(": as --weights.store says")
+    assert output.endswith(": as --weights.store says")
 
 
 @pytest.mark.parametrize(

@@ -123,5 +123,5 @@ def test_the_tool_that_ended_an_episode(outcome: Outcome, error: str, name: str)
     episode = Episode(task=task, turns=(turn,), outcome=outcome, reward=None, error=error, id="e")
     assert faulted_tool(episode) == name
     figures = tool_figures([episode])
-    assert {tool: each.faults for tool, each in figures.items() if each.faults} == ({name: 1} if name else {})
+    assert {tool: item.faults for tool, item in figures.items() if item.faults} == ({name: 1} if name else {})
     assert tool_metrics([episode]).get(f"tool/{name}/faults", 0) == int(bool(name))

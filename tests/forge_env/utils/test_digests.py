@@ -63,9 +63,9 @@ def test_code_is_a_file_and_what_it_imports_beside_itself(project: Path) -> None
 
 
 def test_an_environment_is_its_bases_its_packages_and_the_files_that_its_options_name(project: Path) -> None:
-    found = environment_digests(make("own.py:Own", data="tasks_{split}.jsonl"))
-    assert {"own.py", "helper.py", "tasks_train.jsonl"} <= found.keys()
-    assert not any(name.startswith("forge_env") for name in found)
+    result = environment_digests(make("own.py:Own", data="tasks_{split}.jsonl"))
+    assert {"own.py", "helper.py", "tasks_train.jsonl"} <= result.keys()
+    assert not any(name.startswith("forge_env") for name in result)
     shop = environment_digests(make("tool_api", tools=["other.py:add", "shop"]))
     assert {
         "other.py",
@@ -96,8 +96,8 @@ def test_the_weights_of_a_model_count_by_their_content(project: Path) -> None:
 
 
 def test_an_endpoint_is_its_name_and_the_record_says_so(project: Path) -> None:
-    found = depends_on("openai:m@http://127.0.0.1:1/v1", make("math"), [])
-    assert found["agent"] == {} and "what the endpoint serves" in found["not_covered"][-1]
+    result = depends_on("openai:m@http://127.0.0.1:1/v1", make("math"), [])
+    assert result["agent"] == {} and "what the endpoint serves" in result["not_covered"][-1]
 
 
 def test_a_file_that_is_new_and_one_that_is_gone_are_changes() -> None:

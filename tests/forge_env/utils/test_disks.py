@@ -11,10 +11,10 @@ from forge_env.utils.disks import full_disk
 
 
 def test_a_full_disk_is_named_by_where_it_is_mounted(tmp_path: Path) -> None:
-    said = full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "not" / "there")
-    mount = said.removeprefix("the disk mounted at ").partition(" is full (")[0]
+    output = full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "not" / "there")
+    mount = output.removeprefix("the disk mounted at ").partition(" is full (")[0]
     assert Path(mount).is_mount() and tmp_path.is_relative_to(mount)
-    assert said.endswith(" MB free)")
+    assert output.endswith(" MB free)")
     assert (
         full_disk(OSError(errno.EDQUOT, "quota"), tmp_path) == f"there is no quota left on the disk mounted at {mount}"
     )

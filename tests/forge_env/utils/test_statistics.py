@@ -154,23 +154,23 @@ def test_little_says_little() -> None:
 @given(NUMBERS, st.randoms(use_true_random=False))
 def test_pairs_against_all_flips(values: list[float], rng: random.Random) -> None:
     other = [rng.choice(values) for _ in values]
-    found = paired(values, other)
+    result = paired(values, other)
     gaps = [a - b for a, b in zip(values, other, strict=True)]
     flips = [
         abs(math.fsum(s * d for s, d in zip(signs, gaps, strict=True))) for signs in product((1, -1), repeat=len(gaps))
     ]
-    assert found.p_value == pytest.approx(sum(f >= abs(math.fsum(gaps)) - 1e-9 for f in flips) / len(flips))
-    assert (found.wins, found.losses, found.ties) == tuple(
+    assert result.p_value == pytest.approx(sum(f >= abs(math.fsum(gaps)) - 1e-9 for f in flips) / len(flips))
+    assert (result.wins, result.losses, result.ties) == tuple(
         sum(map(f, gaps)) for f in (lambda d: d > 0, lambda d: d < 0, lambda d: d == 0)
     )
-    assert found.difference == clustered_mean(gaps)
+    assert result.difference == clustered_mean(gaps)
 
 
 def test_many_pairs_are_sampled_the_same_way_each_time() -> None:
     better, worse = [1.0] * 20 + [0.0] * 5, [0.0] * 20 + [1.0] * 5
     exact = sum(math.comb(25, i) for i in range(25 + 1) if abs(25 - 2 * i) >= 15) / 2**25
-    found = paired(better, worse)
-    assert found.p_value == paired(better, worse).p_value == pytest.approx(exact, abs=0.002)
+    result = paired(better, worse)
+    assert result.p_value == paired(better, worse).p_value == pytest.approx(exact, abs=0.002)
     assert paired(worse, worse).p_value == 1.0
 
 

@@ -103,11 +103,11 @@ def test_a_file_that_cannot_be_imported_is_a_users_mistake(tmp_path: Path, text:
     modules = set(sys.modules)
     with pytest.raises(UserError) as caught:
         load(f"{file}:f")
-    said = str(caught.value)
-    assert "\n" not in said
-    assert [word for word in [*words, str(file)] if word not in said] == []
+    output = str(caught.value)
+    assert "\n" not in output
+    assert [word for word in [*words, str(file)] if word not in output] == []
     assert [
-        name for name in sys.modules.keys() - modules if name.startswith("broken") and "attribute" not in said
+        name for name in sys.modules.keys() - modules if name.startswith("broken") and "attribute" not in output
     ] == []
 
 
@@ -130,8 +130,8 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
 
 
 def test_the_target_of_an_object_leads_back_to_it(tmp_path: Path) -> None:
-    found = load(f"{write(tmp_path / 'shop.py', 'class Shop: ...')}:Shop")
-    assert source_of(found) == f"{tmp_path}/shop.py:Shop"
+    result = load(f"{write(tmp_path / 'shop.py', 'class Shop: ...')}:Shop")
+    assert source_of(result) == f"{tmp_path}/shop.py:Shop"
     assert source_of(Path) == "pathlib:Path"
     for without in (lambda: 0, 3):
         with pytest.raises(UserError, match="at the top of a module"):

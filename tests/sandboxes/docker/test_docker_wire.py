@@ -123,7 +123,7 @@ def test_the_largest_honest_result_fits() -> None:
 
 
 def test_capabilities_arrive_and_are_checked() -> None:
-    found = Capabilities(
+    result = Capabilities(
         backend="namespace",
         pid_namespace=True,
         mount_namespace=True,
@@ -136,7 +136,7 @@ def test_capabilities_arrive_and_are_checked() -> None:
         limits=("core", "stack"),
         missing=("one", "two"),
     )
-    assert wire.capabilities_of(json.loads(json.dumps(asdict(found)))) == found
-    for wrong in (None, [], {}, asdict(found) | {"seccomp": 1}, asdict(found) | {"missing": [1]}):
+    assert wire.capabilities_of(json.loads(json.dumps(asdict(result)))) == result
+    for wrong in (None, [], {}, asdict(result) | {"seccomp": 1}, asdict(result) | {"missing": [1]}):
         with pytest.raises(wire.BrokenFrame):
             wire.capabilities_of(wrong)

@@ -18,21 +18,21 @@ def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
 
 
 def alarm(dtype: str = "float32", **settings: float) -> tuple[MismatchAlarm, list[str]]:
-    said: list[str] = []
-    return MismatchAlarm(dtype=dtype, say=said.append, **settings), said
+    messages: list[str] = []
+    return MismatchAlarm(dtype=dtype, say=messages.append, **settings), messages
 
 
 def test_what_was_expected_is_said_once() -> None:
-    check, said = alarm()
+    check, messages = alarm()
     assert check(1, metrics(3e-7), is_fresh=True) == 0.0
-    assert said == [
+    assert messages == [
         "on-policy check: mean |logprob difference| 3e-07, k3 0, ratio within [0.999, 1.25]: as expected for float32"
     ]
-    assert check(2, metrics(3e-7), is_fresh=True) == 0.0 and len(said) == 1
+    assert check(2, metrics(3e-7), is_fresh=True) == 0.0 and len(messages) == 1
 
 
 @pytest.mark.parametrize(
-    ("dtype", "settings", "found", "expected"),
+    ("dtype", "settings", "measured", "expected"),
     [
         ("float32", {}, metrics(2e-4), 1.0),
         ("float32", {}, metrics(5e-5, kl=0.01), 1.0),  # a few tokens, far off
@@ -44,26 +44,28 @@ def test_what_was_expected_is_said_once() -> None:
         ("float32", {}, metrics(float("nan")), 1.0),
     ],
 )
-def test_bounds(dtype: str, settings: dict[str, float], found: dict[str, float], expected: float) -> None:
-    check, said = alarm(dtype, **settings)
-    assert check(1, found, is_fresh=True) == expected
-    assert len(said) == 1 and said[0].startswith("warning: on-policy check at step 1" if expected else "on-policy")
+def test_bounds(dtype: str, settings: dict[str, float], measured: dict[str, float], expected: float) -> None:
+    check, messages = alarm(dtype, **settings)
+    assert check(1, measured, is_fresh=True) == expected
+    assert len(messages) == 1 and messages[0].startswith(
+        "warning: on-policy check at step 1" if expected else "on-policy"
+    )
     if expected:
         for cause in ("temperature", "stale weights", "chat template", "dtype"):
-            assert cause in said[0]
+            assert cause in messages[0]
 
 
 def test_one_step_warns_and_the_metric_has_them_all() -> None:
-    check, said = alarm()
+    check, messages = alarm()
     assert [check(step, metrics(1.0), is_fresh=True) for step in range(1, 100)] == [1.0] * 99
-    assert [line.split(":")[1] for line in said] == [" on-policy check at step 1"]
+    assert [line.split(":")[1] for line in messages] == [" on-policy check at step 1"]
 
 
 def test_stale_tokens_and_steps_without_tokens_are_not_judged() -> None:
-    check, said = alarm()
+    check, messages = alarm()
     assert check(1, metrics(9.0), is_fresh=False) == check(2, {"tokens": 0.0}, is_fresh=True) == 0.0
-    assert said == []
-    assert check(3, metrics(0.0), is_fresh=True) == 0.0 and len(said) == 1
+    assert messages == []
+    assert check(3, metrics(0.0), is_fresh=True) == 0.0 and len(messages) == 1
 
 
 def test_the_bound_is_that_of_the_coarser_dtype() -> None:

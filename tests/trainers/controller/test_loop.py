@@ -427,7 +427,7 @@ async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
         return group(index, outcomes, "gone")
 
     async def train(groups: Sequence[Group]) -> dict[str, float]:
-        assert [[e.outcome for e in each.episodes] for each in groups] == [outcomes]
+        assert [[e.outcome for e in group.episodes] for group in groups] == [outcomes]
         return {"loss": 0.5}
 
     record = Record(run_group)
@@ -699,7 +699,7 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
         await loop.run()
         return waves, record, places
 
-    found = []
+    results = []
     for late in range(12):
         whole, trained, places = await record(late)
         for step, (place, ready) in enumerate(places[:-1], 1):
@@ -710,8 +710,8 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
             both = min(len(began), len(rest.began))  # the end of a run may come before its last wave, or after it
             assert began[:both] == rest.began[:both]
             assert trained_after.trained == trained.trained[step:]
-            found.append((len(place["open"]), len(place["ready"])))
-    assert {(4, 0), (2, 2), (4, 4)} & {*found} and len({*found}) > 1
+            results.append((len(place["open"]), len(place["ready"])))
+    assert {(4, 0), (2, 2), (4, 4)} & {*results} and len({*results}) > 1
 
 
 async def test_no_signal_in_waves_is_warned_of_and_ends_the_run() -> None:
@@ -862,14 +862,14 @@ async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: 
     for step, (place, ready) in enumerate(places, 1):
         ledger = Ledger()
         ledger.load_state_dict(place)
-        assert [each.number for each in sorted(ready, key=lambda each: each.number)] == place["ready"]
+        assert [group.number for group in sorted(ready, key=lambda group: group.number)] == place["ready"]
         rest, loop, _ = await record(steps_done=step, ledger=ledger, ready=ready)
         assert rest.steps == list(range(step + 1, 7))
         trained = [index for groups in whole.trained[:step] + rest.trained for index in groups]
         assert len(trained) == len(set(trained)) == loop.ledger.trained == 12
         assert not set(place["ready"]) & set(rest.admitted)
         assert set(place["open"]) - set(place["ready"]) <= set(rest.admitted) or step == 6
-        admitted = {each.number: whole.admitted[each.number] for each in ready} | rest.admitted
+        admitted = {group.number: whole.admitted[group.number] for group in ready} | rest.admitted
         for later, groups in enumerate(rest.trained, step):  # from version `later`
             assert all(0 <= later - admitted[index] <= staleness for index in groups)
         if staleness == 0:

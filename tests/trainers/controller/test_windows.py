@@ -50,11 +50,11 @@ class Windows(Record):
 
 def sizes(steps: int, interval: int, first: int = 0) -> list[int]:
     """Steps of each window of a run."""
-    found = []
+    results = []
     while first < steps:
-        found.append(min(interval - first % interval, steps - first))
-        first += found[-1]
-    return found
+        results.append(min(interval - first % interval, steps - first))
+        first += results[-1]
+    return results
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

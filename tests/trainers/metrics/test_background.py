@@ -38,42 +38,42 @@ class Forgets(Kept):
 
 
 def background(sink: Any, **settings: Any) -> tuple[Background, list[str]]:
-    said: list[str] = []
-    return Background("the sink", lambda: sink, said.append, **settings), said
+    messages: list[str] = []
+    return Background("the sink", lambda: sink, messages.append, **settings), messages
 
 
 def test_everything_arrives_in_order() -> None:
     sink = Kept()
-    front, said = background(sink)
+    front, output = background(sink)
     values = {"loss": 1.0}
     for step in range(100):
         front.log("train", step, values)
         values["loss"] += 1.0  # the record is of the moment
     front.close()
     assert [(r.step, r.values["loss"]) for r in sink.records] == [(step, step + 1.0) for step in range(100)]
-    assert sink.is_closed and said == []
+    assert sink.is_closed and output == []
 
 
 def test_going_back_reaches_a_sink_that_can_and_no_other() -> None:
     stays = [Record("train", 1, {})]
     for sink, expected in ((Forgets(), [1, 5]), (Kept(), [1, 2, 5])):
-        front, said = background(sink)
+        front, output = background(sink)
         for step in (1, 2):
             front.log("train", step, {})
         front.go_back(stays)
         front.log("train", 5, {})
         front.close()
-        assert [record.step for record in sink.records] == expected and said == []
+        assert [record.step for record in sink.records] == expected and output == []
 
 
 def test_a_sink_that_raises_is_switched_off_with_one_line() -> None:
     sink = Kept(bad=2)
-    front, said = background(sink)
+    front, output = background(sink)
     for step in range(5):
         front.log("train", step, {})
     front.close()
     assert [record.step for record in sink.records] == [0, 1] and front.is_off
-    assert said == ["warning: the sink is switched off: OSError: [Errno 28] No space left on device"]
+    assert output == ["warning: the sink is switched off: OSError: [Errno 28] No space left on device"]
     front.log("train", 9, {})  # and is not asked again
 
 
@@ -81,24 +81,24 @@ def test_a_sink_that_cannot_be_made_is_switched_off() -> None:
     def make() -> Kept:
         raise ConnectionError("no route\nto host")
 
-    said: list[str] = []
-    front = Background("the sink", make, said.append)
+    messages: list[str] = []
+    front = Background("the sink", make, messages.append)
     front.log("train", 1, {})
     front.close()
-    assert said == ["warning: the sink is switched off: ConnectionError: no route to host"]
+    assert messages == ["warning: the sink is switched off: ConnectionError: no route to host"]
 
 
 @pytest.mark.timeout(60)
 def test_a_sink_that_hangs_delays_nothing_and_what_it_missed_is_counted() -> None:
     sink = Kept()
     sink.gate.clear()
-    front, said = background(sink, backlog=3, close_seconds=0.2)
+    front, output = background(sink, backlog=3, close_seconds=0.2)
     for step in range(10):  # would never return if it waited for the sink
         front.log("train", step, {})
     # One may be in the sink's hands and three wait for it, however the threads are scheduled.
     assert front.dropped in (6, 7)
-    assert said == ["warning: the sink is 3 records behind: what it cannot take is dropped"]
+    assert output == ["warning: the sink is 3 records behind: what it cannot take is dropped"]
     front.close()
-    assert said[1].startswith("warning: the sink did not finish within 0.2 s")
-    assert said[2] == f"warning: the sink was too slow: {front.dropped} records are not in it"
+    assert output[1].startswith("warning: the sink did not finish within 0.2 s")
+    assert output[2] == f"warning: the sink was too slow: {front.dropped} records are not in it"
     sink.gate.set()

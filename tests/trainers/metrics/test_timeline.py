@@ -72,11 +72,11 @@ def test_spans_of_the_past_lie_side_by_side(tmp_path: Path) -> None:
     )
     timeline.close()
     names = {event["tid"]: event["args"]["name"] for event in events(path) if event["name"] == "thread_name"}
-    found = {event["name"]: event for event in events(path) if event["ph"] == "X"}
-    assert {name: names[span["tid"]] for name, span in found.items()} == {
+    spans = {event["name"]: event for event in events(path) if event["ph"] == "X"}
+    assert {name: names[span["tid"]] for name, span in spans.items()} == {
         "model": "start",
         "engine": "start",
         "trainer": "start 2",
         "envs": "start 2",
     }
-    assert found["engine"]["ts"] == 1_002_000_000 and found["engine"]["dur"] == 6_000_000
+    assert spans["engine"]["ts"] == 1_002_000_000 and spans["engine"]["dur"] == 6_000_000

@@ -44,25 +44,25 @@ def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str,
     config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_config(config)
-    assert read_shape(tmp_path / "config.json").parameters == sum(each.numel() for each in model.parameters())
+    assert read_shape(tmp_path / "config.json").parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_no_model_is_the_tiny_one() -> None:
-    found = find_shape("")
-    assert found.shape == made_shape("tiny") and "tiny" in found.where and not found.missing
+    model = find_shape("")
+    assert model.shape == made_shape("tiny") and "tiny" in model.where and not model.missing
 
 
 def test_a_hub_id_that_is_not_here_has_no_sizes_but_a_known_one_has() -> None:
-    found = find_shape("nobody/No-Such-Model")
-    assert found.shape is None and "nobody/No-Such-Model" in found.missing
+    model = find_shape("nobody/No-Such-Model")
+    assert model.shape is None and "nobody/No-Such-Model" in model.missing
 
 
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", "head_dim": 32}))
-    found = find_shape(str(tmp_path))
-    assert found.shape is not None
-    assert (found.shape.query_size, found.shape.key_value_size) == (128, 64)
-    assert str(tmp_path) in found.where and not found.missing
+    model = find_shape(str(tmp_path))
+    assert model.shape is not None
+    assert (model.shape.query_size, model.shape.key_value_size) == (128, 64)
+    assert str(tmp_path) in model.where and not model.missing
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_hundred_million_parameters_that_transformers_loads(made: tuple[Path, 
     folder, parameters = made
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert 80e6 < parameters < 120e6
     with torch.no_grad():
         logits = model(torch.arange(16)[None]).logits

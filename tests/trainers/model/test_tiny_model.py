@@ -19,13 +19,13 @@ SIZE = ModelSize(num_hidden_layers=1, hidden_size=32, intermediate_size=48, head
 
 
 def conversations() -> list[list[Message]]:
-    found: list[list[Message]] = []
+    results: list[list[Message]] = []
     for task in Math.tasks(count=32):
         start: list[Message] = [{"role": "system", "content": Math.system_prompt}, *task.prompt]
         result: Message = {"role": "tool", "content": task.target, "tool_call_id": "call_0"}
         asked = [*start, Math.expert(start), result]
-        found.append([*asked, Math.expert(asked)])
-    return found
+        results.append([*asked, Math.expert(asked)])
+    return results
 
 
 def make(folder: Path, seed: int = 0) -> int:

@@ -65,13 +65,13 @@ class Reference:
 
     def gradient(self, step: float = 1e-6) -> np.ndarray:
         """Central differences."""
-        found = np.zeros_like(self.frozen)
-        for i, t in np.ndindex(*found.shape):
+        result = np.zeros_like(self.frozen)
+        for i, t in np.ndindex(*result.shape):
             up, down = self.frozen.copy(), self.frozen.copy()
             up[i, t] += step
             down[i, t] -= step
-            found[i, t] = (self.value(up) - self.value(down)) / (2 * step)
-        return found
+            result[i, t] = (self.value(up) - self.value(down)) / (2 * step)
+        return result
 
     def token(self, logprobs: np.ndarray, i: int, t: int) -> float:
         term = self.correction(i, t) * self.policy(logprobs, i, t)

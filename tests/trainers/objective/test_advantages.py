@@ -32,10 +32,10 @@ def test_one_reward_teaches_nothing(same: list[float]) -> None:
 @settings(deadline=None)
 @given(rewards)
 def test_mean_is_zero_and_order_is_kept(values: list[float]) -> None:
-    found = group_relative(values)
-    assert len(found) == len(values)
-    assert math.fsum(found) == pytest.approx(0.0, abs=1e-6)
-    by_reward = sorted(zip(values, found, strict=True))
+    advantages = group_relative(values)
+    assert len(advantages) == len(values)
+    assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-6)
+    by_reward = sorted(zip(values, advantages, strict=True))
     assert all(a <= b for (_, a), (_, b) in pairwise(by_reward))
 
 
@@ -43,8 +43,8 @@ def test_mean_is_zero_and_order_is_kept(values: list[float]) -> None:
 @given(rewards, st.integers(0, 99))
 def test_siblings_have_no_order(values: list[float], seed: int) -> None:
     places = random.Random(seed).sample(range(len(values)), len(values))
-    found = group_relative(values)
-    assert group_relative([values[i] for i in places]) == [found[i] for i in places]
+    advantages = group_relative(values)
+    assert group_relative([values[i] for i in places]) == [advantages[i] for i in places]
 
 
 @settings(deadline=None)

@@ -39,10 +39,10 @@ def value_and_gradient(loss: torch.nn.Module, batch: dict[str, torch.Tensor]) ->
 
 
 def check(name: str, batch: dict[str, torch.Tensor], **settings: Any) -> None:
-    kind, make, own = LOSSES[name]
-    reference = Reference(kind, batch, **own, **settings)
+    kind, make, defaults = LOSSES[name]
+    reference = Reference(kind, batch, **defaults, **settings)
     given = {key: value for key, value in batch.items() if key in TENSORS.get(kind, batch)}
-    value, gradient = value_and_gradient(make(**own, **settings), given)
+    value, gradient = value_and_gradient(make(**defaults, **settings), given)
     assert value == pytest.approx(reference.value(reference.frozen), abs=1e-12)
     torch.testing.assert_close(gradient, torch.from_numpy(reference.gradient()), atol=2e-8, rtol=0)
 
@@ -89,8 +89,8 @@ def test_in_the_first_step_of_a_window_nothing_is_clipped(name: str, mode: str) 
     batch = make_batch(spread=0.05)
     batch["old_logprobs"] = batch["logprobs"].clone()
     check(name, batch, correction=mode, correction_low=0.8, correction_high=1.25)
-    _, make, own = LOSSES[name]
-    loss = make(**own, correction="none")
+    _, make, defaults = LOSSES[name]
+    loss = make(**defaults, correction="none")
     gradient = value_and_gradient(loss, batch)[1]
     valid = batch["loss_mask"]
     assert bool((gradient[valid] != 0).all())
@@ -101,27 +101,27 @@ def test_in_the_first_step_of_a_window_nothing_is_clipped(name: str, mode: str) 
 
 @each_loss
 def test_the_classes_own_defaults_are_the_papers(name: str) -> None:
-    kind, make, own = LOSSES[name]
+    kind, make, defaults = LOSSES[name]
     batch = make_batch()
     given = {key: value for key, value in batch.items() if key in TENSORS.get(kind, batch)}
     if name in PRESENT:
-        assert make()(**given) == make(**own, beta=0.0)(**given)
+        assert make()(**given) == make(**defaults, beta=0.0)(**given)
 
 
 @each_loss
 def test_the_entropy_bonus_has_a_gradient_and_is_aggregated_as_the_loss(name: str) -> None:
-    kind, make, own = LOSSES[name]
+    kind, make, defaults = LOSSES[name]
     batch = make_batch()
     given = {key: value for key, value in batch.items() if key in TENSORS.get(kind, batch)}
     entropy = torch.rand(batch["logprobs"].shape, dtype=torch.float64).requires_grad_()
-    loss = make(**own, entropy_coef=0.1)
+    loss = make(**defaults, entropy_coef=0.1)
     loss(**given, entropy=entropy).backward()
     mask = batch["loss_mask"].double()
     per_token = {
         "token": 1 / mask.sum(),
         "sequence": 1 / mask.sum(-1, keepdim=True).clamp(min=1) / (mask.sum(-1) > 0).sum(),
-        "constant": 1 / own.get("constant", 1.0) / (mask.sum(-1) > 0).sum(),
-    }[own["aggregation"]]
+        "constant": 1 / defaults.get("constant", 1.0) / (mask.sum(-1) > 0).sum(),
+    }[defaults["aggregation"]]
     torch.testing.assert_close(entropy.grad, -0.1 * per_token * mask)
     assert loss.unused_tensors == set() and make().unused_tensors == {"entropy"}
     with pytest.raises(UserError, match="entropy"):
@@ -150,10 +150,10 @@ def test_the_default_correction_holds_only_what_nothing_honest_explains() -> Non
 
 @each_loss
 def test_only_a_loss_of_advantages_alone_leaves_idle_samples_out(name: str) -> None:
-    _, make, own = LOSSES[name]
-    assert make(**own).skips_idle
-    assert not make(**own, beta=0.1).skips_idle
-    assert not make(**own, entropy_coef=-0.1).skips_idle
+    _, make, defaults = LOSSES[name]
+    assert make(**defaults).skips_idle
+    assert not make(**defaults, beta=0.1).skips_idle
+    assert not make(**defaults, entropy_coef=-0.1).skips_idle
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,16 @@ def batch(*advantages: float, tokens: int = 2, generator: float = GENERATOR, old
 
 def metrics(loss: object, *parts: tuple[MicroBatch, list[list[float]]]) -> dict[str, float]:
     """Metrics of micro-batches whose ratios are given."""
-    found = LossMetrics(loss, CPU)
+    measured = LossMetrics(loss, CPU)
     for one, ratios in parts:
-        found.add(one, torch.tensor(ratios, dtype=torch.float64).log() + GENERATOR, None)
-    return found.values(sum(len(row) for _, ratios in parts for row in ratios))
+        measured.add(one, torch.tensor(ratios, dtype=torch.float64).log() + GENERATOR, None)
+    return measured.values(sum(len(row) for _, ratios in parts for row in ratios))
 
 
 def test_worked_by_hand() -> None:
-    found = metrics(GRPOLoss(clip_low=0.2, clip_high=0.28), (batch(1.0, -1.0), [[1.0, 2.0], [0.5, 0.5]]))
+    measured = metrics(GRPOLoss(clip_low=0.2, clip_high=0.28), (batch(1.0, -1.0), [[1.0, 2.0], [0.5, 0.5]]))
     ln2 = math.log(2)
-    assert found == pytest.approx(
+    assert measured == pytest.approx(
         {
             "ratio_mean": 1.0,
             "ratio_min": 0.5,
@@ -60,10 +60,12 @@ def test_worked_by_hand() -> None:
 
 def test_with_old_logprobs_the_ratio_is_against_them_and_the_mismatch_against_the_generator() -> None:
     part = batch(1.0, old=math.log(0.25))
-    found = metrics(GRPOLoss(clip_low=0.2, clip_high=0.28), (part, [[0.5, 1.0]]))  # model / generator
-    assert (found["ratio_min"], found["ratio_max"], found["ratio_mean"]) == pytest.approx((1.0, 2.0, 1.5), abs=1e-6)
-    assert found["clipped_high"] == 0.5 and found["ess"] == pytest.approx(9 / 2 / 5, abs=1e-6)
-    against_generator = found["mean_abs_logprob_difference"], found["kl_k1"]
+    measured = metrics(GRPOLoss(clip_low=0.2, clip_high=0.28), (part, [[0.5, 1.0]]))  # model / generator
+    assert (measured["ratio_min"], measured["ratio_max"], measured["ratio_mean"]) == pytest.approx(
+        (1.0, 2.0, 1.5), abs=1e-6
+    )
+    assert measured["clipped_high"] == 0.5 and measured["ess"] == pytest.approx(9 / 2 / 5, abs=1e-6)
+    against_generator = measured["mean_abs_logprob_difference"], measured["kl_k1"]
     assert against_generator == pytest.approx((math.log(2) / 2,) * 2, abs=1e-6)
 
 
@@ -71,8 +73,8 @@ def test_what_each_loss_clips() -> None:
     part = batch(1.0, -1.0), [[1.5, 0.5], [1.5, 0.5]]
 
     def clipped(loss: object) -> tuple[float, float]:
-        found = metrics(loss, part)
-        return found["clipped_low"], found["clipped_high"]
+        measured = metrics(loss, part)
+        return measured["clipped_low"], measured["clipped_high"]
 
     assert clipped(GRPOLoss()) == (0.25, 0.25)  # the gradient's own side of each bound only
     assert clipped(CISPOLoss(clip_low=0.2, clip_high=0.2)) == (0.5, 0.5)
@@ -90,22 +92,22 @@ def test_micro_batches_add_up() -> None:
 
 
 def test_entropy_where_it_is_known_and_nothing_at_all() -> None:
-    found = LossMetrics(GRPOLoss(), CPU)
-    assert found.values(0) == {}
-    found.add(batch(1.0), torch.full((1, 2), GENERATOR), torch.tensor([[1.0, 3.0]]))
-    assert found.values(2)["entropy"] == 2.0
+    measured = LossMetrics(GRPOLoss(), CPU)
+    assert measured.values(0) == {}
+    measured.add(batch(1.0), torch.full((1, 2), GENERATOR), torch.tensor([[1.0, 3.0]]))
+    assert measured.values(2)["entropy"] == 2.0
 
 
 def test_extreme_ratios_stay_finite() -> None:
-    found = LossMetrics(GRPOLoss(), CPU)
-    found.add(batch(1.0, generator=-1e4), torch.zeros(1, 2), None)
-    assert all(map(math.isfinite, found.values(2).values()))
+    measured = LossMetrics(GRPOLoss(), CPU)
+    measured.add(batch(1.0, generator=-1e4), torch.zeros(1, 2), None)
+    assert all(map(math.isfinite, measured.values(2).values()))
 
 
 def test_episodes_that_have_an_advantage_and_no_gradient() -> None:
     """Three of five have an advantage; one of them has no gradient, and one of the other two has some."""
-    found = LossMetrics(GRPOLoss(), CPU)
+    measured = LossMetrics(GRPOLoss(), CPU)
     for advantages, gradients in (((1.0, -1.0, 0.0), ((0, 0), (0, 0.5), (0, 0))), ((0.0, 2.0), ((0.1, 0), (1, 1)))):
         one = batch(*advantages)
-        found.add(one, one.generator_logprobs, None, torch.tensor(gradients, dtype=torch.float32))
-    assert found.values(10)["episodes_without_gradient"] == pytest.approx(1 / 3)
+        measured.add(one, one.generator_logprobs, None, torch.tensor(gradients, dtype=torch.float32))
+    assert measured.values(10)["episodes_without_gradient"] == pytest.approx(1 / 3)

@@ -57,9 +57,9 @@ def count(loss: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (mask.any(-1).sum() if loss.normalizer_unit == "episodes" else mask.sum()).double()
 
 
-def assert_same(found: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:
-    assert found[0] == pytest.approx(expected[0], abs=1e-10)
-    torch.testing.assert_close(found[1], expected[1], atol=1e-10, rtol=0)
+def assert_same(result: tuple[float, torch.Tensor], expected: tuple[float, torch.Tensor]) -> None:
+    assert result[0] == pytest.approx(expected[0], abs=1e-10)
+    torch.testing.assert_close(result[1], expected[1], atol=1e-10, rtol=0)
 
 
 @each_loss
@@ -71,7 +71,7 @@ def test_micro_batches_and_ranks_add_up(loss: Any, batch: dict[str, torch.Tensor
     parts = data.draw(st.lists(st.integers(0, 3), min_size=len(batch["logprobs"]), max_size=len(batch["logprobs"])))
     value, gradient = 0.0, torch.zeros_like(batch["logprobs"])
     for part in set(parts):
-        rows = torch.tensor([i for i, own in enumerate(parts) if own == part])
+        rows = torch.tensor([i for i, part_of_row in enumerate(parts) if part_of_row == part])
         part_value, part_gradient = run(loss, {k: v[rows] for k, v in batch.items()}, normalizer=total)
         value += part_value
         gradient[rows] += part_gradient
@@ -171,8 +171,8 @@ def test_advantages_of_every_shape_and_masks_of_numbers_agree(loss: Any) -> None
         {"loss_mask": batch["loss_mask"].long()},
         {"loss_mask": batch["loss_mask"].float()},
     ):
-        found = run(loss, batch | changed)
-        assert found[0] == expected[0] and torch.equal(found[1], expected[1])
+        result = run(loss, batch | changed)
+        assert result[0] == expected[0] and torch.equal(result[1], expected[1])
 
 
 @settings(max_examples=15, deadline=None)
@@ -181,8 +181,8 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(batch: dict[str, tor
     batch["generator_logprobs"] = batch["logprobs"].clone()
     expected = run(ReinforceLoss(aggregation=aggregation), batch)[1]
     for make in (GRPOLoss, DAPOLoss, SAPOLoss, CISPOLoss, SimpleGRPOLoss):
-        found = run(make(aggregation=aggregation), batch)[1]
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        result = run(make(aggregation=aggregation), batch)[1]
+        torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -206,5 +206,5 @@ def test_k3_of_one_token_is_bounded_and_has_no_gradient_beyond_the_bound(straigh
     value.sum().backward()
     inside = [math.exp(2.5) - 2.5 - 1, 0.0, math.exp(-5) + 5 - 1]
     assert value.tolist() == pytest.approx([10.0, 10.0, *inside, 10.0])
-    own = [0.0, 0.0, 1 - math.exp(2.5), 0.0, 1 - math.exp(-5), 0.0]
-    assert d.grad is not None and d.grad.tolist() == pytest.approx(d.tolist() if straight_through else own)
+    own_gradient = [0.0, 0.0, 1 - math.exp(2.5), 0.0, 1 - math.exp(-5), 0.0]
+    assert d.grad is not None and d.grad.tolist() == pytest.approx(d.tolist() if straight_through else own_gradient)

@@ -63,14 +63,14 @@ def test_rows_become_samples() -> None:
 def test_what_a_loss_sees_is_what_was_given() -> None:
     """The loss layout is laid out over whole rows; on the masked places, in order, it has the batch's own values."""
     generator = torch.tensor(REFERENCE) - 0.5
-    each = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    inputs, targets = batch(generator_logprobs=generator, advantages=each)
+    given_advantages = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    inputs, targets = batch(generator_logprobs=generator, advantages=given_advantages)
     (micro,) = pack(read(inputs, targets), max_tokens=100, pack_length=0, pad_id=0)
     assert micro.reference_logprobs is not None
     for seen, given in (
         (micro.reference_logprobs, torch.tensor(REFERENCE)),
         (micro.generator_logprobs, generator),
-        (micro.advantages, each),
+        (micro.advantages, given_advantages),
     ):
         assert torch.equal(seen[micro.loss_mask], given[torch.tensor(MASK)])
     assert micro.targets.tolist() == [1, 2, 3, 4]

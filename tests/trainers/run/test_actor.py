@@ -134,8 +134,8 @@ async def test_ten_steps_are_those_of_one_process(team: Team, alone: TitanTraine
         expected = alone.train_step(samples, loss)
         assert ours["loss"] == pytest.approx(expected["loss"], abs=1e-5), seed
         assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, rel=1e-4, abs=1e-5), seed
-    found = await team.ask(team.trainer.logprobs.call_one(samples, 1.0))
-    for values, wanted in zip(found, alone.logprobs(samples), strict=True):
+    logprobs = await team.ask(team.trainer.logprobs.call_one(samples, 1.0))
+    for values, wanted in zip(logprobs, alone.logprobs(samples), strict=True):
         assert values == pytest.approx(wanted, abs=1e-4)
 
 

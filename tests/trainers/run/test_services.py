@@ -80,9 +80,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
     plain = TitanSettings(**trainer_settings(RunConfig()))
-    own = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    recipe = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
-        assert field.name in own or getattr(plain, field.name) == field.default, field.name
+        assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
 
 
 def test_the_placement_names_every_process() -> None:

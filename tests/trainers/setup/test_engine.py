@@ -76,8 +76,8 @@ def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound
 def test_an_engine_may_sleep_where_nothing_is_in_flight(
     arguments: tuple[str, ...], old_logprobs: str, engine_args: dict[str, Any], why: str
 ) -> None:
-    found = why_awake(read_config(Config, arguments), old_logprobs, engine_args)
-    assert why in found and bool(why) is bool(found)
+    reason = why_awake(read_config(Config, arguments), old_logprobs, engine_args)
+    assert why in reason and bool(why) is bool(reason)
 
 
 def test_on_cpu_an_engine_sleeps_only_where_it_is_told_to() -> None:

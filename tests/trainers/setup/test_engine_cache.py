@@ -17,8 +17,8 @@ def decide(**values: Any) -> tuple[float, bool, str]:
     sizes = {"needed": 30.0, "least": 5.0, "engine": 20.0, "card": 100.0, "others": 0.0, "others_at_rest": 0.0}
     words = {name: values.pop(name) for name in ("wanted", "hindrance") if name in values}
     given: dict[str, Any] = {name: None if size is None else size * GIB for name, size in (sizes | values).items()}
-    found = size_cache(CacheDemand(**given, utilization=0.9, **words))
-    return round(found.cache / GIB, 6), found.sleeps, found.why
+    decision = size_cache(CacheDemand(**given, utilization=0.9, **words))
+    return round(decision.cache / GIB, 6), decision.sleeps, decision.why
 
 
 @pytest.mark.parametrize(

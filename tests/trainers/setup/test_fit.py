@@ -134,8 +134,8 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
 
 def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
     config = read_config(Config, ["--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80"])
-    found = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
-    assert found == "it fits on 4 such GPUs with --services.trainer.procs 4"
+    result = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
+    assert result == "it fits on 4 such GPUs with --services.trainer.procs 4"
 
 
 def test_a_model_whose_state_is_too_large_for_the_card_fits_with_offloaded_weights() -> None:

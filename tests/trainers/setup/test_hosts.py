@@ -44,7 +44,7 @@ def place(config: Config) -> Placement:
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--launcher.hosts=2"], "--launcher.hosts is 2 and --launcher.kind is local, which is this machine alone"),
         (["--launcher.workers=one"], "--launcher.workers names hosts and --launcher.kind is local"),
@@ -54,8 +54,8 @@ def place(config: Config) -> Placement:
         (["--launcher.kind=slurm", "--launcher.hosts=2"], "this is not inside of a SLURM allocation: submit the run"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         check_hosts(config_of(*arguments))
     assert "\n" not in str(caught.value)
 
@@ -92,7 +92,7 @@ def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (
             ["--trainer.procs=8"],
@@ -102,7 +102,7 @@ def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
         (["--trainer.procs=6", "--parallelism.tensor_parallel_degree=2"], "in whole groups of .*degree, 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_does_not_fit_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         config = config_of(*TWO, *GPUS, *arguments)
         check_places(config, place(config))

@@ -38,8 +38,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, page
 
 
 def test_every_process_of_the_defaults() -> None:
-    found = {process.service: process.where for process in processes(Config())}
-    assert found == {
+    results = {process.service: process.where for process in processes(Config())}
+    assert results == {
         "controller": "CPU",
         "store": "CPU",
         "envs": "CPU, 1 thread",
@@ -52,7 +52,11 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
     arguments = ["--generator.procs=2", "--generator.with_gpus", "--trainer.procs=4", "--trainer.with_gpus"]
     arguments += ["--ref_model.procs=1", "--ref_model.with_gpus", "--grpo.beta=0.1"]
     config = read_config(Config, [*arguments, "--parallelism.tensor_parallel_degree=2"])
-    placed = [(each.service, each.rank, each.gpu, each.part) for each in processes(config) if each.gpu is not None]
+    placed = [
+        (process.service, process.rank, process.gpu, process.part)
+        for process in processes(config)
+        if process.gpu is not None
+    ]
     assert placed == [
         ("generator", 0, 0, "engine, TP 0"),
         ("generator", 1, 1, "engine, TP 1"),
@@ -66,7 +70,9 @@ def test_gpus_are_handed_out_in_order_and_ranks_have_coordinates() -> None:
 
 def test_copies_of_the_weights_follow_one_another() -> None:
     arguments = ["--trainer.procs=4", "--parallelism.data_parallel_replicate_degree=2", "--ref_model.procs=2"]
-    parts = [(each.service, each.part) for each in processes(read_config(Config, [*arguments, "--grpo.beta=0.1"]))]
+    parts = [
+        (process.service, process.part) for process in processes(read_config(Config, [*arguments, "--grpo.beta=0.1"]))
+    ]
     assert [part for service, part in parts if service == "trainer"] == [
         "copy 0, FSDP 0, TP 0",
         "copy 0, FSDP 1, TP 0",
@@ -108,7 +114,7 @@ def test_the_reference_model_computes_as_the_trainer_does() -> None:
 
 def test_ranks_that_share_rows_are_neighbours() -> None:
     config = read_config(Config, ["--trainer.procs=4", "--parallelism.context_parallel_degree=2"])
-    parts = [each.part for each in processes(config) if each.service == "trainer"]
+    parts = [process.part for process in processes(config) if process.service == "trainer"]
     assert parts == ["FSDP 0, CP 0, TP 0", "FSDP 1, CP 1, TP 0", "FSDP 2, CP 0, TP 0", "FSDP 3, CP 1, TP 0"]
 
 
@@ -220,14 +226,14 @@ def test_every_setting_is_listed_with_its_default() -> None:
 
 
 def test_memory_of_the_defaults_is_small_and_of_every_process_known() -> None:
-    memory = {process.service: found for process, found in plan_of().processes}
-    assert all(found is not None and found.total < 2 * 2**30 for found in memory.values())
+    memory = {process.service: result for process, result in plan_of().processes}
+    assert all(result is not None and result.total < 2 * 2**30 for result in memory.values())
     assert memory["trainer"].held["state"] == 16 * 557_824  # type: ignore[union-attr]
 
 
 def test_an_unknown_model_has_no_estimate_and_the_plan_says_so() -> None:
     plan = plan_of("--model", "nobody/No-Such-Model")
-    assert {process.service: found for process, found in plan.processes}["trainer"] is None
+    assert {process.service: result for process, result in plan.processes}["trainer"] is None
     assert any("No-Such-Model" in text for text in plan.missing) and any("sizes" in text for text in plan.missing)
     assert plan.problems == []  # a start would download it
 

@@ -157,9 +157,9 @@ def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp
         "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
-    own = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
-    assert read_config(Config, own).env.limits().max_turn_tokens == 90
-    both = read_config(Config, [*own, "--training.seq_len", "300"]).env
+    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
+    assert read_config(Config, arguments).env.limits().max_turn_tokens == 90
+    both = read_config(Config, [*arguments, "--training.seq_len", "300"]).env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
 
 

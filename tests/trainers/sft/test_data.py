@@ -56,10 +56,10 @@ def chat(question: str, answer: str) -> dict[str, Any]:
 
 
 async def prepared(data: Path | str, model: Path, config: Config | None = None, **sft: Any) -> tuple[SFTData, str]:
-    said: list[str] = []
+    output: list[str] = []
     found = SFTData(config or config_for(data, **sft))
-    await found.prepare(model, said.append)
-    return found, "\n".join(said)
+    await found.prepare(model, output.append)
+    return found, "\n".join(output)
 
 
 async def play(factory: EnvFactory, agent: ScriptedAgent, number: int) -> Episode:
@@ -281,9 +281,9 @@ async def test_the_kinds_of_files(tmp_path: Path, tiny_model: Path, suffix: str)
     else:
         table = datasets.Dataset.from_list(rows)
         table.to_csv(path) if suffix == ".csv" else table.to_parquet(path)
-    data, said = await prepared(path, tiny_model, held_out_share=0)
+    data, output = await prepared(path, tiny_model, held_out_share=0)
     assert data.about == "chats in the columns question and answer"
-    assert said.startswith("10 conversations") and "left out" not in said
+    assert output.startswith("10 conversations") and "left out" not in output
     batch = next(data.batches())
     assert {learned(tiny_model, sample.rows) for sample in batch} == {f"{2 * n}<|im_end|>" for n in range(10)}
 
@@ -304,10 +304,10 @@ async def test_a_table_with_calls_of_different_tools(tmp_path: Path, tiny_model:
 
 async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny_model: Path) -> None:
     rows = [chat("1?", "1"), "", "{broken", [1], {"messages": 3}, chat("2?", "2"), chat("3?", "3<|im_end|>")]
-    data, said = await prepared(write_lines(tmp_path / "chats.jsonl", rows), tiny_model, held_out_share=0)
-    assert said.startswith("2 conversations")
-    assert "3 that cannot be read (the first: line 3: it is no JSON" in said
-    assert "1 that cannot be rendered (the first: line 7:" in said
+    data, output = await prepared(write_lines(tmp_path / "chats.jsonl", rows), tiny_model, held_out_share=0)
+    assert output.startswith("2 conversations")
+    assert "3 that cannot be read (the first: line 3: it is no JSON" in output
+    assert "1 that cannot be rendered (the first: line 7:" in output
     assert data.left_out.total == 4
 
 
@@ -325,9 +325,9 @@ async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_mode
     path = write_lines(tmp_path / "chats.jsonl", [chat("1?", "1"), chat("2?", "2 " * 100), chat("3?", "3")])
     config = config_for(path, held_out_share=0)
     config.training.seq_len = 64
-    _, said = await prepared(path, tiny_model, config)
-    assert said.startswith("2 conversations")
-    assert "1 longer than 64 tokens (--training.seq_len) (the first: line 2" in said
+    _, output = await prepared(path, tiny_model, config)
+    assert output.startswith("2 conversations")
+    assert "1 longer than 64 tokens (--training.seq_len) (the first: line 2" in output
     config.training.seq_len = 100_000
     with pytest.raises(UserError, match="reads 1024 tokens at most"):
         await prepared(path, tiny_model, config)
@@ -380,8 +380,8 @@ async def episodes(model: Path | None, count: int = 4) -> list[Episode]:
 async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_model: Path) -> None:
     played = await episodes(tiny_model)
     write_jsonl(tmp_path / "episodes.jsonl", played)
-    data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
-    assert data.about == "Episodes" and "another model" not in said
+    data, output = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
+    assert data.about == "Episodes" and "another model" not in output
     assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in played)
 
 
@@ -389,10 +389,10 @@ async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_m
 async def test_other_episodes_are_rendered(tmp_path: Path, tiny_model: Path, llama: Path, recorded_with: str) -> None:
     """Of text, or of another tokenizer: they become what this model's own episodes are, tools included."""
     write_jsonl(tmp_path / "episodes.jsonl", await episodes(None if recorded_with == "text" else llama))
-    data, said = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
-    assert ("4 episodes hold the tokens of another model" in said) == (recorded_with == "another model")
-    own = await episodes(tiny_model)
-    assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in own)
+    data, output = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
+    assert ("4 episodes hold the tokens of another model" in output) == (recorded_with == "another model")
+    expected = await episodes(tiny_model)
+    assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in expected)
 
 
 async def test_episodes_of_too_little_reward_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
@@ -401,13 +401,13 @@ async def test_episodes_of_too_little_reward_are_left_out(tmp_path: Path, tiny_m
     broken |= {"reward": None, "outcome": "env_fault"}
     digest["turns"][0]["context_digest"] = "0" * 16
     path = write_lines(tmp_path / "episodes.jsonl", [bad, good, broken, digest, {**good, "schema_version": 1}])
-    data, said = await prepared(path, tiny_model, held_out_share=0)
-    assert said.startswith("1 conversations") and data.left_out.total == 4
-    assert "1 of a reward below 1 (--sft.min_reward) (the first: line 1: 0.5)" in said
-    assert "1 without a reward (the first: line 3" in said
-    assert "2 that cannot be read (the first: line 4: episode invariant broken" in said
-    _, said = await prepared(path, tiny_model, held_out_share=0, min_reward=0.5)
-    assert said.startswith("2 conversations")
+    data, output = await prepared(path, tiny_model, held_out_share=0)
+    assert output.startswith("1 conversations") and data.left_out.total == 4
+    assert "1 of a reward below 1 (--sft.min_reward) (the first: line 1: 0.5)" in output
+    assert "1 without a reward (the first: line 3" in output
+    assert "2 that cannot be read (the first: line 4: episode invariant broken" in output
+    _, output = await prepared(path, tiny_model, held_out_share=0, min_reward=0.5)
+    assert output.startswith("2 conversations")
 
 
 # ---- order, batches, held-out ----
@@ -443,8 +443,8 @@ async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> N
     whole, _ = await prepared(path, tiny_model)
     config = config_for(path, streaming=True)
     config.training.steps = 5
-    stream, said = await prepared(path, tiny_model, config)
-    assert "the beginning of the stream" in said and config.training.steps == 5
+    stream, output = await prepared(path, tiny_model, config)
+    assert "the beginning of the stream" in output and config.training.steps == 5
     assert stream.held_out == whole.held_out
     one_epoch = Counter(sample.rows for sample in next(whole.batches()))
     assert Counter(sample.rows for sample in next(stream.batches())) == one_epoch

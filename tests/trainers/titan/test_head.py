@@ -98,9 +98,9 @@ def test_float32_is_exact_to_a_millionth():
         expected = plain(double[0] / 32**0.5, double[1], targets, temperature)
         assert ours[0].dtype == ours[1].dtype == torch.float32
         torch.testing.assert_close(ours, tuple(v.float() for v in expected), atol=1e-6, rtol=1e-6)
-        found = gradients(ours, upstream, (hidden, weight))
+        result = gradients(ours, upstream, (hidden, weight))
         wanted = tuple(g.float() for g in gradients(expected, upstream, double))
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(result, wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_bfloat16_rounds_hardly_more_than_all_logits_at_once_do():
@@ -112,8 +112,8 @@ def test_bfloat16_rounds_hardly_more_than_all_logits_at_once_do():
     expected = distribution.log_prob(targets), distribution.entropy()
     ours = head_logprobs(hidden, weight, targets, 8.0, with_entropy=True, columns=256)
     torch.testing.assert_close(ours, expected, atol=2e-6, rtol=1e-6)
-    found, usual = (gradients(values, upstream, (hidden, weight)) for values in (ours, expected))
-    for mine, theirs, true in zip(found, usual, exact, strict=True):
+    result, usual = (gradients(values, upstream, (hidden, weight)) for values in (ours, expected))
+    for mine, theirs, true in zip(result, usual, exact, strict=True):
         assert mine.dtype == torch.bfloat16
         assert (mine - true).norm() < 1.5 * (theirs - true).norm()
 
@@ -248,16 +248,18 @@ def test_ranks_that_share_the_vocabulary_get_the_whole():
     def one_of_three(rank: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         group = dist.ProcessGroupGloo(store, rank, 3)
         mine = weight.detach()[rank * 6 : rank * 6 + 6].clone().requires_grad_()  # the last one has five
-        own = hidden.detach().clone().requires_grad_()
-        values = head_logprobs(own, mine, targets, 0.7, with_entropy=True, group=group, start=rank * 6, columns=4)
-        return tuple(v.detach() for v in values), gradients(values, upstream, (own, mine))
+        own_hidden = hidden.detach().clone().requires_grad_()
+        values = head_logprobs(
+            own_hidden, mine, targets, 0.7, with_entropy=True, group=group, start=rank * 6, columns=4
+        )
+        return tuple(v.detach() for v in values), gradients(values, upstream, (own_hidden, mine))
 
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(one_of_three, range(3)))
+        result = list(threads.map(one_of_three, range(3)))
     expected = plain(hidden, weight, targets, 0.7)
-    for values, _ in found:
+    for values, _ in result:
         torch.testing.assert_close(values, tuple(v.detach() for v in expected))
-    parts_of_hidden, shards_of_weight = zip(*(both for _, both in found), strict=True)
+    parts_of_hidden, shards_of_weight = zip(*(both for _, both in result), strict=True)
     of_hidden, of_weight = gradients(expected, upstream, (hidden, weight))
     torch.testing.assert_close(sum(parts_of_hidden), of_hidden)
     torch.testing.assert_close(torch.cat(shards_of_weight), of_weight)

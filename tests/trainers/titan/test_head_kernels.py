@@ -81,8 +81,8 @@ def check_gradients(rows: int, columns: int, with_entropy: bool) -> None:
     )
     beside = torch.full((rows, columns + 5), math.pi)
     beside[:, :columns] = logits
-    found = kernels.gradient_(beside[:, :columns], targets, lse, entropy, w, of_entropy, 0.7)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    result = kernels.gradient_(beside[:, :columns], targets, lse, entropy, w, of_entropy, 0.7)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
     assert (beside[:, columns:] == math.pi).all()
 
 
@@ -103,8 +103,8 @@ def check_head(columns: int | None, kept_bytes: float) -> None:
     kept = torch.arange(6) != 2
     torch.testing.assert_close(ours[0][kept].double(), expected[0][kept], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours[1].double(), expected[1], atol=1e-5, rtol=1e-5)
-    found = gradients(ours, upstream, (hidden, weight))
-    for mine, true in zip(found, gradients(expected, upstream, double), strict=True):
+    result = gradients(ours, upstream, (hidden, weight))
+    for mine, true in zip(result, gradients(expected, upstream, double), strict=True):
         torch.testing.assert_close(mine.double(), true, atol=1e-5, rtol=1e-4)
 
 

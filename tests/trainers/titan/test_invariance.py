@@ -87,8 +87,8 @@ class MeanModel(nn.Module):
 
 def widen(batch: MicroBatch) -> MicroBatch:
     """The same micro-batch with float64 values."""
-    found = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    wide = {k: v.double() for k, v in found.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    results = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    wide = {k: v.double() for k, v in results.items() if isinstance(v, Tensor) and v.is_floating_point()}
     return replace(batch, **wide)
 
 
@@ -150,11 +150,11 @@ def train(samples: list[Sample], loss: Any, *, ranks: int = 1, old_is_present: b
     )
 
 
-def assert_same(found: Result, expected: Result) -> None:
-    assert found.loss == pytest.approx(expected.loss, rel=1e-10, abs=1e-12)
-    for one, other in zip(found.gradients, expected.gradients, strict=True):
+def assert_same(result: Result, expected: Result) -> None:
+    assert result.loss == pytest.approx(expected.loss, rel=1e-10, abs=1e-12)
+    for one, other in zip(result.gradients, expected.gradients, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)  # torch.testing takes seconds to import
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-10, abs=1e-12)
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-10, abs=1e-12)
 
 
 @st.composite
@@ -186,7 +186,7 @@ BROKEN = st.one_of(HONEST, HONEST, HONEST, st.sampled_from([math.nan, math.inf, 
 @st.composite
 def samples(draw: st.DrawFn, logprobs: st.SearchStrategy[float] = BROKEN) -> list[Sample]:
     """A step's episodes: ragged, some with nothing sampled, some with nothing but broken logprobs, all with a KL."""
-    found = []
+    results = []
     for _ in range(draw(st.integers(1, 6))):
         source = draw(st.sampled_from([logprobs, logprobs, logprobs, st.just(math.nan)]))
         sample = Sample(rows=tuple(draw(st.lists(rows(source), min_size=1, max_size=3))))
@@ -195,8 +195,8 @@ def samples(draw: st.DrawFn, logprobs: st.SearchStrategy[float] = BROKEN) -> lis
         per_token = draw(st.booleans()) and draw(st.booleans())
         advantage: Any = tuple(draw(some) for _ in range(count)) if per_token else draw(some)
         ref = tuple(draw(HONEST) for _ in range(count))
-        found.append(replace(sample, advantage=advantage, reference_logprobs=ref))
-    return found
+        results.append(replace(sample, advantage=advantage, reference_logprobs=ref))
+    return results
 
 
 with_old = st.booleans()
@@ -290,10 +290,10 @@ def test_extreme_ratios_give_finite_losses_and_gradients(given_samples, old, dat
     ]
     for name, make in LOSSES.items():
         note(name)
-        found = train(given_samples, make())
-        assert math.isfinite(found.loss)
-        assert all(gradient.isfinite().all() for gradient in found.gradients)
-        assert all(math.isfinite(gradient) for of_sample in found.by_token for gradient in of_sample)
+        result = train(given_samples, make())
+        assert math.isfinite(result.loss)
+        assert all(gradient.isfinite().all() for gradient in result.gradients)
+        assert all(math.isfinite(gradient) for of_sample in result.by_token for gradient in of_sample)
 
 
 class MyLoss:
@@ -336,7 +336,7 @@ class Coupled:
 def long_samples() -> list[Sample]:
     """Episodes of one to four rows, each longer than the one before; some with an advantage for each token."""
     generator = random.Random(0)
-    found = []
+    results = []
     for episode in range(4):
         given_rows = []
         for number in range(1, 2 + episode):
@@ -351,14 +351,14 @@ def long_samples() -> list[Sample]:
             )
         sample = Sample(rows=tuple(given_rows))
         count = sample.num_targets
-        found.append(
+        results.append(
             replace(
                 sample,
                 advantage=tuple(generator.gauss(0, 1) for _ in range(count)) if episode % 2 else 1.5,
                 reference_logprobs=tuple(generator.gauss(-2.0, 0.3) for _ in range(count)),
             )
         )
-    return found
+    return results
 
 
 @pytest.mark.parametrize("old_is_present", [False, True])
@@ -371,11 +371,11 @@ def test_split_episodes_give_the_step_of_whole_ones(name, old_is_present):
     learns = any(bool((gradient != 0).any()) for gradient in whole.gradients)
     assert not whole.split and (learns or name == "sequence mask")
     for packing in ({"pack_length": 0}, {"pack_length": 0, "ranks": 3}, {"pack_length": 12, "ranks": 2}):
-        found = train(given_samples, loss, max_tokens=12, old_is_present=old_is_present, **packing)
-        assert found.split >= {2, 3}
-        assert_same(found, whole)
+        result = train(given_samples, loss, max_tokens=12, old_is_present=old_is_present, **packing)
+        assert result.split >= {2, 3}
+        assert_same(result, whole)
         if old_is_present:
-            assert (found.metrics["ratio_min"], found.metrics["ratio_max"]) == (1.0, 1.0)
+            assert (result.metrics["ratio_min"], result.metrics["ratio_max"]) == (1.0, 1.0)
 
 
 def test_the_split_is_a_real_one():

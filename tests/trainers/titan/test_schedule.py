@@ -29,12 +29,12 @@ def rates(kind: str, warmup: int, total: int, count: int, start: int = 0) -> lis
     schedule = build_schedule([optimizer], kind, warmup_steps=warmup, total_steps=total)
     if start:
         schedule.load_state_dict({"last_epoch": start})
-    found = []
+    rates_of_steps = []
     for _ in range(count):
-        found.append(schedule.schedulers[0].get_last_lr()[0])
+        rates_of_steps.append(schedule.schedulers[0].get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    return found
+    return rates_of_steps
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -52,11 +52,11 @@ def test_rates_are_those_worked_by_hand(case):
 )
 def test_no_rate_is_below_0_and_none_rises_again_wherever_training_goes_on(kind, warmup, decay, start):
     total = warmup + decay
-    found = rates(kind, warmup, total, 12, start)
-    assert all(0 <= rate <= 1 for rate in found)
-    behind = found[max(warmup - start, 0) :]
+    rates_of_steps = rates(kind, warmup, total, 12, start)
+    assert all(0 <= rate <= 1 for rate in rates_of_steps)
+    behind = rates_of_steps[max(warmup - start, 0) :]
     assert behind == sorted(behind, reverse=True)
-    assert found == pytest.approx(rates(kind, warmup, total, start + 12)[start:], abs=1e-12)
+    assert rates_of_steps == pytest.approx(rates(kind, warmup, total, start + 12)[start:], abs=1e-12)
 
 
 @pytest.mark.parametrize(
