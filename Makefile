@@ -20,6 +20,9 @@ export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
 # Models and datasets that you name are kept where every other program looks for them.
 export HF_HOME ?= $(HOME)/.cache/huggingface
 
+# Many containers set it, and then every process compiles all that it imports anew: torch takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+
 # uv does not read pip's settings: where pip is told to find the CPU torch, uv is told the same. Without either, uv
 # chooses the CPU build itself.
 comma := ,

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,7 +40,9 @@ os.environ["HOME"] = str(HOME)
 # The tensors of the tests are small, and there is one worker for each CPU: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# The caches of the Makefile, also where pytest is started without it.
+# The caches of the Makefile, also where pytest is started without it; compiled modules are one of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if (ROOT / "Makefile").is_file():
     for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
         os.environ.setdefault(variable, str(ROOT / place))

@@ -180,15 +180,20 @@ OUTSIDE = """() => [...document.querySelectorAll(".chart svg")].flatMap((drawing
 })"""
 
 
-@pytest.mark.parametrize("size", [9e-13, 3.3e-5, 0.7, 123.0, 4.5e7, 2.5e300])
-def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open, size: float) -> None:
+def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open) -> None:
     (tmp_path / "run").mkdir()
+    sizes = (9e-13, 3.3e-5, 0.7, 123.0, 4.5e7, 2.5e300)
     for step in range(1, 6):
-        write_metrics(tmp_path / "run", step, kl=size * (step - 3), loss=size * (9 + step))
-    page = view(tmp_path / "run").go("#/run/overview?m=train:kl,train:loss", ".chart")
+        around = {f"around{i}": size * (step - 3) for i, size in enumerate(sizes)}
+        above = {f"above{i}": size * (9 + step) for i, size in enumerate(sizes)}
+        write_metrics(tmp_path / "run", step, **around, **above)
+    chosen = ",".join(f"train:{name}{i}" for name in ("around", "above") for i in range(len(sizes)))
+    page = view(tmp_path / "run").go(f"#/run/overview?m={chosen}", ".chart")
     assert page.evaluate(OUTSIDE) == []
     labels_of = "(chart) => [...chart.querySelectorAll('text[text-anchor=end]')].map((text) => text.textContent)"
-    for labels in page.locator(".chart").evaluate_all(f"(charts) => charts.map({labels_of})"):
+    charts = page.locator(".chart").evaluate_all(f"(charts) => charts.map({labels_of})")
+    assert len(charts) == 2 * len(sizes)
+    for labels in charts:
         values = [float(text.replace(",", "")) for text in labels[:-1]]  # the last one says what the axis is
         assert len(values) >= 2 and len(set(values)) == len(values) and 0.001 < max(map(abs, values)) < 10_000
 

@@ -19,6 +19,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of a process stand still."""
+    states = (path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(state == "T" for state in states)
+
+
 def wait_until(condition: Callable[[], object], what: str = "what was waited for", seconds: float = DEADLINE_S) -> None:
     """Wait until a condition holds.
 

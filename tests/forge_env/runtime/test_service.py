@@ -20,25 +20,13 @@ from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
 from forge_env.runtime.service import Service
-from tests.helpers.waiting import until
+from tests.helpers.waiting import is_stopped, until
 
 DEADLINE_S = 60.0
 
 
 async def pids(service: Service[Counting]) -> list[int]:
     return sorted(await service.fanout(Counting.pid))
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether all threads of a process have stopped; one that is gone runs no more either."""
-
-    def state(task: Path) -> str:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-
-    try:
-        return all(state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir())
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launcher) -> None:
@@ -114,7 +102,7 @@ async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) ->
     service = await Counting.options(ping_seconds=4.0).as_service()
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
-    await until(lambda: _is_stopped(first), "all threads stop")
+    await until(lambda: is_stopped(first), "all threads stop")
     assert await service.route(Counting.pid) != first
     assert service.deaths[0].reason == "the counting process did not answer a ping within 4 s, and was ended"
     await until(lambda: not Path(f"/proc/{first}").exists(), "it is not left behind, stopped")

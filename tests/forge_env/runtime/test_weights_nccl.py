@@ -41,7 +41,7 @@ from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
 from forge_env.runtime.weights.nccl.puller import PublisherLink
 from forge_env.runtime.weights.nccl.store import SECONDS
 from forge_env.runtime.weights.tensor_layout import TensorLayout
-from tests.helpers.waiting import until
+from tests.helpers.waiting import is_stopped, until
 
 DEADLINE_S = 60.0
 LARGE = 3 * CHUNK_BYTES // 2**20  # MiB, which are at least four pieces with the small tensors
@@ -307,7 +307,7 @@ async def test_a_killed_puller_holds_nothing_and_nobody(run: Run) -> None:
     await trainer.publish(0, make_weights(0, LARGE))
     assert (await other.ask("fetch 0"))["fingerprints"] == told(0, LARGE)
     assert await dying.ask("die 0") == "broken off"
-    assert await dying.ended() == -signal.SIGKILL
+    assert await asyncio.to_thread(dying.ended) == -signal.SIGKILL
     await until(lambda: len(publisher_of(trainer)._serving) == 1, "its thread ends")
     for version in (1, 2):
         await trainer.publish(version, make_weights(version, LARGE))
@@ -340,7 +340,7 @@ async def test_a_killed_publisher_is_said_at_once_and_another_one_is_found(run: 
     with pytest.raises((OSError, RuntimeError)):
         await asyncio.to_thread(under_way.receive, layout)
     under_way.close()
-    await trainer.ended()  # its connections are closed one after another, and the port that it listens at among them
+    await asyncio.to_thread(trainer.ended)  # its connections are closed one after another, and the port that it listens at among them
     with pytest.raises(ServiceError, match=r"^the trainer, who has the weights, does not answer at 127.0.0.1:\d+: "):
         await fetched(engine, 3)
     replaced = run.process()
@@ -356,7 +356,7 @@ async def test_a_publisher_that_is_killed_while_it_sends() -> None:
         assert await trainer.ask("mortal 0") == "mortal"
         with pytest.raises(ServiceError, match="^version 0 of the weights did not arrive from the trainer: "):
             await fetched(engine, 0)
-        assert await trainer.ended() == -signal.SIGKILL
+        assert await asyncio.to_thread(trainer.ended) == -signal.SIGKILL
         assert engine._puller is not None and not engine._puller._busy
 
 
@@ -366,12 +366,14 @@ async def test_a_publisher_that_does_not_answer_is_waited_for_until_the_deadline
         engine, late, trainer = run.copy(), run.copy(), run.process()
         assert await trainer.ask("publish 0 0") == "published"
         assert await fetched(engine, 0) == told(0)
-        trainer.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, trainer.process.pid, os.WSTOPPED)
+        pid = trainer.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: is_stopped(pid), "it stands still")
         for store in (engine, late):  # one that is connected, and one that is not
             with pytest.raises(ServiceError, match="from the trainer: it did not answer within 2 s$"):
                 await fetched(store, 0)
-        trainer.process.send_signal(signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         assert await fetched(engine, 0) == told(0)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import pickle
+import resource
 import select
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -29,8 +29,8 @@ from state_dicts import failing_half_way, fingerprints, make_state_dict
 
 from forge_env.runtime.weights import SharedMemoryStore, WeightStream
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY, StoreFolder, new_path, remove_left_behind
+from tests.helpers.forks import Forked
 
-ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60.0
 
 
@@ -58,10 +58,16 @@ def segments(store: SharedMemoryStore) -> set[str]:
     return {path.name for path in store.folder.glob("*.segment")}
 
 
-def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *arguments]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+def said_by(function: Callable[..., None], *arguments: object) -> tuple[list[Any], int]:
+    """What `function(connection, *arguments)` sends in a process of its own, and how that ends."""
+    said, forked = [], Forked(function, *arguments)
+    try:
+        with suppress(EOFError):
+            while True:
+                said.append(forked.answer())
+        return said, forked.ended()
+    finally:
+        forked.close()
 
 
 # ---- what is published ----
@@ -77,25 +83,21 @@ async def test_every_dtype_and_shape_comes_back_bit_for_bit(store: SharedMemoryS
         assert all(tensor.data_ptr() % 64 == 0 for tensor in found.values() if tensor.numel())
 
 
+def fetch_and_write(connection: Connection, folder: Path) -> None:
+    async def fetch() -> None:
+        async with SharedMemoryStore(folder).fetch(3) as found:
+            connection.send(fingerprints(found))
+            found["steps"].zero_()
+            connection.send("written")
+
+    asyncio.run(fetch())
+
+
 async def test_another_process_fetches_and_cannot_write(store: SharedMemoryStore) -> None:
     await store.publish(3, make_state_dict(3))
-    script = (
-        "import asyncio, json, sys\n"
-        "from pathlib import Path\n"
-        "from state_dicts import fingerprints\n"
-        "from forge_env.runtime.weights import SharedMemoryStore\n"
-        "async def main():\n"
-        "    async with SharedMemoryStore(Path(sys.argv[1])).fetch(3) as found:\n"
-        "        print(json.dumps(fingerprints(found)), flush=True)\n"
-        "        found['steps'].zero_()\n"
-        "        print('written', flush=True)\n"
-        "asyncio.run(main())\n"
-    )
-    done = await asyncio.to_thread(run_python, script, str(store.folder))
-    lines = done.stdout.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert json.loads(lines[0]) == fingerprints(make_state_dict(3))
-    assert done.returncode == -signal.SIGSEGV
+    said, code = await asyncio.to_thread(said_by, fetch_and_write, store.folder)
+    assert said == [fingerprints(make_state_dict(3))]
+    assert code == -signal.SIGSEGV
     assert await fetched(store, 3) == fingerprints(make_state_dict(3))
 
 
@@ -192,27 +194,25 @@ async def test_what_is_taken_and_not_committed_is_not_there(store: SharedMemoryS
     assert await fetched(store, 2) == fingerprints(make_state_dict(2))
 
 
+def publish_and_die_half_way(connection: Connection, folder: Path) -> None:
+    def killed_half_way(tensors: Iterable[Any]) -> Iterator[Any]:
+        for number, tensor in enumerate(tensors):
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield tensor
+
+    store = SharedMemoryStore(folder)
+    asyncio.run(store.publish(1, make_state_dict(1)))
+    connection.send("published")
+    weights = WeightStream.of(make_state_dict(2))
+    store.take(2, replace(weights, tensors=killed_half_way(weights.tensors)))
+    connection.send("taken")
+
+
 async def test_a_writer_killed_half_way_leaves_no_version_behind_and_another_goes_on(store: SharedMemoryStore) -> None:
     await store.publish(0, make_state_dict(0))
-    script = (
-        "import asyncio, os, signal, sys\n"
-        "from dataclasses import replace\n"
-        "from pathlib import Path\n"
-        "from state_dicts import make_state_dict\n"
-        "from forge_env.runtime.weights import SharedMemoryStore, WeightStream\n"
-        "def killed_half_way(tensors):\n"
-        "    for number, tensor in enumerate(tensors):\n"
-        "        if number == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        yield tensor\n"
-        "store = SharedMemoryStore(Path(sys.argv[1]))\n"
-        "asyncio.run(store.publish(1, make_state_dict(1)))\n"
-        "print('published', flush=True)\n"
-        "weights = WeightStream.of(make_state_dict(2))\n"
-        "store.take(2, replace(weights, tensors=killed_half_way(weights.tensors)))\n"
-        "print('taken', flush=True)\n"
-    )
-    done = await asyncio.to_thread(run_python, script, str(store.folder))
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "published\n"), done.stderr
+    said, code = await asyncio.to_thread(said_by, publish_and_die_half_way, store.folder)
+    assert (said, code) == (["published"], -signal.SIGKILL)
     with pytest.raises(ServiceError, match="^the weight store has no version 2; it has 1$"):
         await fetched(store, 2)
     assert await fetched(store, 1) == fingerprints(make_state_dict(1))
@@ -298,26 +298,20 @@ async def test_readers_never_see_a_mixture(store: SharedMemoryStore) -> None:
 # ---- room ----
 
 
+def publish_without_room(connection: Connection, folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    try:
+        asyncio.run(SharedMemoryStore(folder).publish(1, {"weight": torch.zeros(2**19)}))
+    except ServiceError as error:
+        connection.send(str(error))
+
+
 async def test_no_room_is_one_sentence_and_the_last_version_stays(store: SharedMemoryStore) -> None:
     """A limit on the size of files stands for a full /dev/shm: the kernel refuses the same call."""
     await store.publish(0, make_state_dict(0))
-    script = (
-        "import asyncio, resource, sys, torch\n"
-        "from pathlib import Path\n"
-        "from forge_env.core.errors import ServiceError\n"
-        "from forge_env.runtime.weights import SharedMemoryStore\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
-        "store = SharedMemoryStore(Path(sys.argv[1]))\n"
-        "try:\n"
-        "    asyncio.run(store.publish(1, {'weight': torch.zeros(2**19)}))\n"
-        "except ServiceError as error:\n"
-        "    print(error)\n"
-    )
-    done = await asyncio.to_thread(run_python, script, str(store.folder))
-    assert done.stdout.startswith("/dev/shm cannot take a snapshot of the weights, 2.0 MiB: File too large, with "), (
-        done.stderr
-    )
-    assert done.stdout.endswith("or take another store with --weights.store torchstore\n")
+    (sentence,), code = await asyncio.to_thread(said_by, publish_without_room, store.folder)
+    assert sentence.startswith("/dev/shm cannot take a snapshot of the weights, 2.0 MiB: File too large, with ")
+    assert sentence.endswith("or take another store with --weights.store torchstore") and code == 0
     assert len(segments(store)) == 1  # nothing of the attempt is left
     assert await fetched(store, 0) == fingerprints(make_state_dict(0))
 
@@ -343,17 +337,13 @@ async def test_a_store_that_is_not_open_says_so() -> None:
 # ---- what is left behind ----
 
 
-DIES = (
-    "import asyncio, os, signal, sys\n"
-    "from pathlib import Path\n"
-    "from state_dicts import make_state_dict\n"
-    "from forge_env.runtime.weights import SharedMemoryStore\n"
-    "store = SharedMemoryStore(Path(sys.argv[1]))\n"
-    "asyncio.run(store.open())\n"
-    "asyncio.run(store.publish(0, make_state_dict(0)))\n"
-    "print(store.folder, store._owned._remover.pid, flush=True)\n"
-    "input()\n"
-)
+def publish_and_wait(connection: Connection, path: Path) -> None:
+    store = SharedMemoryStore(path)
+    asyncio.run(store.open())
+    asyncio.run(store.publish(0, make_state_dict(0)))
+    assert store._owned is not None
+    connection.send((store.folder, store._owned._remover.pid))
+    connection.recv()
 
 
 def die(root: Path, *, with_remover: bool) -> Path:
@@ -361,25 +351,20 @@ def die(root: Path, *, with_remover: bool) -> Path:
 
     In /dev/shm, every other run of this machine would remove it.
     """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
-    with subprocess.Popen(
-        [sys.executable, "-c", DIES, str(root / new_path().name)],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        folder, pid = process.stdout.readline().split()
-        assert (Path(folder) / "v00000000.json").exists()
-        remover = os.pidfd_open(int(pid))
+    maker = Forked(publish_and_wait, root / new_path().name)
+    try:
+        folder, pid = maker.answer()
+        assert (folder / "v00000000.json").exists()
+        remover = os.pidfd_open(pid)
         if with_remover:
-            os.kill(int(pid), signal.SIGKILL)
-        process.kill()
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        maker.close()
     ended, _, _ = select.select([remover], [], [], DEADLINE_S)
     os.close(remover)
     assert ended
-    return Path(folder)
+    assert isinstance(folder, Path)
+    return folder
 
 
 def test_the_folder_of_a_maker_that_was_killed_is_removed(tmp_path: Path) -> None:

@@ -1,13 +1,8 @@
-"""Context parallelism: how a sequence is cut, and that the step is the one of a single process.
-
-Also run as a script, by the test of several ranks.
-"""
+"""Context parallelism: how a sequence is cut, and that the step is the one of a single process."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torchtitan")
 
 from forge_env.core.errors import UserError
-from tests.trainers.titan.forked_ranks import fork_ranks, run_script
+from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_trainer import SETTINGS as TRAINING
 from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import weights_of
@@ -196,7 +191,8 @@ def root(tmp_path_factory) -> Path:
     """A folder with a model, and what each rank of each case left behind."""
     root = tmp_path_factory.mktemp("context")
     make_model(root / "model", tied=False)
-    run_script(__file__, root, world=max(CASES), seconds=240)
+    for count in CASES:
+        run_ranks(be_a_rank, root, count, world=count, seconds=240)
     return root
 
 
@@ -232,8 +228,3 @@ def test_flex_attention_gives_the_logprobs_of_one_process(root, alone, rank):
     for found in torch.load(root / f"flex {rank}.pt"):
         for ours, other in zip(found, expected, strict=True):
             assert ours == pytest.approx(other, abs=1e-4)
-
-
-if __name__ == "__main__":
-    for count in CASES:
-        fork_ranks(functools.partial(be_a_rank, Path(sys.argv[1]), count), count)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +17,13 @@ from transformers import AutoModelForCausalLM
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.runtime.weights import SharedMemoryStore, TensorLayout, WeightStream
 from tests.helpers.disks import full_disk
-from tests.helpers.ports import free_ports
+from tests.helpers.forks import run_ranks
 from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.weight_ranks import be_a_rank
 from tests.trainers.titan.weights import fused_projections, weights_of
 from trainers.titan.export import export_hf
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 from trainers.titan.weight_files import WeightFiles, write_file, write_folder
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3-tied", "llama-3.2", "qwen2.5-fused"])
@@ -186,32 +182,17 @@ LARGE: dict[str, Any] = {
 """Of a model of 108 MiB, whose largest tensor has 8."""
 
 
-def run_ranks(root: Path, number: int, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each rank says of the cases, which weight_ranks.py describes."""
+def run_cases(root: Path, world: int, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each rank says of the cases."""
     for name in cases:
         make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
-    (root / "cases.json").write_text(json.dumps(cases))
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1))}
-    shared = {"WORLD_SIZE": str(number), "PYTHONPATH": str(ROOT), **place}
-    command = [sys.executable, str(Path(__file__).with_name("weight_ranks.py")), str(root)]
-    ranks = [
-        subprocess.Popen(
-            command, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in map(str, range(number))
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0] * number, "\n".join(errors)
-    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(number)]
+    run_ranks(be_a_rank, root, cases, world=world, seconds=240)
+    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 def test_two_ranks_read_their_slices_and_give_back_the_whole(tmp_path: Path) -> None:
     make_folder(tmp_path / "large", "qwen3", tied=False, **LARGE)
-    first, second = run_ranks(tmp_path, 2, CASES)
+    first, second = run_cases(tmp_path, 2, CASES)
     assert first["same"] == dict.fromkeys(CASES, True) and second["same"] == dict.fromkeys(CASES, False)
     check_checkpoints(tmp_path, CASES, [first, second])
     whole = sum(tensor.nbytes for tensor in load_file(tmp_path / "large" / "model.safetensors").values())
@@ -251,7 +232,7 @@ def load_checkpoint(folder: Path, *, fused: bool) -> int:
 
 @pytest.mark.slow
 def test_four_ranks_read_their_slices_and_give_back_the_whole(tmp_path: Path) -> None:
-    first, *others = run_ranks(tmp_path, 4, FOUR_CASES)
+    first, *others = run_cases(tmp_path, 4, FOUR_CASES)
     assert first["same"] == dict.fromkeys(FOUR_CASES, True)
     assert all(rank["same"] == dict.fromkeys(FOUR_CASES, False) for rank in others)
     check_checkpoints(tmp_path, {"qwen3": FOUR_CASES["qwen3"]}, [first, *others])

@@ -14,7 +14,7 @@ pytest.importorskip("torchtitan")
 
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import make_folder
-from tests.trainers.titan.test_trainer import SETTINGS, make_model, make_samples, run_ranks, train_three_steps
+from tests.trainers.titan.test_trainer import SETTINGS, make_model, make_samples, run_cases, train_three_steps
 from trainers.losses import GRPOLoss
 from trainers.titan.optimizer import check_state
 from trainers.titan.trainer import TitanTrainer
@@ -79,7 +79,7 @@ def test_moments_of_8_bits_take_nearly_the_steps_of_float32_and_resume_bitwise(t
 def test_moments_of_8_bits_are_sharded_and_one_process_goes_on(tmp_path: Path) -> None:
     """Shards of two ranks are large enough to be quantized; their checkpoint is read whole by one."""
     make_folder(tmp_path / "model", "qwen3", tied=False, hidden_size=128, intermediate_size=192)
-    run_ranks(tmp_path, {"8bit": ("model", {"optimizer_state": "8bit"})}, seconds=540)
+    run_cases(tmp_path, {"8bit": ("model", {"optimizer_state": "8bit"})}, seconds=540)
     ranks = [json.loads((tmp_path / "8bit" / f"{rank}.json").read_text())["metrics"] for rank in (0, 1)]
     for ours, others in zip(*ranks, strict=True):
         assert ours | {"seconds": 0} == others | {"seconds": 0}

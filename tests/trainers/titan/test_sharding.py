@@ -21,7 +21,7 @@ from tests.trainers.titan.test_trainer import (
     make_model,
     make_models,
     make_samples,
-    run_ranks,
+    run_cases,
     train_three_steps,
 )
 from trainers.losses import GRPOLoss
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four processes left behind, one folder per case."""
-    return run_ranks(make_models(tmp_path_factory.mktemp("four-ranks")), HSDP, world=4)
+    return run_cases(make_models(tmp_path_factory.mktemp("four-ranks")), HSDP, world=4)
 
 
 @pytest.mark.timeout(300)

@@ -1,7 +1,4 @@
-"""TitanTrainer on a tiny random Qwen3: the same numbers as transformers, and the same step however it is cut.
-
-Also run as a script, once per rank, by the test of several ranks.
-"""
+"""TitanTrainer on a tiny random Qwen3: the same numbers as transformers, and the same step however it is cut."""
 
 from __future__ import annotations
 
@@ -30,9 +27,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError, UserError
 from tests.helpers.disks import full_disk
+from tests.helpers.forks import run_ranks
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
-from tests.trainers.titan.forked_ranks import fork_ranks, run_script
 from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
@@ -825,10 +822,10 @@ def losses_of_ten_steps(trainer: TitanTrainer, loss: nn.Module) -> list[float]:
     return curve
 
 
-def be_a_rank(root: Path) -> None:
+def be_a_rank(root: Path, cases: dict, ten_steps: dict) -> None:
     """Go through many cases in one process group, because starting a process takes far longer than the work."""
     init_process_group()
-    for case, (kind, changes) in json.loads((root / "cases.json").read_text()).items():
+    for case, (kind, changes) in cases.items():
         settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
         trainer = TitanTrainer(root / kind, TitanSettings(**settings))
         result = train_three_steps(trainer, root / case)
@@ -838,7 +835,7 @@ def be_a_rank(root: Path) -> None:
             every_loss = json.dumps(step_of_every_loss(trainer))
             (root / case / f"every-loss-{os.environ['RANK']}.json").write_text(every_loss)
     curves = {}
-    for case, changes in json.loads((root / "ten_steps.json").read_text()).items():
+    for case, changes in ten_steps.items():
         settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
         settings["max_tokens_per_micro_batch"] = 100
         for name, loss in LOSSES.items():
@@ -851,12 +848,12 @@ def be_a_rank(root: Path) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> Path:
     """What two processes left behind, one folder per case."""
-    return run_ranks(make_models(tmp_path_factory.mktemp("ranks")), CASES)
+    return run_cases(make_models(tmp_path_factory.mktemp("ranks")), CASES)
 
 
 @pytest.fixture(scope="module")
 def two_ranks_of_more_cases(tmp_path_factory) -> Path:
-    return run_ranks(make_models(tmp_path_factory.mktemp("more-ranks")), MORE_CASES, TEN_STEPS)
+    return run_cases(make_models(tmp_path_factory.mktemp("more-ranks")), MORE_CASES, TEN_STEPS)
 
 
 def make_models(root: Path) -> Path:
@@ -870,13 +867,11 @@ def two_ranks_of_families(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("family-ranks")
     for name in {kind for kind, _ in FAMILY_CASES.values()}:
         make_folder(root / name, name.removesuffix("-tied"), tied=name.endswith("-tied"))
-    return run_ranks(root, FAMILY_CASES, seconds=840)
+    return run_cases(root, FAMILY_CASES, seconds=840)
 
 
-def run_ranks(root: Path, cases: dict, ten_steps: dict | None = None, *, world: int = 2, seconds: float = 240) -> Path:
-    (root / "cases.json").write_text(json.dumps(cases))
-    (root / "ten_steps.json").write_text(json.dumps(ten_steps or {}))
-    run_script(__file__, root, world=world, seconds=seconds)
+def run_cases(root: Path, cases: dict, ten_steps: dict | None = None, *, world: int = 2, seconds: float = 240) -> Path:
+    run_ranks(be_a_rank, root, cases, ten_steps or {}, world=world, seconds=seconds)
     return root
 
 
@@ -946,7 +941,3 @@ def test_two_ranks_have_the_loss_curve_of_one(two_ranks_of_more_cases, make_trai
         curves = json.loads((two_ranks_of_more_cases / f"curves-{rank}.json").read_text())
         for case in TEN_STEPS:
             assert curves[f"{case}, {loss}"] == pytest.approx(alone, abs=1e-5), case
-
-
-if __name__ == "__main__":
-    fork_ranks(lambda: be_a_rank(Path(sys.argv[1])), int(sys.argv[2]))

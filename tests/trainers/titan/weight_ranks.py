@@ -1,18 +1,9 @@
-"""One rank of several that load models, stream their weights and export them; run as a script by test_hf_weights.py.
-
-    RANK=0 WORLD_SIZE=2 ... python weight_ranks.py FOLDER
-
-FOLDER has cases.json, {model: settings}, and a folder for each model. Into RANK.json it writes, by case, whether the
-weights that it was given were those of the file, and the bytes of its part of a checkpoint's weights; and, where there
-is a model "large", the bytes by which its memory grew at most while that was loaded and exported. Each model's folder
-gets a checkpoint.
-"""
+"""One rank of several that load models, stream their weights and export them, for test_hf_weights.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,10 +19,16 @@ from trainers.titan.parallel import init_process_group
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 
-def main(root: Path) -> None:
+def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
+    """Load each model of `cases`, {model: settings}, from its folder below `root`, and write a checkpoint into that.
+
+    Into RANK.json it writes, by case, whether the weights that it was given were those of the file, and the bytes of
+    its part of a checkpoint's weights; and, where there is a model "large", the bytes by which its memory grew at most
+    while that was loaded and exported.
+    """
     init_process_group()
     said: dict[str, Any] = {"same": {}, "state": {}}
-    for name, case in json.loads((root / "cases.json").read_text()).items():
+    for name, case in cases.items():
         trainer = make_trainer(root / name, **case)
         said["same"][name] = has_the_weights(trainer)
         said["state"][name] = sum(local(value).nbytes for value in trainer.model.module.state_dict().values())
@@ -80,7 +77,3 @@ def growth(said: dict[str, Any], name: str) -> Iterator[None]:
 def memory(what: str) -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{what}:"))
     return int(line.split()[1]) * 1024
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
