@@ -147,7 +147,8 @@ class External(Env):
         self._session.close(self._record.note, limit)
         if waited_for:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._program.ended(), LAST_WORDS_SECONDS)
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await self._program.ended()
         return None
 
     def final_info(self) -> Mapping[str, Any]:

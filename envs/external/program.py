@@ -129,7 +129,8 @@ class Program:
             if self._process.returncode is None:
                 try:
                     self._process.send_signal(signal.SIGTERM)  # to the guard, which kills what does not end by itself
-                    await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self._process.wait()
                 except ProcessLookupError:
                     pass
                 except TimeoutError:

@@ -42,7 +42,8 @@ async def main() -> None:
     try:
         await Agent(sandbox, channel).serve(requests)
     finally:
-        await asyncio.wait_for(sandbox.close(), _CLOSE_S)
+        async with asyncio.timeout(_CLOSE_S):
+            await sandbox.close()
 
 
 def _groups() -> ContainerGroups | str:
@@ -108,7 +109,8 @@ class Agent:
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(requests, "rb", buffering=0))
         try:
             # If the owner dies before it connects, standard input may never end.
-            await asyncio.wait_for(self._take_next(reader), _GREETING_S)
+            async with asyncio.timeout(_GREETING_S):
+                await self._take_next(reader)
             while True:
                 await self._take_next(reader)
         except (asyncio.IncompleteReadError, TimeoutError):

@@ -58,6 +58,11 @@ class Engine:
             isinstance(cause, self._errors.APIError) and cause.status_code == 409
         )
 
+    def has_failed(self, error: SandboxError) -> bool:
+        """Whether the engine reported that something went wrong in itself."""
+        cause = error.__cause__
+        return isinstance(cause, self._errors.APIError) and cause.is_server_error()
+
     def attach(self, container: str) -> socket.socket:
         """Return a connection to the standard streams of a container. Blocks; call it through `call`."""
         parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}

@@ -21,6 +21,8 @@ LABEL = "forge-env.sandbox"
 _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-time"
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
+_REMOVE_TRIES = 3
+"""The engine fails to remove a container that ends by itself just then: it cannot kill it any more."""
 
 
 def labels() -> dict[str, str]:
@@ -40,11 +42,14 @@ async def reap(engine: Engine) -> int:
 
 async def remove(engine: Engine, container: str) -> None:
     """Remove a container, running or not, with everything in it. Raises SandboxError."""
-    try:
-        await engine.call(engine.client.api.remove_container, container, force=True, v=True)
-    except SandboxError as error:
-        if not engine.is_missing(error):
-            raise
+    for tries_left in reversed(range(_REMOVE_TRIES)):
+        try:
+            return await engine.call(engine.client.api.remove_container, container, force=True, v=True)
+        except SandboxError as error:
+            if engine.is_missing(error):
+                return
+            if not tries_left or not engine.has_failed(error):
+                raise
 
 
 def _is_orphan(container: dict[str, Any]) -> bool:

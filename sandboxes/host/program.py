@@ -65,7 +65,8 @@ async def listener_of(control: socket.socket) -> socket.socket:
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(control.fileno(), readable.set)
     try:
-        await asyncio.wait_for(readable.wait(), START_SECONDS)
+        async with asyncio.timeout(START_SECONDS):
+            await readable.wait()
     except TimeoutError:
         raise SandboxUnavailable(f"namespace sandbox: a program did not start in {START_SECONDS:g} s.") from None
     finally:
@@ -98,7 +99,8 @@ async def check_programs() -> None:
             )
         try:
             (await listener_of(host_end)).close()
-            _, stderr = await asyncio.wait_for(process.communicate(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                _, stderr = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()

@@ -129,7 +129,8 @@ class Zygote:
             config: dict[str, Any] = {"owner": os.getpid(), "privileged": os.geteuid() == 0}
             config |= {"preimport": [*preimport, *packages.imports], "packages": list(packages.shown)}
             zygote._send(config | {"filter": base64.b64encode(seccomp_filter()).decode()}, [])
-            answer = await asyncio.wait_for(zygote._ready, _START_S)
+            async with asyncio.timeout(_START_S):
+                answer = await zygote._ready
             if "ready" not in answer:
                 raise zygote._refusal(answer, packages)
         except BaseException as error:
@@ -202,7 +203,8 @@ class Zygote:
         exited = asyncio.Event()
         self._loop.add_reader(pidfd, exited.set)
         try:
-            await asyncio.wait_for(exited.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await exited.wait()
         except TimeoutError:
             pass
         finally:

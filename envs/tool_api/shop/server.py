@@ -108,7 +108,8 @@ class ShopServer:
     async def _port(self) -> int:
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), _START_SECONDS)
+            async with asyncio.timeout(_START_SECONDS):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             raise ServiceError(f"the shop did not start within {_START_SECONDS:g} s") from None
         if not line:
@@ -120,7 +121,8 @@ class ShopServer:
         try:
             if self._process.returncode is None:
                 self._process.terminate()
-            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
         except TimeoutError:
             pass
         finally:

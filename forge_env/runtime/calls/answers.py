@@ -26,12 +26,12 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """
     from monarch.actor import ActorError
 
-    async def awaited() -> T:
-        return await call
-
     try:
-        return await asyncio.wait_for(awaited(), seconds)
-    except TimeoutError:
+        async with asyncio.timeout(seconds) as deadline:
+            return await call
+    except TimeoutError as error:
+        if not deadline.expired():  # the actor's own, or that of the network
+            raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
         raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
     except ActorError as error:
         if isinstance(error.exception, ForgeError):

@@ -103,7 +103,8 @@ class HostWatch(Actor):
         """Renew the lease; returns the processes that died, as soon as one did, or none after a second."""
         self._lease_ends = time.monotonic() + self._lease_s
         try:
-            dead = [await asyncio.wait_for(self._dead.get(), NEWS_S)]
+            async with asyncio.timeout(NEWS_S):
+                dead = [await self._dead.get()]
         except TimeoutError:
             return []
         while not self._dead.empty():

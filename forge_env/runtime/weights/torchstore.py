@@ -56,7 +56,8 @@ class TorchStoreWeights(WeightStore):
         self._is_open = False
         store = import_torchstore()
         with contextlib.suppress(Exception):  # its process, which held the weights, has ended
-            await asyncio.wait_for(store.shutdown(), _CLOSE_S)
+            async with asyncio.timeout(_CLOSE_S):
+                await store.shutdown()
         store.reset_client()
 
     def attach(self) -> None:
