@@ -105,8 +105,8 @@ class ReadingTrainer(ForgeActor):
         """Take what a checkpoint is given."""
 
 
-def reward_by_tokens(episode: Episode) -> float:
-    """A reward function for `--reward`: it reads every token, which takes time."""
+def own_reward(episode: Episode) -> float:
+    """A reward function of the user's own that reads every token, and takes its time."""
     return sum(token % 2 for turn in episode.turns for token in turn.token_ids) / episode.num_sampled
 
 

@@ -17,10 +17,7 @@ a callback that computes; where other processes have the cores, the clock says m
     controller_cpu  CPU seconds of the controller's process in a step, with all its threads
     envs_cpu        CPU seconds of the environments' processes in a step
 
-`--slow MS` says which callbacks take longer, by asyncio's debug mode, which itself costs time. Options of the trainer
-follow after `--`, a reward function that reads every token for example:
-
-    python -m benchmarks.loop_lag -- --reward benchmarks.long_episodes:reward_by_tokens
+`--slow MS` says which callbacks take longer, by asyncio's debug mode, which itself costs time.
 """
 
 from __future__ import annotations

@@ -185,10 +185,10 @@ def _annotations() -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     tree = ast.parse((Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
-    (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
     return {
         line.target.id: ast.unparse(line.annotation)
-        for line in definition.body
+        for line in found.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id[0] != "_"
     }
 

@@ -149,7 +149,7 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     config = plan.config
     if config.model.path:
-        if plan.model.missing:  # refuse an unsupported model before its weights are downloaded
+        if plan.model.missing:  # what cannot be trained is refused before its weights are downloaded
             read_shape(fetch_config(config.model.path))
         model = find_model(config.model.path)
         report.say(f"model {model}")

@@ -225,7 +225,7 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Check that `training.optimizer_state` is available on the trainer's device."""
+    """AdamW's moments can be kept as they are wanted."""
     training = config.training
     if training.optimizer_state == "bfloat16" and not config.services.trainer.with_gpus:
         raise UserError(

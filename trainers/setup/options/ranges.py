@@ -87,7 +87,7 @@ ABOVE: dict[str, float] = {
     "services.ref_model.ping_seconds": 0,
 }
 AT_MOST: dict[str, float] = {"services.generator.gpu_memory_utilization": 1}
-# Settings of an algorithm's section, where it has them. The loss checks what depends on two settings.
+# Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
 ALGORITHM_AT_LEAST: dict[str, float] = {
     "n_samples": 1,
     "beta": 0,
