@@ -29,7 +29,28 @@ def find_model(name: str, *, option: str = "--model") -> Path:
         raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"the model folder {name} holds no *.safetensors: save its weights there in that format")
+    _check_split(folder)
     return folder
+
+
+def _check_split(folder: Path) -> None:
+    """Where weights are split over files, all that their index names are there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        files = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{index} is damaged: it has no weight_map; copy it from the model again") from None
+    if outside := sorted(name for name in files if Path(name).name != name):
+        raise UserError(f"{index} names {outside[0]!r}, which is not a file beside it: take another copy of the model")
+    missing = sorted(name for name in files if not (folder / name).is_file())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(
+            f"the model folder {folder} lacks {missing[0]}{more} of the {len(files)} files of its weights: copy what "
+            "is missing from the model"
+        )
 
 
 def context_length(folder: Path) -> int | None:

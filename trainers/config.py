@@ -200,7 +200,7 @@ class AlgorithmConfig:
     n_samples: int = 8
     """Episodes of one group."""
     temperature: float = 1.0
-    """The sampling temperature; all logprobs are taken at it."""
+    """The sampling temperature, 0.01 or more; all logprobs are taken at it."""
     credit: Literal["episode", "turn"] = "episode"
     """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
     beta: float = 0.0

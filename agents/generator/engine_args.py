@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
-import importlib.util
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from agents.generator.vllm_source import ENGINE_ARGS, SPECULATIVE, bounds, choices, field_types
 from forge_env.core.errors import UserError
 
 OPTION = "--services.generator.engine"
@@ -102,6 +102,7 @@ REFUSED = _BY_US | _NOT_EXACT | _UNSAFE | _OTHER_WEIGHTS
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
 """Those that vLLM makes of bfloat16 weights at every load: the trainer publishes such weights."""
 CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+_OWN_VALUES = {"quantization", "kv_cache_dtype"}
 _PLAIN = {"int", "float", "bool", "str", "None"}
 
 
@@ -146,7 +147,7 @@ def _check_name(name: str) -> None:
     family = next((reason for start, reason in _FAMILIES.items() if name.startswith(start)), "")
     if reason := REFUSED.get(name, family):
         raise UserError(f"{OPTION}.{name} is refused: {reason}")
-    known = _annotations()
+    known = field_types(*ENGINE_ARGS)
     if known and name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "its names are those of vllm.EngineArgs"
@@ -163,9 +164,11 @@ def _check_values(args: Mapping[str, Any]) -> None:
     dtype = args.get("kv_cache_dtype", "auto")
     if dtype not in CACHE_DTYPES:
         raise UserError(f"{OPTION}.kv_cache_dtype is {dtype}: take one of {', '.join(CACHE_DTYPES)}")
+    _check_bounds(args, OPTION)
     speculative = args.get("speculative_config")
     if speculative is not None and not isinstance(speculative, dict):
         raise UserError(f"{OPTION}.speculative_config is {speculative!r}; it must be a dictionary, in JSON")
+    _check_speculative(speculative or {}, f"{OPTION}.speculative_config")
     if (speculative or {}).get("rejection_sample_method") == "synthetic":
         raise UserError(
             f"{OPTION}.speculative_config.rejection_sample_method is synthetic, which keeps tokens that the model "
@@ -178,19 +181,30 @@ def _check_values(args: Mapping[str, Any]) -> None:
         )
 
 
-@functools.cache
-def _annotations() -> dict[str, str]:
-    """The fields of EngineArgs with the source of their types; empty where vLLM is not installed."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return {}
-    tree = ast.parse((Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
-    return {
-        line.target.id: ast.unparse(line.annotation)
-        for line in found.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id[0] != "_"
-    }
+def _check_speculative(given: Mapping[str, Any], option: str) -> None:
+    known = field_types(*SPECULATIVE)
+    for name, value in given.items():
+        if known and name not in known:
+            raise UserError(f"{option}.{name}: the installed vLLM has no such setting; {_near(name, known)}")
+        _, literals = _kinds(known.get(name, "str"))
+        if literals and isinstance(value, str) and value not in literals and value.upper() not in literals:
+            raise UserError(f"{option}.{name} is {value!r}; it must be one of {', '.join(map(str, literals))}")
+    _check_bounds(given, option)
+
+
+def _check_bounds(given: Mapping[str, Any], option: str) -> None:
+    """Numbers are within the bounds of vLLM's own configs."""
+    holds = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+    for name, value in given.items():
+        allowed = bounds().get(name, {}) if isinstance(value, int | float) else {}
+        if not all(holds[word](value, bound) for word, bound in allowed.items()):
+            words = " and ".join(f"{word} {bound:g}" for word, bound in allowed.items())
+            raise UserError(f"{option}.{name} is {value}; it must be {words}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"its names are {', '.join(known)}"
 
 
 def _kinds(annotation: str) -> tuple[set[str], tuple[Any, ...]]:
@@ -205,12 +219,14 @@ def _kinds(annotation: str) -> tuple[set[str], tuple[Any, ...]]:
         elif isinstance(node, ast.Constant):
             visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else kinds.add("None")
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
-            choices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            literals.extend(ast.literal_eval(choice) for choice in choices)
+            values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            literals.extend(ast.literal_eval(value) for value in values)
         elif isinstance(node, ast.Name) and node.id in _PLAIN:
             kinds.add(node.id)
+        elif isinstance(node, ast.Name) and node.id in choices():
+            literals.extend(choices()[node.id])
         elif isinstance(node, ast.Name) and not node.id.endswith(("Config", "Args", "Overrides")) and node.id != "dict":
-            kinds.add("str")  # the name of a literal or of an enumeration: vLLM knows its values
+            kinds.add("str")  # the name of an enumeration: vLLM knows its values
         else:
             kinds.add("json")
 
@@ -219,14 +235,16 @@ def _kinds(annotation: str) -> tuple[set[str], tuple[Any, ...]]:
 
 
 def _convert(name: str, value: Any) -> Any:
-    kinds, literals = _kinds(_annotations().get(name, "int | float | bool | str | dict | None"))
+    if name in _OWN_VALUES and isinstance(value, str):
+        return value  # what we allow of it is checked by `_check_values`
+    kinds, literals = _kinds(field_types(*ENGINE_ARGS).get(name, "int | float | bool | str | dict | None"))
     for kind in ("None", "bool", "int", "float", "json"):
         if kind in kinds:
             try:
                 return _CONVERTERS[kind](value)
             except (ValueError, TypeError):
                 continue
-    if isinstance(value, str) and ("str" in kinds or value in literals):
+    if isinstance(value, str) and ("str" in kinds or value in literals or value.upper() in literals):
         return value
     words = {"json": "a dictionary or list, in JSON", "int": "a whole number", "float": "a number", "str": "a text"}
     allowed = [words.get(kind, "true or false") for kind in sorted(kinds - {"None"})] + [
@@ -257,7 +275,10 @@ def _integer(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool):
         raise TypeError
-    return float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def _json(value: Any) -> Any:

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainers.setup.read_config import read_config
-
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from forge_env.core.episode import Episode
 from trainers.grpo import Config
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import GIB
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 

@@ -14,6 +14,9 @@ FSDP = ("--trainer.procs", "2")
 TP = (*FSDP, "--parallelism.tensor_parallel_degree", "2")
 HSDP = (*FSDP, "--parallelism.data_parallel_replicate_degree", "2")
 OFFLOAD = (*FSDP, "--training.cpu_offload", "--training.fp32_head", "--trainer.threads", "8")
+HSDP_OFFLOAD = (*HSDP, *OFFLOAD[2:])
+CP = (*FSDP, "--parallelism.context_parallel_degree", "2")
+BFLOAT16 = ("--training.optimizer_state", "bfloat16", "--training.activation_checkpoint", "selective")
 REFERENCE = ("--ref_model.procs", "2", "--grpo.beta", "0.01", "--training.packing")
 ENGINE = ("--generator.procs", "2")
 SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.cuda_graphs=false")
@@ -31,10 +34,17 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
         (TP, "CUDA IPC"),
         (HSDP, "CUDA IPC"),
         (OFFLOAD, "CUDA IPC"),
+        (HSDP_OFFLOAD, "CUDA IPC"),
+        ((*TP, *BFLOAT16), "CUDA IPC"),
+        ((*CP, *BFLOAT16), "CUDA IPC"),
+        ((*CP, *OFFLOAD[2:]), "CUDA IPC"),
         (REFERENCE, "CUDA IPC"),
         (ENGINE, "CUDA IPC"),
     ],
-    ids=["one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "hsdp", "offload", "reference", "engine-tp"],
+    ids=[
+        *("one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "hsdp", "offload", "hsdp-offload"),
+        *("tp-bfloat16-state", "cp-bfloat16-state", "cp-offload", "reference", "engine-tp"),
+    ],
 )
 def test_a_run_of_the_tiny_model(options: tuple[str, ...], store: str, tmp_path: Path) -> None:
     output = run(tmp_path / "run", *SHORT, *options)

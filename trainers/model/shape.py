@@ -13,6 +13,7 @@ from trainers.model.families import FAMILIES, check_config, head_sizes
 from trainers.model.sizes import MODEL_SIZES
 
 _SIZES = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,9 @@ def read_shape(path: Path) -> ModelShape:
         raise UserError(f"{path} is not the config of a model: it holds no JSON object")
     for name in _SIZES:
         _check_size(config, name, path)
+    for name in _OPTIONAL_SIZES:
+        if config.get(name) is not None:
+            _check_size(config, name, path)
     family = check_config(config, str(path))
     heads, key_value_heads, head_dim = head_sizes(config)
     return ModelShape(

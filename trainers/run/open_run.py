@@ -22,7 +22,7 @@ from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.report import Report
 from trainers.model.make import count_parameters, make_model
-from trainers.model.shape import made_model, read_shape
+from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
@@ -149,8 +149,8 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     config = plan.config
     if config.model.path:
-        if plan.model.missing:  # what cannot be trained is refused before its weights are downloaded
-            read_shape(fetch_config(config.model.path))
+        if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
+            with_model(plan, fetch_config(config.model.path).parent)
         model = find_model(config.model.path)
         report.say(f"model {model}")
         return model, count_parameters(model)

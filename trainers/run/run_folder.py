@@ -12,21 +12,21 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 from trainers.checkpoints import Checkpoint, check_fits, find
 from trainers.config import RunConfig
+from trainers.setup.checks import check_output, check_resume
 
 
 def claim_folder(path: str) -> Path:
     """Make the output folder.
 
     Raises:
-        UserError: when it holds another run.
+        UserError: when it holds another run, or cannot be made.
     """
+    check_output(path)
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
-            f"choose another folder"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be made: {error.strerror}; choose another folder") from None
     return folder
 
 
@@ -40,12 +40,9 @@ def checkpoint_of(algorithm: str, config: RunConfig) -> Checkpoint | None:
     Raises:
         UserError: when there is none, or it does not fit this config.
     """
+    check_resume(config)
     if not config.resume:
-        if config.checkpoint.step:
-            raise UserError(f"--checkpoint.step is {config.checkpoint.step}, and needs --resume")
         return None
-    if not config.output:
-        raise UserError("--resume needs --output, the folder of the run to go on with")
     checkpoint = find(Path(config.output), config.checkpoint.step)
     check_fits(checkpoint, algorithm, config)
     if config.training.steps == checkpoint.step and (Path(config.output) / "summary.json").is_file():

@@ -34,6 +34,12 @@ def make_environment(config: RunConfig) -> EnvFactory | None:
         factory.declared_limits()
     config.env.fault_policy()
     if config.algorithm is not None:
+        size = config.algorithm.n_samples
+        if 1 < size < config.env.min_valid:
+            raise UserError(
+                f"--env.min_valid is {config.env.min_valid}, and a group has --{config.algorithm_name}.n_samples, "
+                f"{size}, episodes, so that none would be trained on: set it to {size} or less"
+            )
         _check_expert(config, env_class(config.env.name))
     return factory
 
@@ -117,6 +123,27 @@ def check_schedule(config: RunConfig) -> None:
 def check_resume(config: RunConfig) -> None:
     if config.resume and not config.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
+    if config.checkpoint.step and not config.resume:
+        raise UserError(
+            f"--checkpoint.step is {config.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
+            "on from; give both, or leave it out"
+        )
+    if config.output and not config.resume:
+        check_output(config.output)
+
+
+def check_output(path: str) -> None:
+    """A new run has a folder of its own.
+
+    Raises:
+        UserError: when there is something already.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
+            f"choose another folder"
+        )
 
 
 def find_model(config: RunConfig) -> FoundModel:
@@ -142,6 +169,11 @@ def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
         UserError: for a budget that leaves no room for an answer, or thinking that the model does not have.
     """
     env, folder = config.env, Path(config.model.path).expanduser()
+    if env.max_thinking_tokens and env.thinking == "off":
+        raise UserError(
+            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and --env.thinking is off, so that there is no "
+            "thought to limit: set the latter to on or template, or the former to 0"
+        )
     if env.max_thinking_tokens >= env.max_turn_tokens:
         raise UserError(
             f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
@@ -225,8 +257,13 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """AdamW's moments can be kept as they are wanted."""
+    """Weights and AdamW's moments can be kept as they are wanted."""
     training = config.training
+    if training.cpu_offload and not config.services.trainer.with_gpus:
+        raise UserError(
+            "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
+            "has the weights already: leave it out, or use --trainer.with_gpus true"
+        )
     if training.optimizer_state == "bfloat16" and not config.services.trainer.with_gpus:
         raise UserError(
             "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "

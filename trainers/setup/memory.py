@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainers.model.shape import ModelShape
+from trainers.setup.memory_fsdp import Moment, fsdp_moments
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
@@ -101,14 +102,16 @@ def trainer_memory(
     offloaded: bool = False,
     reshard: str = "default",
     fp32_head: bool = False,
+    replicas: int = 1,
 ) -> Memory:
     """One rank of the trainer.
 
     - state: `state_bytes` / (shard x tensor), which with float32 moments is 16 bytes a parameter; nothing where it is
       offloaded to the host.
-    - gathered: what FSDP holds whole in the compute dtype: the output layer and embedding and two blocks (the one at
-      work and the next), cut by tensor parallelism: (embedding + 2 layer) x bytes / tensor. All layers where nothing is
-      resharded. Nothing where one process computes in float32; a second copy in bfloat16 otherwise.
+    - gathered and gradients: what FSDP holds of whole units at the worst moment, cut by tensor parallelism: see
+      memory_fsdp.py. Nothing where one process computes in float32. Replicas are summed over at the end of a step:
+      until then the sums of one replica's ranks stand in the place of its gradients, 4 P / (shard x tensor), and they
+      are on the GPU also where the gradients are offloaded.
     - activations: see `activation_bytes`.
     - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
@@ -132,23 +135,34 @@ def trainer_memory(
         offloaded: whether weights, gradients and moments are on the host.
         reshard: as `training.reshard_after_forward`.
         fp32_head: as `training.fp32_head`.
+        replicas: groups of ranks that each hold all weights.
     """
     ranks = shard * tensor
-    step = {}
     in_head = FLOAT32 if fp32_head else compute
-    if shard > 1 or compute != FLOAT32 or offloaded:
-        layers = shape.num_hidden_layers if reshard == "never" else 2
-        gathered = shape.embedding_parameters + layers * shape.layer_parameters
-        wider = (in_head - compute) * shape.vocab_size * shape.hidden_size
-        step["gathered"] = (compute * min(gathered, shape.parameters) + wider) / tensor
+    found = [Moment(has_logits=True), Moment(is_in_block=True)]
+    if ranks * replicas > 1 or compute != FLOAT32 or offloaded:
+        found = fsdp_moments(shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard)
+    waiting = FLOAT32 * shape.parameters / ranks if offloaded and replicas > 1 else 0
     tokens = -(-tokens // context)
-    kept_of_blocks = activation_bytes(
-        shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
+    kept, at_work = (
+        size / tensor
+        for size in activation_bytes(
+            shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
+        )
     )
-    step["activations"] = kept_of_blocks / tensor
     logits = tokens * shape.vocab_size / tensor
-    kept = in_head * logits <= kept_logits
-    step["logits"] = in_head * logits if kept else FLOAT32 * logits / 8
+    logits *= in_head if in_head * logits <= kept_logits else FLOAT32 / 8
+    steps = [
+        {
+            "gathered": moment.gathered / tensor,
+            "gradients": moment.gradients / tensor + waiting,
+            "activations": moment.has_activations * (kept + moment.is_in_block * at_work),
+            "logits": moment.has_logits * logits,
+        }
+        for moment in found
+    ]
+    worst = max(steps, key=lambda parts: sum(parts.values()))
+    step = {name: size for name, size in worst.items() if size}
     held = {} if offloaded else {"state": state_bytes(shape, optimizer) / ranks}
     if versions:
         held["versions"] = float(versions * published * shape.parameters)
@@ -162,8 +176,8 @@ def trainer_memory(
 
 def activation_bytes(
     shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False, context: int = 1
-) -> float:
-    """What the backward pass finds kept of one micro-batch, over all layers.
+) -> tuple[float, float]:
+    """What the backward pass finds kept of one micro-batch, over all layers; and what comes on top while it is in one.
 
     `tokens` are those of this rank, one of `context` that share the sequences.
 
@@ -175,8 +189,12 @@ def activation_bytes(
     - none: 4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output)
       + 4m (gate, up, the activated gate, the product) = 4h + 3q + 3k + 4m
     - none, compiled: 3h + 3q + 3k + 3m: a norm and the activated gate are made again inside the kernels that read them
-    - selective (the outputs of matrix products and of attention): 2h + 2q + 2k + 2m
-    - full: h, the block's input; one block at a time is computed again in whole, and counted once.
+    - selective: h, the block's input; the outputs of every second matrix product, which are the fused queries, keys and
+      values, the gate, and the MLP's last, q + 2k + m + h; attention's output, q: 2h + 2q + 2k + m in all
+    - full: h, the block's input
+
+    With the latter two, the block at work is computed again in whole. Gradients of its activations are at their most
+    in the MLP: those of the block's output, the product, the gate and its factor, less the product itself, 2m + h.
 
     Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
     all is kept, and in the block that is computed again.
@@ -185,11 +203,9 @@ def activation_bytes(
     gathered = 2 * k * (context - 1)
     everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered
     fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered
-    kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + 2 * m, "full": h}[
-        checkpointing
-    ]
-    again = 0 if checkpointing == "none" else everything
-    return float(compute * tokens * (shape.num_hidden_layers * kept + again))
+    kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + m, "full": h}[checkpointing]
+    at_work = 2 * m + h + (0 if checkpointing == "none" else everything)
+    return float(compute * tokens * shape.num_hidden_layers * kept), float(compute * tokens * at_work)
 
 
 def generator_memory(

@@ -25,7 +25,7 @@ from trainers.setup.options.read_config import data_file, give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.sizing.engine import episodes_at_once
+from trainers.setup.sizing.engine import check_engine, episodes_at_once
 from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
 from trainers.setup.titan_settings import reference_settings, trainer_settings
 from trainers.setup.weight_store import find_store
@@ -96,6 +96,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(checks.check_places, sound, placement)
     engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
+    problems.attempt(check_engine, sound, model.shape, engine_args)
     problems.attempt(check_sleep, sound, placement, given)
     problems.attempt(check_speculation, sound, given)
     problems.add(*of_algorithm.sentences)
@@ -133,13 +134,17 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """The plan with the sizes of the model in a folder; the same object if it has them already.
 
     Raises:
-        UserError: when the model's config.json, or the weight store for a model of its size, cannot be used; or when
+        UserError: when the model's config.json, or the weight store for a model of its size, cannot be used; when the
+            model does not read as many tokens, or cannot be cut over so many processes, as the run asks for; or when
             the run does not fit on its GPUs.
     """
     if plan.model.shape is not None:
         return plan
     config, placement = plan.config, plan.placement
     shape = read_shape(folder / "config.json")
+    checks.check_length(config, shape)
+    checks.check_heads(config, shape)
+    check_engine(config, shape, plan.engine.engine_args)
     store, reason = find_store(config, placement, shape.parameters, plan.card)
     given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
     memory = plan_memory(config, placement, shape, store, given)

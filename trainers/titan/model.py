@@ -137,6 +137,19 @@ class TitanModel:
         self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
         return self._run(tokens, positions)
 
+    def sum_over_replicas(self, now: bool) -> None:
+        """Whether the next backward passes sum gradients over the replicas of HSDP.
+
+        Until then FSDP keeps sums over the ranks of one replica, in the place of the gradients.
+        """
+        if self.parallel.dp_replicate_enabled and isinstance(self.module, FSDPModule):
+            self.module.set_requires_all_reduce(now)
+
+    def abandon_pass(self) -> None:
+        """Forget a forward or backward pass that raised, and the sums that wait for `sum_over_replicas`."""
+        if isinstance(self.module, FSDPModule):
+            self.module.reset_iter_state()
+
     def _build(
         self, dtype: str, weights: str, compile: bool, activation_checkpoint: str, reshard_after_forward: str
     ) -> Decoder:

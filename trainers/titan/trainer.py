@@ -207,7 +207,8 @@ class TitanTrainer:
             if tokens and rounds_of_parts:
                 parts = self._padded([batch for batch in ready if batch.is_part], rounds_of_parts)
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
-            for batch in ready:
+            for number, batch in enumerate(ready, 1):
+                self.model.sum_over_replicas(number == len(ready))
                 if batch.is_part:
                     split.backward(batch, *self._logprobs(batch, temperature, with_entropy=split.uses_entropy))
                 else:  # the entropy is for the metrics in any case: only a loss that uses it pays for its gradient
@@ -222,6 +223,9 @@ class TitanTrainer:
                 self._optimizer.step()
                 self._scheduler.step()
                 self.step += 1
+        except BaseException:
+            self.model.abandon_pass()
+            raise
         finally:
             self._optimizer.zero_grad()  # a loss that raised half-way must not leak into the next step
         return {

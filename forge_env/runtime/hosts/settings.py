@@ -49,13 +49,18 @@ def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
     names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
     if not names:
         raise UserError("launcher.workers is empty: name every host, as in --launcher.workers one,two:22223")
-    return [_name_and_port(name, settings.port) for name in names]
+    found = [_name_and_port(name, settings.port) for name in names]
+    if twice := next((each for each in found if found.count(each) > 1), None):
+        raise UserError(f"launcher.workers names {twice[0]}:{twice[1]} twice: name every host once")
+    return found
 
 
 def _name_and_port(text: str, default_port: int) -> tuple[str, int]:
     name, _, port = text.removeprefix("tcp://").partition(":")
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or (port and not port.isdigit()):
         raise UserError(f"launcher.workers has {text!r}, which is not a host: write NAME or NAME:PORT")
+    if port and not 0 < int(port) < 65536:
+        raise UserError(f"launcher.workers has {text!r}, and a port is from 1 to 65535: write NAME or NAME:PORT")
     return name, int(port or default_port)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from agents.generator.engine_args import QUANTIZATIONS, REFUSED, _annotations, approximations, read_engine_args
+from agents.generator.engine_args import QUANTIZATIONS, REFUSED, approximations, read_engine_args
+from agents.generator.vllm_source import ENGINE_ARGS, bounds, choices, field_types
 from forge_env.core.errors import UserError
 
 
@@ -66,6 +67,18 @@ def test_entries_of_a_dictionary_are_given_one_by_one_or_in_yaml() -> None:
         ({"kv_cache_dtype": "nvfp4"}, "take one of auto, bfloat16, fp8"),
         ({"speculative_config": {"rejection_sample_method": "synthetic"}}, "take standard or block"),
         ({"speculative_config": {"method": "custom_class"}}, "runs a class of somebody else"),
+        (
+            {"speculative_config": {"method": "magic"}},
+            "speculative_config.method is 'magic'; it must be one of ngram, ",
+        ),
+        ({"speculative_config": {"num_speculative_token": 1}}, "did you mean num_speculative_tokens?"),
+        ({"speculative_config.num_speculative_tokens": "-2"}, "num_speculative_tokens is -2; it must be above 0"),
+        ({"block_size": "0"}, "block_size is 0; it must be above 0"),
+        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1; it must be at least 1"),
+        ({"watermark": "1"}, "watermark is 1.0; it must be at least 0 and below 1"),
+        ({"watermark": "nan"}, "watermark is 'nan'; it must be a number"),
+        ({"attention_backend": "fast"}, "attention_backend is 'fast'; it must be 'auto' or 'FLASH_ATTN'"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo'; it must be 'fcfs' or 'priority'"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], words: str) -> None:
@@ -74,8 +87,21 @@ def test_what_is_refused(given: dict[str, Any], words: str) -> None:
     assert words in str(caught.value) and str(caught.value).startswith("--services.generator.engine")
 
 
+def test_what_vllm_says_of_its_settings_is_read_from_its_source() -> None:
+    from vllm.config.speculative import SpeculativeMethod
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    def texts(literal: Any) -> set[str]:
+        return {text for each in get_args(literal) for text in ({each} if isinstance(each, str) else texts(each))}
+
+    assert set(choices()["SpeculativeMethod"]) == texts(SpeculativeMethod)
+    assert set(choices()["AttentionBackendEnum"]) == {"auto", *AttentionBackendEnum.__members__}
+    assert bounds()["watermark"] == {"at least": 0.0, "below": 1.0}
+    assert read_engine_args({"attention_backend": "flash_attn"}) == {"attention_backend": "flash_attn"}
+
+
 def test_every_name_that_is_refused_is_one_of_vllm() -> None:
-    assert set(REFUSED) - set(_annotations()) == {"sleep_mode_backend"}, "which is of its ModelConfig"
+    assert set(REFUSED) - set(field_types(*ENGINE_ARGS)) == {"sleep_mode_backend"}, "which is of its ModelConfig"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from trainers.model.shape import KNOWN_SHAPES
 from trainers.setup.checks import check_host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.parser import leaves
-from trainers.setup.options.ranges import ABOVE, ALGORITHM_ABOVE, ALGORITHM_AT_LEAST, ALGORITHM_AT_MOST, AT_LEAST
+from trainers.setup.options.ranges import (
+    ABOVE,
+    ALGORITHM_ABOVE,
+    ALGORITHM_AT_LEAST,
+    ALGORITHM_AT_MOST,
+    AT_LEAST,
+    AT_MOST,
+)
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
@@ -103,6 +110,23 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ),
             ["needs 8 trainer processes, services.trainer.procs is 4"],
         ),
+        (
+            ("--training.cpu_offload",),
+            ["cpu_offload is true", "on the CPU", "leave it out", "--trainer.with_gpus true"],
+        ),
+        (("--checkpoint.step=5",), ["--checkpoint.step is 5", "needs --resume"]),
+        (("--grpo.n_samples=2", "--env.min_valid=3"), ["min_valid is 3", "--grpo.n_samples, 2", "set it to 2 or less"]),
+        (("--env.max_thinking_tokens=8",), ["max_thinking_tokens is 8", "thinking is off", "on or template"]),
+        (
+            ("--generator.kv_cache_gib=0.0001",),
+            ["kv_cache_gib is 0.0001", "one request of --env.max_tokens, 512, takes"],
+        ),
+        (
+            ("--generator.engine.max_num_batched_tokens=500",),
+            ["max_num_batched_tokens is 500", "--env.max_tokens, 512, at least"],
+        ),
+        (("--launcher.kind=workers", "--launcher.workers=a,a"), ["names a:22222 twice"]),
+        (("--launcher.kind=workers", "--launcher.workers=a:99999"), ["'a:99999'", "from 1 to 65535"]),
         (("--training.optimizer_state=bfloat16",), ["for a trainer on GPU", "float32 or 8bit"]),
         (
             ("--training.optimizer_state=bfloat16", "--trainer.with_gpus", "--training.cpu_offload"),
@@ -204,6 +228,13 @@ def test_pinned_memory_comes_in_powers_of_two() -> None:
     assert host_bytes(shape, ranks=2) == pinned + moments > 1.15 * state_bytes(shape)
 
 
+def test_a_new_run_wants_a_folder_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    for taken in (tmp_path, tmp_path / "metrics.jsonl"):
+        assert refusal(f"--output={taken}").startswith(f"--output {taken} exists and is not empty")
+    make_plan(read_config(Config, [f"--output={tmp_path / 'new'}"])).check()
+
+
 def test_what_works_is_let_through() -> None:
     for arguments in (
         ["--trainer.procs", "4"],
@@ -240,6 +271,29 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
     assert "not valid JSON" in refusal("--model", str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     assert "tokenizer.json" in refusal("--model", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a": "one.safetensors", "b": "two.safetensors"}, "lacks one.safetensors and 1 more of the 2 files"),
+        ({"a": "model.safetensors", "b": "two.safetensors"}, "lacks two.safetensors of the 2 files of its weights"),
+        ({"a": "../model.safetensors"}, "which is not a file beside it"),
+        (None, "is damaged: it has no weight_map"),
+    ],
+)
+def test_weights_that_are_split_over_files_are_all_there(
+    tmp_path: Path, files: dict[str, str] | None, words: str
+) -> None:
+    model = model_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files} if files else {}))
+    assert words in refusal("--model", model)
+
+
+@pytest.mark.parametrize("size", [{"max_position_embeddings": "many"}, {"head_dim": 0}, {"num_key_value_heads": -2}])
+def test_sizes_that_a_model_may_leave_out_are_numbers(tmp_path: Path, size: dict[str, object]) -> None:
+    ((name, value),) = size.items()
+    assert f"says {name} = {value!r}" in refusal("--model", model_folder(tmp_path, **size))
 
 
 TEMPLATES = {"LlamaForCausalLM": "<|start_header_id|> ipython", "Qwen3ForCausalLM": "<think> enable_thinking"}
@@ -284,6 +338,7 @@ def test_gpus_are_counted_by_service() -> None:
 def test_every_rule_names_a_number() -> None:
     names = {name for name, kind in leaves(RunConfig()) if kind in (int, float)}
     assert set(AT_LEAST) | set(ABOVE) <= names
+    assert set(AT_MOST) <= set(AT_LEAST) | set(ABOVE)
     without_range = {"training.entropy_coef", "parallelism.data_parallel_shard_degree"}
     assert names - set(AT_LEAST) - set(ABOVE) == without_range
     pages = (Config, dapo.Config, reinforce.Config, sapo.Config)
@@ -296,7 +351,19 @@ def test_every_rule_names_a_number() -> None:
 def test_a_number_below_its_range(name: str) -> None:
     low = int(AT_LEAST[name])
     found = refusal(f"--{name}={low - 1}")
-    assert found.startswith(f"--{name} is {low - 1}") and f"at least {low}" in found
+    assert found.startswith(f"--{name} is {low - 1}") and (f"at least {low}" in found or f"from {low} to " in found)
+
+
+@pytest.mark.parametrize("name", sorted(AT_MOST))
+def test_a_number_above_its_range(name: str) -> None:
+    most = int(AT_MOST[name])
+    found = refusal(f"--{name}={most + 1}")
+    assert found.startswith(f"--{name} is {most + 1}") and found.endswith((f" to {most}", f"at most {most}"))
+
+
+def test_an_absurd_whole_number() -> None:
+    for name in ("training.steps", "training.batch_size", "env.max_turns", "parallelism.tensor_parallel_degree"):
+        assert refusal(f"--{name}={10**12}") == f"--{name} is {10**12}; it must be at most 2147483647"
 
 
 @pytest.mark.parametrize("name", sorted(ABOVE))
@@ -309,7 +376,7 @@ def test_a_number_that_is_not_above_its_bound(name: str) -> None:
     ("page", "option", "words"),
     [
         (Config, "grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
-        (Config, "grpo.temperature=0", "--grpo.temperature is 0.0; it must be above 0"),
+        (Config, "grpo.temperature=0", "--grpo.temperature is 0.0; it must be at least 0.01"),
         (Config, "grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
         (Config, "grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
         (Config, "grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),

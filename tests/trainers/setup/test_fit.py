@@ -93,6 +93,12 @@ def test_settings_of_vllm_that_are_refused_are_problems_of_the_plan(option: str,
     assert problem.startswith("--services.generator.engine.") and words in problem
 
 
+def test_a_step_of_the_engine_has_room_for_a_token_of_each_request() -> None:
+    (problem,) = problems(plan_of(*ONE, "--generator.engine.max_num_batched_tokens=255"))
+    assert "max_num_batched_tokens is 255" in problem and "requests that it takes at once, 256, at least" in problem
+    assert problems(plan_of(*ONE, "--generator.engine.max_num_batched_tokens=256")) == []
+
+
 def test_settings_of_vllm_reach_the_engine() -> None:
     plan = plan_of("--generator.engine.block_size=32", "--generator.engine.speculative_config.method=ngram")
     assert plan.engine.engine_args == {"block_size": 32, "speculative_config": {"method": "ngram"}}

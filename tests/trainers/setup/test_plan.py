@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
+from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
 from trainers.config import RunConfig
@@ -289,6 +292,27 @@ def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path:
     sent = pickle.dumps(load_loss(f"{tmp_path / 'mine.py'}:Counted"))
     assert pickle.loads(sent) is pickle.loads(sent)
     assert (tmp_path / "made").read_text().split() == ["loss", "loss"], "here, and once where it was received"
+
+
+def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) -> None:
+    """Before its weights are downloaded: what it cannot do is refused as with a folder."""
+    config = {
+        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 640, "max_position_embeddings": 256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name = "--model=nobody/knows-this"
+    for arguments, words in {
+        (name, "--env.max_tokens=512"): "reads 256 tokens at most",
+        (
+            name, "--env.max_tokens=256", "--trainer.procs=2", "--parallelism.tensor_parallel_degree=2",
+        ): "does not divide the model's num_key_value_heads, 3",
+        (name, "--env.max_tokens=256", "--generator.kv_cache_gib=0.00001"): "one request of --env.max_tokens, 256",
+    }.items():  # fmt: skip
+        plan = plan_of(*arguments)
+        assert plan.problems == [] and plan.model.shape is None
+        with pytest.raises(UserError, match=re.escape(words)):
+            with_model(plan, tmp_path)
 
 
 # ---- mistakes ----

@@ -1,20 +1,29 @@
-"""The plan's formulas of memory against the bytes of a real trainer: what is held must be exact."""
+"""The plan's formulas of memory against the bytes of a real trainer: what is held must be exact.
+
+What one of several ranks holds is measured in a process whose collectives do nothing (torch's "fake" backend), because
+gloo's need memory of their own; test_combinations.py has ranks that exchange.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("torchtitan")
+from tests.trainers.titan.forked_ranks import run_script
+
+from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.losses import GRPOLoss
 from trainers.model.shape import read_shape
-from trainers.setup.memory import activation_bytes, state_bytes
+from trainers.setup.memory import FLOAT32, activation_bytes, state_bytes, trainer_memory
 from trainers.titan.trainer import TitanTrainer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
@@ -64,10 +73,67 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, mode: str, most: flo
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         trainer.model.logprobs(tokens, None, torch.arange(1023), tokens[0, 1:], 1.0)
     shape = read_shape(folder / "config.json")
-    expected = activation_bytes(shape, 1024, compute=4, checkpointing=mode)
-    if mode == "full":  # the block that is computed again is not there yet
-        expected -= activation_bytes(shape, 1024, compute=4, checkpointing="none") / shape.num_hidden_layers
+    expected, _ = activation_bytes(shape, 1024, compute=4, checkpointing=mode)
     expected += 3 * 4 * 1024 * shape.hidden_size  # the last norm, in and out, and what the output layer reads
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert expected <= found <= most * expected
     trainer.close()
+
+
+# -- whole units of FSDP -----------------------------------------------------------------------------------------
+
+MODELS = [f"{name}{', tied' * tied}" for name in measured_bytes.SIZES for tied in (False, True)]
+NAMES = {"dp_replicate": "replicas", "reshard_after_forward": "reshard"}
+
+
+def estimate(folder: Path, shard: int, **changes: Any) -> tuple[float, float]:
+    """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype."""
+    shape = read_shape(folder / "config.json")
+    given = {NAMES.get(name, name): value for name, value in changes.items()}
+    memory = trainer_memory(
+        shape, shard=shard, tensor=1, tokens=measured_bytes.TOKENS, compute=2, checkpointing="none", **given
+    )
+    largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix
+    return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / shard, largest
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return measured_bytes.make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"reshard_after_forward": "never"}, {"fp32_head": True}], ids=str)
+@pytest.mark.parametrize("model", MODELS[1::2])
+def test_what_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
+    expected, _ = estimate(models[model], 1, **changes)
+    assert measured_bytes.most_of_a_step(models[model], **changes) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one rank of four left behind."""
+    root = tmp_path_factory.mktemp("of-four")
+    run_script(str(Path(measured_bytes.__file__)), root, world=4, seconds=240)
+    return root
+
+
+@pytest.mark.parametrize("case", measured_bytes.OF_FOUR)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
+    """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
+    changes = measured_bytes.OF_FOUR[case]
+    expected, copy = estimate(models[model], 4 // changes.get("dp_replicate", 1), **changes)
+    found = json.loads((of_four / "bytes.json").read_text())[f"{model}, {case}"]
+    assert 0.9 * expected <= found <= 1.02 * (expected + copy)
+
+
+def test_a_loss_that_raises_leaves_no_sums_for_the_replicas_behind(of_four: Path) -> None:
+    after, without = json.loads((of_four / "norms.json").read_text())
+    assert after == without > 0
+
+
+def test_replicas_sum_their_gradients_once_in_each_step(of_four: Path) -> None:
+    """The sums of a step are as many, whether it has one micro-batch or many."""
+    (passes, sums), (more_passes, sums_of_more) = json.loads((of_four / "sums.json").read_text())
+    assert passes == 1 < more_passes
+    assert sums == sums_of_more > 0

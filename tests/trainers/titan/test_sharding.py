@@ -28,11 +28,6 @@ from trainers.losses import GRPOLoss
 from trainers.titan.trainer import TitanTrainer
 
 HSDP = {"hsdp": ("untied", {"dp_replicate": 2, "dp_shard": 2})}
-MORE_HSDP = {
-    "hsdp-tied": ("tied", {"dp_replicate": 2, "pack_length": 64, "reshard_after_forward": "always"}),
-    "replicas": ("untied", {"dp_replicate": 4, "reshard_after_forward": "never"}),
-    "hsdp-tp": ("untied", {"dp_replicate": 2, "tp": 2}),
-}
 Make = Callable[..., TitanTrainer]
 
 

@@ -223,7 +223,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     try:
         return _CONVERTERS[kind](value)
     except (ValueError, TypeError, KeyError):
-        allowed = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "a text")
+        allowed = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, "a text")
         raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
 
 

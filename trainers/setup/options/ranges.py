@@ -86,7 +86,26 @@ ABOVE: dict[str, float] = {
     "services.trainer.ping_seconds": 0,
     "services.ref_model.ping_seconds": 0,
 }
-AT_MOST: dict[str, float] = {"services.generator.gpu_memory_utilization": 1}
+LARGEST = 2**31 - 1
+"""Of a whole number that has no bound of its own."""
+PROCESSES = 4096  # or hosts, or threads; a plan has a line for each process
+AT_MOST: dict[str, float] = {
+    "services.generator.gpu_memory_utilization": 1,
+    **{
+        f"services.{service}.{name}": PROCESSES
+        for service in ("generator", "envs", "trainer", "ref_model")
+        for name in ("procs", "num_replicas", "threads")
+    },
+    "services.generator.kv_cache_gib": 1024,
+    "launcher.hosts": PROCESSES,
+    "launcher.gpus_per_host": PROCESSES,
+    "launcher.gpu_memory_gib": 1024,
+    "launcher.port": 65535,
+    "training.learning_rate": 1,
+    "training.max_tokens_per_micro_batch": 2**24,
+    "warmup.learning_rate": 1,
+    "evaluation.top_p": 1,
+}
 # Of the algorithms' own sections, those that a section has; what hangs on two settings is checked by the loss.
 ALGORITHM_AT_LEAST: dict[str, float] = {
     "n_samples": 1,
@@ -103,8 +122,9 @@ ALGORITHM_AT_LEAST: dict[str, float] = {
     "overlong_length": 0,
     "overlong_buffer": 0,
     "overlong_penalty": 0,
+    "temperature": 0.01,  # vLLM takes a lower one for 0.01
 }
-ALGORITHM_ABOVE: dict[str, float] = {"temperature": 0, "tau_pos": 0, "tau_neg": 0}
+ALGORITHM_ABOVE: dict[str, float] = {"tau_pos": 0, "tau_neg": 0}
 ALGORITHM_AT_MOST: dict[str, float] = {"clip_low": 1, "correction_low": 1, "std_ddof": 1, "overlong_buffer": 1}
 
 
@@ -127,6 +147,8 @@ def check_numbers(config: RunConfig) -> None:
         value = value_of(config, name)
         if not holds(value):
             raise UserError(f"--{name} is {value}; it must be {allowed}")
+        if isinstance(value, int) and value > LARGEST:
+            raise UserError(f"--{name} is {value}; it must be at most {LARGEST}")
     shard = config.parallelism.data_parallel_shard_degree
     if shard < 1 and shard != -1:
         raise UserError(
@@ -144,15 +166,19 @@ def _rules(config: RunConfig) -> dict[str, tuple[str, Callable[[float], bool]]]:
     rules: dict[str, tuple[str, Callable[[float], bool]]] = {}
     for name, low in least.items():
         if name in most:
-            rules[name] = (f"from {low:g} to {most[name]:g}", partial(_is_between, low, most[name]))
+            rules[name] = (f"from {_shown(low)} to {_shown(most[name])}", partial(_is_between, low, most[name]))
         else:
-            rules[name] = (f"at least {low:g}", partial(operator.le, low))
+            rules[name] = (f"at least {_shown(low)}", partial(operator.le, low))
     for name, low in above.items():
         if name in most:
-            rules[name] = (f"above {low:g} and at most {most[name]:g}", partial(_is_above, low, most[name]))
+            rules[name] = (f"above {low:g} and at most {_shown(most[name])}", partial(_is_above, low, most[name]))
         else:
             rules[name] = (f"above {low:g}", partial(operator.lt, low))
     return rules
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def _is_above(low: float, high: float, value: float) -> bool:

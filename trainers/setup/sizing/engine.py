@@ -8,9 +8,10 @@ from typing import Any
 
 from agents.generator.engine_args import has_draft_model
 from agents.generator.start import EngineSettings
+from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
-from trainers.setup.memory import GIB
+from trainers.setup.memory import BYTES, GIB
 from trainers.setup.sizing.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
 from trainers.setup.sizing.estimates import engine_memory
 
@@ -94,9 +95,35 @@ def why_awake(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, An
     return ""
 
 
+def check_engine(config: RunConfig, shape: ModelShape | None, engine_args: Mapping[str, Any]) -> None:
+    """The engine's cache and steps have room for a request of full length, and for one token of each request.
+
+    Raises:
+        UserError: otherwise.
+    """
+    generator, longest = config.services.generator, config.env.max_tokens
+    one = _cache_of_one(config, shape, engine_args) if shape else 0.0
+    if 0 < generator.kv_cache_gib * GIB < one:
+        raise UserError(
+            f"--services.generator.kv_cache_gib is {generator.kv_cache_gib:g}, and one request of --env.max_tokens, "
+            f"{longest}, takes {one / GIB:.2g} GiB: set it to that or more, or to 0"
+        )
+    tokens = engine_args.get("max_num_batched_tokens")
+    # Without chunked prefill, which an engine on CPU does not have, a prompt is computed in one step.
+    least = _requests(config) if generator.with_gpus else max(REQUESTS, longest)
+    if tokens is not None and tokens < least:
+        what = "the requests that it takes at once" if least != longest else "--env.max_tokens"
+        raise UserError(
+            f"--services.generator.engine.max_num_batched_tokens is {tokens}, and a step of the engine has room for "
+            f"{what}, {least}, at least: set it to that or more"
+        )
+
+
 def _cache_of_one(config: RunConfig, shape: ModelShape, engine_args: Mapping[str, Any]) -> float:
     """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = 1 if str(engine_args.get("kv_cache_dtype", "auto")).startswith("fp8") else 2
+    size = BYTES[config.engine_dtype]
+    if str(engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
+        size = 1
     token = 2 * shape.num_hidden_layers * shape.key_value_size * size
     return token * config.env.max_tokens / max(1, config.services.generator.procs)
 

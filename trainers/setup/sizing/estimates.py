@@ -74,6 +74,7 @@ def estimate_memory(
         offloaded=config.training.cpu_offload and process.gpu is not None,
         reshard=config.training.reshard_after_forward,
         fp32_head=config.training.fp32_head,
+        replicas=replicas,
     )
     return _with_runtime(memory, process, config.services.trainer.procs)
 

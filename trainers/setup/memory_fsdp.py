@@ -1,0 +1,72 @@
+"""What FSDP holds on one rank beside its shards: weights gathered whole, and gradients on their way to the shards.
+
+FSDP works on one unit after the other: the output layer, each block, the embedding; the output layer and the embedding
+are one unit where they are tied. Of a unit with U parameters it holds, as in torch.distributed.fsdp._fully_shard
+(`FSDPParamGroup`, and `foreach_reduce` of _fsdp_collectives.py), with c bytes of a number in the compute dtype:
+
+- c U: its weights, gathered. With several ranks also those of the next unit, in the buffer that they come in.
+- c U: its gradients, whole.
+- 4 U: the float32 buffer that they are summed from. It is kept until the next unit has its gradients.
+- 4 U / ranks: this rank's part of the sum, before it is added to the shard's gradient. One process has that twice: it
+  divides the whole buffer into a third one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.model.shape import ModelShape
+
+REDUCED = 4
+"""Bytes of a number in the buffers that gradients are summed in: float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment of a micro-batch at which a rank may hold the most."""
+
+    gathered: float = 0.0
+    """Bytes of weights."""
+    gradients: float = 0.0
+    """Bytes of gradients that the shards do not have yet."""
+    has_activations: bool = True
+    has_logits: bool = False
+    is_in_block: bool = False
+    """Whether the backward pass is in a block: it has gradients of activations, and computes activations again."""
+
+
+def fsdp_moments(shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str) -> list[Moment]:
+    """The moments of a micro-batch, for a model that is not cut by tensor parallelism.
+
+    Args:
+        shape: the model.
+        shard: ranks that the weights are sharded over.
+        compute: bytes of a number in the forward pass, 2 or 4.
+        in_head: likewise in the output layer.
+        reshard: as `training.reshard_after_forward`.
+    """
+    head, block, tied = shape.vocab_size * shape.hidden_size, shape.layer_parameters, shape.tie_word_embeddings
+    of_head, of_block = in_head * head, compute * block
+    # A tied unit stays until the embedding has its gradients, and is summed last.
+    stays = of_head if tied else 0
+    before = block if tied else max(head, block)
+    if reshard == "never":  # each unit is freed when its own gradients are there
+        at_head = compute * (shape.parameters - head) + of_head
+        in_block = at_head - (of_head - stays)
+        summing_head, summing_block = (0 if tied else in_block), in_block - of_block
+    else:
+        coming = of_block if shard > 1 else 0
+        at_head, in_block = of_head + coming, of_block + coming + stays
+        summing_head, summing_block = coming, coming + stays
+    return [
+        # The output layer's gradients, or before them the buffer in which its weights came.
+        Moment(gathered=at_head, gradients=of_head, has_logits=True),
+        Moment(gathered=summing_head, gradients=_summed(head, shard, in_head), has_activations=not tied),
+        Moment(gathered=in_block, gradients=of_block + REDUCED * before + stays, is_in_block=True),
+        Moment(gathered=summing_block, gradients=_summed(block, shard, compute) + stays),
+    ]
+
+
+def _summed(unit: int, shard: int, compute: int) -> float:
+    """Bytes while the gradients of a unit of so many parameters are summed."""
+    return REDUCED * unit + max(compute * unit, REDUCED * unit * (2 if shard == 1 else 1 / shard))
