@@ -82,16 +82,16 @@ def run_ranks(function: Callable[..., None], *arguments: Any, world: int, second
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1))}
     ranks: list[Forked] = []
     try:
-        for rank in map(str, range(world)):
-            environ = shared | {"RANK": rank, "LOCAL_RANK": rank}
+        for number in map(str, range(world)):
+            environ = shared | {"RANK": number, "LOCAL_RANK": number}
             ranks.append(Forked(_without_connection, function, *arguments, environ=environ))
-        running = {rank.process.sentinel: rank for rank in ranks}
+        running: dict[Any, Forked] = {rank.process.sentinel: rank for rank in ranks}
         deadline = time.monotonic() + seconds
         while running:
             ended = wait(list(running), deadline - time.monotonic())
             assert ended, f"{len(running)} ranks have not ended within {seconds:g} s"
             for sentinel in ended:
-                assert running.pop(sentinel).ended() == 0, "a rank has failed: see what it wrote to stderr"  # type: ignore[call-overload]
+                assert running.pop(sentinel).ended() == 0, "a rank has failed: see what it wrote to stderr"
     finally:
         for rank in ranks:
             rank.close()

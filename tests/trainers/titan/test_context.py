@@ -127,12 +127,14 @@ PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {"cp 2": {"cp": 2}, "cp 2, packed": {"cp": 2, "activation_checkpoint": "full", **PACKED}},
     4: {
-        "cp 4, split episodes": {"cp": 4, "max_tokens_per_micro_batch": 48},
-        "cp 4, packed": {"cp": 4, **PACKED},
         "cp 2, fsdp 2, split episodes": {"cp": 2, "dp_shard": 2, "max_tokens_per_micro_batch": 48},
-        "cp 2, fsdp 2, packed": {"cp": 2, "dp_shard": 2, **PACKED},
         "cp 2, tp 2": {"cp": 2, "tp": 2},
     },
+}
+MORE_CASES: dict[str, dict[str, Any]] = {  # of four ranks
+    "cp 4, split episodes": {"cp": 4, "max_tokens_per_micro_batch": 48},
+    "cp 4, packed": {"cp": 4, **PACKED},
+    "cp 2, fsdp 2, packed": {"cp": 2, "dp_shard": 2, **PACKED},
 }
 
 
@@ -175,13 +177,13 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
     return [found[index] for index in range(len(samples))]
 
 
-def be_a_rank(root: Path, count: int) -> None:
+def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
     init_process_group()
     rank = torch.distributed.get_rank()
-    for case, changes in CASES[count].items():
+    for case, changes in cases.items():
         result = take_steps(TitanTrainer(root / "model", dataclasses.replace(SETTINGS, **changes)))
         torch.save(result, root / f"{case} {rank}.pt")
-    if count == 2:
+    if torch.distributed.get_world_size() == 2:
         torch.save([flex_logprobs(root / "model", length) for length in (0, 256)], root / f"flex {rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -191,8 +193,8 @@ def root(tmp_path_factory) -> Path:
     """A folder with a model, and what each rank of each case left behind."""
     root = tmp_path_factory.mktemp("context")
     make_model(root / "model", tied=False)
-    for count in CASES:
-        run_ranks(be_a_rank, root, count, world=count, seconds=240)
+    for count, cases in CASES.items():
+        run_ranks(be_a_rank, root, cases, world=count, seconds=240)
     return root
 
 
@@ -209,6 +211,18 @@ def alone(root) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("count", "case"), [(count, case) for count, cases in CASES.items() for case in cases])
 def test_ranks_that_share_sequences_take_the_steps_of_one(root, alone, count, case):
+    compare_with_one(root, alone, count, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_more_ways_to_share_sequences_take_the_steps_of_one(root, alone):
+    run_ranks(be_a_rank, root, MORE_CASES, world=4, seconds=240)
+    for case in MORE_CASES:
+        compare_with_one(root, alone, 4, case)
+
+
+def compare_with_one(root: Path, alone: dict[str, Any], count: int, case: str) -> None:
     results = [torch.load(root / f"{case} {rank}.pt") for rank in range(count)]
     for found in results:
         for ours, expected in zip(found["metrics"], alone["metrics"], strict=True):
