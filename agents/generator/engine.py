@@ -178,9 +178,11 @@ class VLLMEngine:
                 return
             self._finish_scheduled_steps()
             self._engine.reset_prefix_cache(reset_running_requests=True)
+            # vLLM may raise when the memory is gone already, if another process on the GPU has grown meanwhile: a step
+            # would then read what is not there.
+            self._is_asleep = True
             # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store.
             self._engine.collective_rpc("sleep", kwargs={"level": 2})
-            self._is_asleep = True
 
         await self._command(fall_asleep)
 
