@@ -238,9 +238,11 @@ class EngineThread(threading.Thread):
             return
         self._finish_scheduled_steps()
         self.engine.reset_prefix_cache(reset_running_requests=True)
+        # Before: vLLM raises when the memory is gone already, if another process on the GPU has grown meanwhile. A step
+        # of an engine that is not marked as asleep would then read weights that are not there.
+        self.is_asleep = True
         # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store.
         self.engine.collective_rpc("sleep", kwargs={"level": 2})
-        self.is_asleep = True
 
     def swap_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load weights by their Hugging Face names, and wake; returns the seconds of waking, 0 if it was awake."""

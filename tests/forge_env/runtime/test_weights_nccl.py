@@ -342,8 +342,6 @@ async def test_a_killed_publisher_is_said_at_once_and_another_one_is_found(run: 
     under_way.close()
     # Its connections are closed one after another, and the port that it listens at among them.
     await asyncio.to_thread(trainer.ended)
-        trainer.ended
-    )  # its connections are closed one after another, and the port that it listens at among them
     with pytest.raises(ServiceError, match=r"^the trainer, who has the weights, does not answer at 127.0.0.1:\d+: "):
         await fetched(engine, 3)
     replaced = run.process()
