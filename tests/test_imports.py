@@ -40,8 +40,8 @@ ROOMS = {
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals hosts objective placement options deadlines held_out titan_settings memory
-        weight_store sizing checks run_plan plan meaning dry_run entry""",
+    "trainers.setup": """packages signals hosts objective placement options deadlines held_out titan_settings
+        memory_fsdp memory weight_store sizing checks run_plan plan meaning dry_run entry""",
     "trainers.setup.sizing": "estimates card engine_cache engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

@@ -48,7 +48,7 @@ async def test_logprobs_agree_in_bfloat16(engine: VLLMEngine, qwen3: Path) -> No
 
 
 async def test_a_step_takes_as_many_tokens_as_the_plan_counts(engine: VLLMEngine) -> None:
-    assert engine._engine.vllm_config.scheduler_config.max_num_batched_tokens == SETTINGS.step_tokens == 16384
+    assert engine._thread.engine.vllm_config.scheduler_config.max_num_batched_tokens == SETTINGS.step_tokens == 16384
 
 
 async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, qwen3: Path) -> None:

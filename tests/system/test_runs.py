@@ -270,7 +270,7 @@ def test_a_trainer_of_two_ranks_in_a_whole_run(start) -> None:  # type: ignore[n
 @pytest.mark.slow
 def test_a_program_is_trained_as_it_is(start, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
     """An agent program of the user's own, which the run starts once for each episode."""
-    program = REPOSITORY / "tests" / "envs" / "external_program.py"
+    program = REPOSITORY / "tests" / "envs" / "external" / "external_program.py"
     run = start(
         "trainers.grpo", "--env", "external", "--command", f"{sys.executable} -S {program} ask", "--steps", "2",
         "--env.options.tasks", "math", "--model", str(tiny_model), *UNTRAINED, "--dataset.held_out", "4",
