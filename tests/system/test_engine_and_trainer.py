@@ -252,29 +252,6 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
     assert max(abs(a - b) for a, b in zip(again.logprobs, completion.logprobs[first:], strict=True)) < 1e-4
 
 
-async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(model: Path, tmp_path: Path) -> None:
-    """On a CPU such a layer has a packed copy of the weight, which an update has to make anew."""
-    from trainers.batching.batch import Sample
-    from trainers.titan.trainer import TitanSettings, TitanTrainer
-
-    old = {name: weight for name, weight in _weights(model).items() if name != "lm_head.weight"}
-    _copy_with(model, tmp_path / "tied", old)
-    config = tmp_path / "tied" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
-    new = {name: weight.roll(1, 0) if "embed" in name else weight for name, weight in old.items()}
-    _copy_with(tmp_path / "tied", tmp_path / "new", new)
-    tied = VLLMEngine(str(tmp_path / "tied"), SETTINGS)
-    await tied.start()
-    await tied.update_weights(1, new)
-    completions = await _sample(tied, count=4, tokens=16, temperature=1.0)
-    await tied.close()
-    trainer = TitanTrainer(str(tmp_path / "new"), TitanSettings())
-    expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
-    trainer.close()
-    for completion, values in zip(completions, expected, strict=True):
-        assert completion.logprobs == pytest.approx(values, abs=1e-4)
-
-
 async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: VLLMEngine, model: Path) -> None:
     """Requests wait meanwhile; those that ran go on where they were, and their tokens name the weights of each span."""
     before, old = await _greedy(engine), engine.version
@@ -379,6 +356,32 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
     running, _ = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(running, PolicyError)
     assert engine.broken.startswith("the engine broke")
+
+
+async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(model: Path, tmp_path: Path) -> None:
+    """On a CPU such a layer has a packed copy of the weight, which an update has to make anew.
+
+    Last: when an engine of this process ends, vLLM ends the process groups of the others, too.
+    """
+    from trainers.batching.batch import Sample
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+    old = {name: weight for name, weight in _weights(model).items() if name != "lm_head.weight"}
+    _copy_with(model, tmp_path / "tied", old)
+    config = tmp_path / "tied" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    new = {name: weight.roll(1, 0) if "embed" in name else weight for name, weight in old.items()}
+    _copy_with(tmp_path / "tied", tmp_path / "new", new)
+    tied = VLLMEngine(str(tmp_path / "tied"), SETTINGS)
+    await tied.start()
+    await tied.update_weights(1, new)
+    completions = await _sample(tied, count=4, tokens=16, temperature=1.0)
+    await tied.close()
+    trainer = TitanTrainer(str(tmp_path / "new"), TitanSettings())
+    expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
+    trainer.close()
+    for completion, values in zip(completions, expected, strict=True):
+        assert completion.logprobs == pytest.approx(values, abs=1e-4)
 
 
 async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.generator.engine_args import _annotations
 from agents.generator.start import EngineSettings, engine_arguments
+from agents.generator.vllm_source import ENGINE_ARGS, field_types
 
 
 def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_plan_counts() -> None:
@@ -27,4 +27,4 @@ def test_only_an_engine_on_a_gpu_sleeps_in_vllm() -> None:
 
 
 def test_the_installed_vllm_knows_every_argument() -> None:
-    assert not engine_arguments(EngineSettings(), on_gpu=True).keys() - _annotations().keys()
+    assert not engine_arguments(EngineSettings(), on_gpu=True).keys() - field_types(*ENGINE_ARGS).keys()

@@ -1,6 +1,6 @@
 """The bytes that a trainer on the CPU holds in a step, from torch's allocator.
 
-Also run as a script, for one rank of four: its collectives return at once, and all other work and memory is the rank's.
+One rank of four is a process of its own: its collectives return at once, and all other work and memory is the rank's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -105,9 +104,9 @@ def sums_of_a_step(trainer: TitanTrainer) -> tuple[int, int]:
     return len(passes), len(sums)
 
 
-if __name__ == "__main__":
-    root, world = Path(sys.argv[1]), int(sys.argv[2])
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+def be_one_of_four(root: Path) -> None:
+    """Write bytes.json (most_of_a_step), norms.json (norms_after_a_mistake) and sums.json (sums_of_a_step)."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     found = {
         f"{name}, {case}": most_of_a_step(folder, **changes)
         for name, folder in make_models(root).items()
@@ -118,3 +117,4 @@ if __name__ == "__main__":
     (root / "norms.json").write_text(json.dumps(norms_after_a_mistake(small)))
     replicas = [dataclasses.replace(SETTINGS, dp_replicate=2, max_tokens_per_micro_batch=size) for size in (16384, 80)]
     (root / "sums.json").write_text(json.dumps([sums_of_a_step(TitanTrainer(small, each)) for each in replicas]))
+    torch.distributed.destroy_process_group()

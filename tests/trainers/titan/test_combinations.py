@@ -1,6 +1,6 @@
 """Settings of the trainer that meet: HSDP, context and tensor parallelism, checkpointing, split episodes, an fp32 head.
 
-Each combination takes the steps of one process. Also run as a script, by the test of several ranks.
+Each combination takes the steps of one process.
 
 Settings of which one needs a GPU are combined in tests/gpu/test_sharding_gpu.py and test_two_gpus.py.
 """
@@ -8,8 +8,6 @@ Settings of which one needs a GPU are combined in tests/gpu/test_sharding_gpu.py
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,9 +17,9 @@ import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from tests.trainers.titan.forked_ranks import fork_ranks, run_script
 from torch import Tensor
 
+from tests.helpers.forks import run_ranks
 from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
 from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import weights_of
@@ -67,7 +65,7 @@ SLOW_FP32: dict[str, tuple[str, dict[str, Any]]] = {
 def take_two_steps(trainer: TitanTrainer) -> dict[str, Any]:
     """What is compared where rounding to bfloat16 depends on the order of the sums."""
     samples = make_samples(7)
-    before = trainer.logprobs(samples)
+    before = [values.tolist() for values in trainer.logprobs(samples)]
     metrics = [
         trainer.train_step(samples, GRPOLoss(aggregation="token", entropy_coef=0.1)),
         trainer.train_step(make_samples(7, seed=1), GSPOLoss()),
@@ -93,8 +91,7 @@ def be_a_rank(root: Path, names: list[str]) -> None:
 def run(root: Path, names: list[str]) -> Path:
     for kind in ("untied", "tied"):
         make_model(root / kind, tied=kind == "tied")
-    (root / "names").write_text("\n".join(names))
-    run_script(__file__, root, world=WORLD, seconds=540)
+    run_ranks(be_a_rank, root, names, world=WORLD, seconds=540)
     return root
 
 
@@ -181,8 +178,3 @@ def test_an_fp32_head_on_several_ranks_takes_the_steps_of_one(quick: Path, make:
 @pytest.mark.parametrize("name", SLOW_FP32)
 def test_an_fp32_head_in_more_combinations(slow: Path, make: Any, name: str) -> None:
     compare_fp32_head(slow, name, SLOW_FP32[name][0], make)
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    fork_ranks(functools.partial(be_a_rank, folder, (folder / "names").read_text().splitlines()), WORLD)

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 pytest.importorskip("torchtitan")
-from tests.trainers.titan.forked_ranks import run_script
-
+from tests.helpers.forks import run_ranks
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
@@ -113,7 +112,7 @@ def test_what_fsdp_holds_in_one_process(models: dict[str, Path], model: str, cha
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one rank of four left behind."""
     root = tmp_path_factory.mktemp("of-four")
-    run_script(str(Path(measured_bytes.__file__)), root, world=4, seconds=240)
+    run_ranks(measured_bytes.be_one_of_four, root, world=1, seconds=240)
     return root
 
 
