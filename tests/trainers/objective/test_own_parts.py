@@ -103,11 +103,14 @@ def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str
     assert [sample.advantage for sample in samples] == [2.0, -2.0]
 
 
-def test_what_a_page_adds_to_a_reward_is_added_to_the_users_own(file: str) -> None:
+def test_what_an_algorithm_adds_to_a_reward_is_added_to_the_users_own_and_is_no_signal(file: str) -> None:
     config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
-    mine = with_own_parts(dapo.objective(config), TrainingConfig(reward=f"{file}:longest"))
-    long = episode(turn(1, 1, 1, 1), reward=1.0)
+    made = dapo.objective(config)
+    mine = with_own_parts(made, TrainingConfig(reward=f"{file}:longest"))
+    long, short = episode(turn(1, 1, 1, 1), reward=1.0), episode(turn(1), reward=1.0)
     assert (mine.reward(long), mine.reward.of_task(long)) == (7.0, 8.0)
+    assert (made.reward(long), made.reward(short)) == (0.0, 1.0)
+    assert not has_signal(made.task_rewards(group(long, short)))
 
 
 @pytest.mark.parametrize(
