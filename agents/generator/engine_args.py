@@ -15,6 +15,7 @@ from typing import Any
 
 from agents.generator.vllm_source import ENGINE_ARGS, SPECULATIVE, bounds, choices, field_types
 from forge_env.core.errors import UserError
+from forge_env.utils.syntax import parse_python
 
 OPTION = "--services.generator.engine"
 
@@ -217,7 +218,7 @@ def _kinds(annotation: str) -> tuple[set[str], tuple[Any, ...]]:
             visit(node.left)
             visit(node.right)
         elif isinstance(node, ast.Constant):
-            visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else kinds.add("None")
+            visit(parse_python(node.value, mode="eval").body) if isinstance(node.value, str) else kinds.add("None")
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
             values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             literals.extend(ast.literal_eval(value) for value in values)
@@ -230,7 +231,7 @@ def _kinds(annotation: str) -> tuple[set[str], tuple[Any, ...]]:
         else:
             kinds.add("json")
 
-    visit(ast.parse(annotation, mode="eval").body)
+    visit(parse_python(annotation, mode="eval").body)
     return kinds, tuple(literals)
 
 

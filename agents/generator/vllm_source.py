@@ -11,6 +11,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from forge_env.utils.syntax import parse_python
+
 ENGINE_ARGS = "engine/arg_utils.py", "EngineArgs"
 SPECULATIVE = "config/speculative.py", "SpeculativeConfig"
 _BACKENDS = "v1/attention/backends/registry.py"
@@ -88,7 +90,8 @@ def _configs() -> list[ast.Module]:
 
 @functools.cache
 def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+    tree: ast.Module = parse_python(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+    return tree
 
 
 def _folder() -> Path | None:

@@ -203,7 +203,8 @@ class NamespaceSandbox:
         for session in tuple(self._sessions):
             await session.close()
         if self._groups is not None:
-            self._groups.close()
+            async with self._starting:  # one after another, where it is closed twice
+                await asyncio.to_thread(self._groups.close)  # it may wait for processes that have just ended
 
     def _group(self, slot: int) -> SlotGroup | None:
         """Return the control group of a slot, None where there are none. Raises SandboxError."""
