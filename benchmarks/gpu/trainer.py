@@ -1,14 +1,17 @@
 """The whole RL step against TorchTitan's own step with cross entropy, on the same model, tokens and GPU.
 
     python -m benchmarks.gpu.trainer [--shape 0.6B] [--sequences 8] [--attention flex] [--json FILE]
+    python -m benchmarks.gpu.trainer --only rl --shape 8B --layers 12 --sequences 4 --length 8192 --row 8192 \
+        --prompt 0.75 --micro-batch 8192 --checkpoint selective --attention varlen
+
+The second line is the training of long episodes alone; FSDP's casts of the weights and the optimizer are part of it.
 
 Plain: the model's own output layer, all logits, TorchTitan's cross entropy, backward, clipping, fused AdamW.
 RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Both
-have the same rows, of 512 to 2,048 tokens, an eighth of each a prompt, and each attends to itself only. The plain
-step has them in sequences of --length; the RL step as a run packs them, into one sequence of all tokens, or with
+have the same rows, of 512 to 2,048 tokens or of --row, --prompt of each a prompt, and each attends to itself only. The
+plain step has them in sequences of --length; the RL step as a run packs them, into one sequence of all tokens, or with
 --rectangle into such of --length, which costs what does not fit. Both are compiled block by block, in bfloat16 over
-float32 weights. MFU counts 6 x parameters + 6 x layers x query_size x row length FLOPs a token (causal attention,
-half of the square), against 989 TFLOP/s.
+float32 weights. MFU is by `step_flops`, against 989 TFLOP/s; the plain step computes all logits, which count there.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.flops import PEAK_FLOPS
+from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
 from trainers.losses import GRPOLoss
+from trainers.model.shape import read_shape
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
@@ -41,16 +45,19 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 WARM, TIMED = 3, 6
 
 
-def make_samples(sequences: int, length: int, vocabulary: int) -> list[Sample]:
-    """Rows that fill `sequences` of `length` tokens exactly."""
+def make_samples(given: argparse.Namespace, vocabulary: int) -> list[Sample]:
+    """Rows that fill `given.sequences` of `given.length` tokens exactly."""
     rng = random.Random(0)
     samples = []
-    for _ in range(sequences):
-        left = length
+    for _ in range(given.sequences):
+        left = given.length
         while left:
-            size = left if left <= 2048 else min(rng.randint(512, 2048), left - 512)
+            if given.row:
+                size = min(left, given.row)
+            else:
+                size = left if left <= 2048 else min(rng.randint(512, 2048), left - 512)
             left -= size
-            prompt = size // 8
+            prompt = max(1, int(size * given.prompt))
             ids = tuple(rng.randrange(vocabulary) for _ in range(size))
             mask = (False,) * prompt + (True,) * (size - prompt)
             logprobs = tuple(-rng.random() * sampled for sampled in mask)
@@ -61,7 +68,7 @@ def make_samples(sequences: int, length: int, vocabulary: int) -> list[Sample]:
 
 
 def rows_of(given: argparse.Namespace, vocabulary: int) -> list[Row]:
-    return [row for sample in make_samples(given.sequences, given.length, vocabulary) for row in sample.rows]
+    return [row for sample in make_samples(given, vocabulary) for row in sample.rows]
 
 
 def plain_step(trainer: TitanTrainer, loss_of: Callable[..., Tensor], tokens: Tensor, positions: Tensor) -> None:
@@ -114,6 +121,7 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         compile=True,
         attention=given.attention,
         activation_checkpoint=given.checkpoint,
+        reshard_after_forward=given.reshard,
         max_tokens_per_micro_batch=given.micro_batch or size,
         pack_length=given.length if given.rectangle else given.micro_batch or size,
     )
@@ -125,9 +133,9 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
             profile(step)
         hf = trainer.model.hf_config
         parameters = sum(value.numel() for value in trainer.model.module.parameters())
-        attended = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
-        squares = sum(len(row.token_ids) ** 2 for row in rows_of(given, hf["vocab_size"]))
-        flops = 6 * parameters * size + 6 * attended * squares
+        shape, rows = read_shape(folder / "config.json"), rows_of(given, hf["vocab_size"])
+        sampled = sum(sum(row.loss_mask) for row in rows) if which == "rl" else size
+        flops = step_flops(shape, [len(row.token_ids) for row in rows], sampled)
         return found | {
             "tokens_per_second": size / found["seconds"],
             "mfu": flops / found["seconds"] / PEAK_FLOPS,
@@ -143,10 +151,10 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
 def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> Callable[[], object]:
     vocabulary = trainer.model.hf_config["vocab_size"]
     if which == "rl":
-        samples, loss = make_samples(given.sequences, given.length, vocabulary), GRPOLoss(beta=0.04)
+        samples, loss = make_samples(given, vocabulary), GRPOLoss(beta=0.04)
         return lambda: trainer.train_step(samples, loss)
     lm_head = trainer.model.module.get_submodule("lm_head")
-    lm_head.forward = trainer.model._head._linear  # type: ignore[method-assign]
+    lm_head.forward = trainer.model._head._linear
     rows, shape = rows_of(given, vocabulary), (given.sequences, given.length)
     tokens = torch.tensor([token for row in rows for token in row.token_ids], device="cuda").view(shape)
     positions = torch.cat([torch.arange(len(row.token_ids), device="cuda") for row in rows]).view(shape)
@@ -159,6 +167,10 @@ def main() -> None:
     parser.add_argument("--shape", default="0.6B")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0 is as many as its shape has")
+    parser.add_argument("--row", type=int, default=0, help="tokens of each row; 0 is 512 to 2,048")
+    parser.add_argument("--prompt", type=float, default=0.125, help="share of a row that is not trained on")
+    parser.add_argument("--reshard", default="default", choices=["default", "always", "never"])
     parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
     parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
     parser.add_argument("--micro-batch", type=int, default=0, help="tokens of one pass of the RL step; 0 is all")
@@ -171,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
         tokenizer = given.model or make_tokenizer(Path(temp) / "tokenizer")
-        make_random_model(given.shape, tokenizer, folder)
+        make_random_model(given.shape, tokenizer, folder, layers=given.layers)
         found: dict[str, Any] = {}
         for which in ("rl", "plain"):
             if given.only in ("", which):
