@@ -13,6 +13,7 @@ from trainers.setup.memory import (
     BYTES,
     FLOAT32,
     GIB,
+    WORKSPACES,
     Memory,
     engine_buffers,
     engine_residue,
@@ -80,12 +81,14 @@ def estimate_memory(
 
 
 def _with_runtime(memory: Memory, process: Process, ranks: int) -> Memory:
-    """The memory of a process on a GPU includes what CUDA and NCCL take."""
+    """The memory of a process on a GPU includes what CUDA and NCCL take, and a step's workspaces."""
     if process.gpu is None:
         return memory
     runtime = runtime_bytes(ranks)
     resting = None if memory.resting is None else memory.resting + runtime
-    return replace(memory, held=memory.held | {"runtime": runtime}, resting=resting)
+    step, *others = memory.phases or ({},)
+    phases = (step | {"workspaces": WORKSPACES}, *others)
+    return replace(memory, held=memory.held | {"runtime": runtime}, phases=phases, resting=resting)
 
 
 def engine_memory(
