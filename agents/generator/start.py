@@ -77,15 +77,15 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     """Load a vLLM `LLMEngine` for a model folder or hub id."""
     import_vllm(settings)
     import torch
-    from vllm import EngineArgs, LLMEngine
+    from vllm import EngineArgs, LLMEngine, envs
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.has_worker_processes:  # a forked child of a process with threads and an open GPU does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
-    # The stable path matters only for compiled graphs, and it is not valid in vLLM's worker processes.
-    name = model if settings.enforce_eager or settings.has_worker_processes else stable_path(model)
+    # Only compiled graphs are kept under the model's path.
+    name = model if settings.enforce_eager else stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models")
     on_gpu, gpu_bytes = torch.cuda.is_available(), 0
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,12 @@ import pytest
 
 from agents.generator.compile_cache import stable_path
 
-NAME = "import sys; from agents.generator.compile_cache import stable_path; name = stable_path(sys.argv[1])\n"
+NAME = """
+import sys
+from pathlib import Path
+from agents.generator.compile_cache import stable_path
+name = stable_path(sys.argv[1], Path(sys.argv[2]))
+"""
 KEYS = """
 from vllm import EngineArgs
 
@@ -23,10 +29,10 @@ print(key(name), key(sys.argv[1]))
 """
 
 
-def run(program: str, folder: Path, **environ: str) -> str:
+def run(program: str, folder: Path, links: Path, **environ: str) -> str:
     """What a process prints last that is given the folder."""
     result = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
+        [sys.executable, "-c", program, str(folder), str(links)],
         capture_output=True,
         text=True,
         check=True,
@@ -35,41 +41,66 @@ def run(program: str, folder: Path, **environ: str) -> str:
     return result.stdout.splitlines()[-1]
 
 
-def test_a_folder_has_one_name_in_every_process(tmp_path: Path) -> None:
-    outputs = []
-    for text in ("one", "two"):
-        (tmp_path / text).mkdir()
-        (tmp_path / text / "config.json").write_text(text)
-        outputs.append(run(NAME + "print(name, open(name + '/config.json').read())", tmp_path / text).split())
-    assert outputs[0][0] == outputs[1][0], "under one name"
-    assert [text for _, text in outputs] == ["one", "two"], "each process reads its own folder"
+def model_folder(folder: Path, weights: str, config: str = "{}") -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(config)
+    (folder / "weights").write_text(weights)
+    return folder
 
 
-def test_two_folders_of_one_process_have_two_names(tmp_path: Path) -> None:
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    names = [stable_path(str(folder)) for folder in folders]
+def test_models_with_one_config_have_one_name_one_after_the_other(tmp_path: Path) -> None:
+    read = NAME + "print(name, open(name + '/weights').read())"
+    models = [model_folder(tmp_path / text, text) for text in ("one", "two")]
+    outputs = [run(read, model, tmp_path / "links").split() for model in (*models, models[0])]
+    assert len({name for name, _ in outputs}) == 1
+    assert [weights for _, weights in outputs] == ["one", "two", "one"], "each process reads its own folder"
+
+
+def test_engines_that_live_at_the_same_time_share_a_name_only_for_the_same_folder(tmp_path: Path) -> None:
+    one, two = (model_folder(tmp_path / text, text) for text in ("one", "two"))
+    links = tmp_path / "links"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", NAME + "print(name, flush=True)\ninput()", str(one), str(links)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    first = holder.stdout.readline().strip()
     try:
-        assert [os.path.realpath(name) for name in names] == [str(folder.resolve()) for folder in folders]
+        assert run(NAME + "print(name)", one, links) == first
+        other = run(NAME + "print(name)", two, links)
+        assert other != first
+        assert os.path.realpath(first) == str(one.resolve()) and os.path.realpath(other) == str(two.resolve())
     finally:
-        for name in names:
-            os.close(int(name.rpartition("/")[2]))
+        holder.communicate("\n", timeout=60)
+    assert run(NAME + "print(name)", two, links) == first, "nobody holds it any more"
 
 
-def test_what_is_no_folder_keeps_its_name(tmp_path: Path) -> None:
+def test_two_configs_have_two_names(tmp_path: Path) -> None:
+    models = [model_folder(tmp_path / text, text, config=text) for text in ("{}", "[]")]
+    names = [run(NAME + "print(name)", model, tmp_path / "links") for model in models]
+    assert names[0] != names[1]
+
+
+def test_what_cannot_be_linked_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name in (str(tmp_path / "missing"), str(tmp_path / "file"), "Qwen/Qwen3-0.6B"):
-        assert stable_path(name) == name
+    (tmp_path / "empty").mkdir()
+    for name in (str(tmp_path / "missing"), str(tmp_path / "file"), str(tmp_path / "empty"), "Qwen/Qwen3-0.6B"):
+        assert stable_path(name, tmp_path / "links") == name
+    model = str(model_folder(tmp_path / "model", "weights"))
+    assert stable_path(model, tmp_path / "file") == model
 
 
 @pytest.mark.slow
 def test_the_key_of_vllm_is_the_same_for_a_model_that_is_made_anew(tiny_model: Path, tmp_path: Path) -> None:
     keys = {}
     for name in ("one", "two"):
-        folder, temporary = tmp_path / name, tmp_path / f"{name}_temporary"
-        folder.symlink_to(tiny_model)
+        temporary = tmp_path / f"{name}_temporary"
         temporary.mkdir()
-        keys[name] = run(NAME + KEYS, folder, VLLM_LOGGING_LEVEL="ERROR", TMPDIR=str(temporary)).split()
+        copied = shutil.copytree(tiny_model, tmp_path / f"{name}_model")
+        keys[name] = run(
+            NAME + KEYS, copied, tmp_path / "links", VLLM_LOGGING_LEVEL="ERROR", TMPDIR=str(temporary)
+        ).split()
     assert keys["one"][0] == keys["two"][0]
     assert keys["one"][1] != keys["two"][1], "otherwise vLLM does not look at the folder any more, and needs no help"
