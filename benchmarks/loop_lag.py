@@ -211,7 +211,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 run=run,
                 objective=plan.objective,
                 tasks=TaskOrder(tasks=run.train_tasks, seed=0),
-                alarm=make_alarm(config, report.say),
+                alarm=make_alarm(plan, report.say),
                 make_samples=SampleMaker(
                     objective=plan.objective,
                     reference=run.old_logprobs if plan.objective.kl_reference == "model" else None,

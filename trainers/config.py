@@ -151,6 +151,9 @@ class TrainingConfig:
     cpu_offload, "8bit" the package torchao."""
     fp32_head: bool = False
     """Compute the output layer in float32 with float32 weights, where the trainer computes in bfloat16."""
+    attention: Literal["", "varlen", "flex", "sdpa"] = ""
+    """The trainer's attention kernel. Empty is sdpa on CPU; on GPU varlen (FlashAttention), or flex in float32 and with
+    context parallelism. On GPU flex makes long rows faster, but compiles for each new length: docs/gpu.md."""
     compile: bool = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     seq_len: int = 0

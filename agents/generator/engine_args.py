@@ -130,12 +130,13 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def approximations(args: Mapping[str, Any]) -> list[str]:
-    """The settings by which the engine's logprobs differ from the trainer's by more than rounding, as "name value"."""
-    settings = [f"quantization {args['quantization']}"] if args.get("quantization") else []
+    """The settings by which the engine's logprobs differ from the trainer's by more than rounding, as "name=value"."""
+    settings = [f"quantization={args['quantization']}"] if args.get("quantization") else []
     if str(args.get("kv_cache_dtype", "auto")).startswith("fp8"):
-        settings.append(f"kv_cache_dtype {args['kv_cache_dtype']}")
-    if args.get("speculative_config"):
-        settings.append(f"speculative_config {args['speculative_config'].get('method', 'with a draft model')}")
+        settings.append(f"kv_cache_dtype={args['kv_cache_dtype']}")
+    if speculative := args.get("speculative_config"):
+        name = "method" if speculative.get("method") else "model"
+        settings.append(f"speculative_config.{name}={speculative.get(name, '')}")
     return settings
 
 

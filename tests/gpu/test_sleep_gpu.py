@@ -169,6 +169,9 @@ def test_what_moves_the_logprobs_is_measured(option: str, sleep: str, qwen3: Pat
     options += ["--dataset.held_out", "16", "--training.learning_rate", "1e-5", "--launcher.share_gpus", "yes"]
     output = run(tmp_path / "run", *options, "--services.generator.sleep", sleep, f"--generator.engine.{option}")
     assert "the engine's logprobs differ from the trainer's by more than rounding" in output
+    name = option.split("=")[0]
+    assert any("on-policy check" in line and name in line for line in output.splitlines())
+    assert "as expected for" not in output
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     results = [line["mean_abs_logprob_difference"] for line in lines if line["phase"] == "train"]
     print(option, results)

@@ -2,15 +2,17 @@
 
 If they do, the importance ratio is 1 before the first update. If they do not, every ratio and every gradient of the run
 is wrong, although the rewards look normal. So each run measures the difference and reports it. Float32 against float32
-differs by about 1e-6; bfloat16 by about 1e-2.
+differs by about 1e-6; bfloat16 by about 1e-2. An engine with quantized weights or a quantized cache is not expected to
+agree: its report names these settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainers.config import RunConfig
+from agents.generator.engine_args import approximations
+from trainers.setup.run_plan import RunPlan
 
 MEAN_BOUND = {"float32": 1e-4, "bfloat16": 0.1}
 KL_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of k3, which a few tokens far off move more than the mean
@@ -29,6 +31,8 @@ class MismatchAlarm:
     say: Callable[[str], None]
     bound: float = 0.0
     """Of the mean |logprob difference|; 0 is by dtype, and then the KL estimate k3 has a bound too."""
+    approximations: Sequence[str] = ()
+    """Settings of the engine that change its logprobs, as "name=value"; see `agents.generator.engine_args`."""
     _is_checked: bool = field(default=False, init=False)
     _has_warned: bool = field(default=False, init=False)
 
@@ -54,16 +58,23 @@ class MismatchAlarm:
         if within:
             if not self._is_checked:
                 ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
-                self.say(f"on-policy check: {measured}, {ratio}: as expected for {self.dtype}")
+                found = f"with {self._settings()}" if self.approximations else f"as expected for {self.dtype}"
+                self.say(f"on-policy check: {measured}, {ratio}: {found}")
         elif not self._has_warned:
             self._has_warned = True
             self.say(
                 f"warning: on-policy check at step {step}: {measured} between trainer and engine on the same weights, "
-                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {CAUSES}; how many "
-                "more steps there are, the summary says"
+                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {self._causes()}; "
+                "how many more steps there are, the summary says"
             )
         self._is_checked = True
         return float(not within)
+
+    def _settings(self) -> str:
+        return ", ".join(self.approximations)
+
+    def _causes(self) -> str:
+        return f"{self._settings()} of the engine, {CAUSES}" if self.approximations else CAUSES
 
     def _bounds(self) -> str:
         if self.bound:
@@ -71,6 +82,11 @@ class MismatchAlarm:
         return f"{MEAN_BOUND[self.dtype]:g} and {KL_BOUND[self.dtype]:g}, the bounds for {self.dtype}"
 
 
-def make_alarm(config: RunConfig, say: Callable[[str], None]) -> MismatchAlarm:
+def make_alarm(plan: RunPlan, say: Callable[[str], None]) -> MismatchAlarm:
     """The alarm of a run, with the bounds of what its trainer and its engine compute in."""
-    return MismatchAlarm(dtype=config.precision, say=say, bound=config.training.mismatch_alarm)
+    return MismatchAlarm(
+        dtype=plan.config.precision,
+        say=say,
+        bound=plan.config.training.mismatch_alarm,
+        approximations=approximations(plan.engine.engine_args),
+    )

@@ -93,7 +93,7 @@ def _work(run: TrainingRun, objective: Objective, start: _Start, started: float)
             seed=config.training.seed,
             shuffled_from=start.shuffled_from,
         ),
-        alarm=make_alarm(config, run.report.say),
+        alarm=make_alarm(run.plan, run.report.say),
         make_samples=SampleMaker(
             objective=objective, reference=run.reference_logprobs if needs_reference_model else None
         ),

@@ -20,6 +20,7 @@ from trainers.model.shape import FoundModel, ModelShape, find_shape
 from trainers.setup.memory import gib, host_bytes
 from trainers.setup.options.read_config import data_file
 from trainers.setup.placement import Placement, gpus_available
+from trainers.setup.sizing.estimates import trainer_dtype
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -318,6 +319,34 @@ def check_context(config: RunConfig) -> None:
         raise UserError(
             f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
             f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
+        )
+
+
+def check_attention(config: RunConfig) -> None:
+    """Check that the trainer can use the attention that was asked for; by default it takes one that it can."""
+    training, degree = config.training, config.parallelism.context_parallel_degree
+    wanted = f"--training.attention is {training.attention}"
+    if not config.services.trainer.with_gpus:
+        if training.attention not in ("", "sdpa"):
+            raise UserError(
+                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
+            )
+    elif training.attention == "varlen":
+        if degree > 1:
+            raise UserError(
+                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
+                f"{degree}: set it to flex, or leave it out"
+            )
+        if trainer_dtype(config) == "float32":
+            raise UserError(
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set the former to flex, or "
+                "leave it out"
+            )
+    elif training.attention == "sdpa" and (training.packing or degree > 1):
+        cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
+        raise UserError(
+            f"{wanted} and --{cause}: for rows that share a sequence, or are shared, sdpa builds a mask of tokens x "
+            "tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it out"
         )
 
 

@@ -89,6 +89,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(checks.check_optimizer, sound)
     problems.attempt(checks.check_host_memory, sound, model.shape, checks.host_memory(placement))
     problems.attempt(checks.check_context, sound)
+    problems.attempt(checks.check_attention, sound)
     problems.attempt(checks.check_heads, sound, model.shape)
     problems.attempt(check_hosts, config)
     problems.attempt(checks.check_sharing, sound, placement)

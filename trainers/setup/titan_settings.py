@@ -20,6 +20,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "betas": ADAM_BETAS,
         "seed": training.seed,
         "dtype": "" if training.dtype == "auto" else training.dtype,
+        "attention": training.attention,
         "compile": training.compile,
         "activation_checkpoint": training.activation_checkpoint,
         "keep_logits_gib": training.keep_logits_gib,
@@ -40,7 +41,10 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def reference_settings(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `trainers.titan.reference.TitanReference`: what the trainer's have to do with logprobs."""
+    """Arguments of `trainers.titan.reference.TitanReference`: what the trainer's have to do with logprobs.
+
+    Its attention is the default of its own device, which may be another than the trainer's.
+    """
     shared = ("dtype", "fp32_head", "gpu_memory_gib", "max_tokens_per_micro_batch", "pack_length")
     trainer = trainer_settings(config)
     return {name: trainer[name] for name in shared} | {"threads": config.services.ref_model.threads}

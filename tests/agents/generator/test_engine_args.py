@@ -109,10 +109,10 @@ def test_every_name_that_is_refused_is_one_of_vllm() -> None:
     [
         ({}, []),
         ({"block_size": 16, "kv_cache_dtype": "bfloat16"}, []),
-        ({"quantization": "fp8_per_tensor"}, ["quantization fp8_per_tensor"]),
-        ({"kv_cache_dtype": "fp8_e5m2"}, ["kv_cache_dtype fp8_e5m2"]),
-        ({"speculative_config": {"method": "ngram"}}, ["speculative_config ngram"]),
-        ({"speculative_config": {"model": "draft"}}, ["speculative_config with a draft model"]),
+        ({"quantization": "fp8_per_tensor"}, ["quantization=fp8_per_tensor"]),
+        ({"kv_cache_dtype": "fp8_e5m2"}, ["kv_cache_dtype=fp8_e5m2"]),
+        ({"speculative_config": {"method": "ngram"}}, ["speculative_config.method=ngram"]),
+        ({"speculative_config": {"model": "draft"}}, ["speculative_config.model=draft"]),
     ],
 )
 def test_what_moves_the_logprobs_is_known(args: dict[str, Any], found: list[str]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainers.controller.alarms import MismatchAlarm, make_alarm
 from trainers.grpo import Config
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
 
 
 def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
@@ -17,7 +21,7 @@ def metrics(difference: float, kl: float = 0.0) -> dict[str, float]:
     }
 
 
-def alarm(dtype: str = "float32", **settings: float) -> tuple[MismatchAlarm, list[str]]:
+def alarm(dtype: str = "float32", **settings: Any) -> tuple[MismatchAlarm, list[str]]:
     messages: list[str] = []
     return MismatchAlarm(dtype=dtype, say=messages.append, **settings), messages
 
@@ -68,14 +72,31 @@ def test_stale_tokens_and_steps_without_tokens_are_not_judged() -> None:
     assert check(3, metrics(0.0), is_fresh=True) == 0.0 and len(messages) == 1
 
 
+def test_settings_of_the_engine_that_change_logprobs_are_named() -> None:
+    settings = ("quantization=fp8_per_tensor", "kv_cache_dtype=fp8")
+    check, messages = alarm("bfloat16", approximations=settings)
+    assert check(1, metrics(0.087), is_fresh=True) == 0.0
+    assert messages == [
+        "on-policy check: mean |logprob difference| 0.087, k3 0, ratio within [0.999, 1.25]: "
+        "with quantization=fp8_per_tensor, kv_cache_dtype=fp8"
+    ]
+    assert check(2, metrics(0.2), is_fresh=True) == 1.0
+    assert "likely causes: quantization=fp8_per_tensor, kv_cache_dtype=fp8 of the engine, a sampling" in messages[1]
+
+
+def alarm_of(*arguments: str) -> MismatchAlarm:
+    return make_alarm(make_plan(read_config(Config, arguments)), print)
+
+
 def test_the_bound_is_that_of_the_coarser_dtype() -> None:
-    config = Config()
-    assert make_alarm(config, print).dtype == "float32"
-    config.services.generator.with_gpus = True
-    assert make_alarm(config, print).dtype == "bfloat16"
-    config = Config()
-    config.services.trainer.with_gpus = True
-    config.training.mismatch_alarm = 0.25
-    assert (make_alarm(config, print).dtype, make_alarm(config, print).bound) == ("bfloat16", 0.25)
-    config.training.dtype = "float32"
-    assert make_alarm(config, print).dtype == "float32"
+    assert alarm_of().dtype == "float32"
+    assert alarm_of("--generator.with_gpus").dtype == "bfloat16"
+    found = alarm_of("--trainer.with_gpus", "--training.mismatch_alarm=0.25")
+    assert (found.dtype, found.bound) == ("bfloat16", 0.25)
+    assert alarm_of("--trainer.with_gpus", "--training.dtype=float32").dtype == "float32"
+
+
+def test_the_alarm_of_a_run_knows_the_engine_s_settings() -> None:
+    assert alarm_of().approximations == []
+    found = alarm_of("--generator.with_gpus", "--generator.engine.quantization=fp8_per_tensor")
+    assert found.approximations == ["quantization=fp8_per_tensor"]

@@ -12,7 +12,7 @@ from trainers import dapo, reinforce, sapo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.model.shape import KNOWN_SHAPES
-from trainers.setup.checks import check_host_memory
+from trainers.setup.checks import check_attention, check_host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.parser import leaves
 from trainers.setup.options.ranges import (
@@ -132,6 +132,24 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ("--training.optimizer_state=bfloat16", "--trainer.with_gpus", "--training.cpu_offload"),
             ["cpu_offload is true", "runs on the CPU", "float32 or 8bit"],
         ),
+        (("--training.attention=flash",), ["attention is 'flash'", 'one of: "", varlen, flex, sdpa']),
+        (("--training.attention=flex",), ["attention is flex", "this one is on the CPU", "set it to sdpa"]),
+        (
+            ("--training.attention=varlen", *GPUS, "--parallelism.context_parallel_degree=2", "--trainer.procs=2"),
+            ["attention is varlen", "context_parallel_degree is 2", "set it to flex"],
+        ),
+        (
+            ("--training.attention=varlen", *GPUS, "--training.dtype=float32"),
+            ["attention is varlen", "dtype is float32", "set the former to flex"],
+        ),
+        (
+            ("--training.attention=sdpa", *GPUS, "--training.packing"),
+            ["attention is sdpa", "packing is true", "mask of tokens x tokens", "set it to flex"],
+        ),
+        (
+            ("--training.attention=sdpa", *GPUS, "--parallelism.context_parallel_degree=2", "--trainer.procs=2"),
+            ["attention is sdpa", "context_parallel_degree is 2", "mask of tokens x tokens"],
+        ),
         (("--parallelism.data_parallel_shard_degree", "0"), ["shard_degree is 0", "-1"]),
         (
             ("--trainer.num_replicas", "2"),
@@ -246,6 +264,22 @@ def test_what_works_is_let_through() -> None:
         ["--training.seq_len", "1024"],
     ):
         make_plan(read_config(Config, arguments)).check()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--training.attention=sdpa",),
+        ("--training.attention=sdpa", "--training.packing"),
+        ("--training.attention=",),
+        ("--training.attention=varlen", *GPUS, "--training.packing"),
+        ("--training.attention=flex", *GPUS, "--parallelism.context_parallel_degree=2", "--trainer.procs=2"),
+        ("--training.attention=flex", *GPUS, "--training.dtype=float32"),
+        ("--training.attention=sdpa", *GPUS),
+    ],
+)
+def test_attention_that_the_trainer_can_use_is_let_through(arguments: tuple[str, ...]) -> None:
+    check_attention(read_config(Config, arguments))
 
 
 def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:

@@ -218,13 +218,18 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
         if not isinstance(value, str) or value not in choices:
-            raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(choices)}")
+            raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(map(shown, choices))}")
         return value
     try:
         return _CONVERTERS[kind](value)
     except (ValueError, TypeError, KeyError):
         allowed = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, "a text")
         raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
+
+
+def shown(choice: str) -> str:
+    """A choice of a setting, in words of --help and of errors."""
+    return choice or '""'
 
 
 def _whole(value: Any) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Set
 from typing import Any
 
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.options.parser import leaves
+from trainers.setup.options.parser import leaves, shown
 
 _WIDTH = 118
 _INDENT = " " * 8
@@ -82,7 +82,7 @@ def _section(name: str, section: Any, text: str) -> list[str]:
 
 def _setting(name: str, value: Any, kind: Any, text: str) -> list[str]:
     if typing.get_origin(kind) is typing.Literal:
-        choices = ", ".join(typing.get_args(kind))
+        choices = ", ".join(map(shown, typing.get_args(kind)))
         text = f"{text} One of: {choices}." if text else f"One of: {choices}."
     wrapped = textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return [f"  --{name} {value!r}", *wrapped]
