@@ -15,13 +15,13 @@ from forge_env.report.svg_chart import Chart
 from forge_env.report.tables import table
 
 VERDICTS = {
-    "solved before training": f"solved before training, with a success of {SOLVED:g} or more",
-    "never solved": "never solved on held-out tasks, neither before nor after",
-    "did not move": f"did not move: the change on the same tasks may be chance (p {SIGNIFICANT:g} or more)",
-    "worse": "became worse",
-    "better": "became better",
+    "solved before training": f"Solved before training, with a success of at least {SOLVED:g}",
+    "never solved": "Never solved, neither before nor after training",
+    "did not move": f"Did not move: the change on the same tasks may be chance (p at least {SIGNIFICANT:g})",
+    "worse": "Worse",
+    "better": "Better",
 }
-"""`KindChange.verdict` -> what the report says of the kinds with it."""
+"""`KindChange.verdict` -> what the report says before the kinds with it."""
 
 
 def kind_table(run: RunData) -> str:
@@ -32,8 +32,8 @@ def kind_table(run: RunData) -> str:
         return ""
     empty = Evaluation(episodes=())
     rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty))) for name in names]
-    head = ["kind", "held-out tasks", "before", "after", "change, same tasks", "first steps", "last steps", "result"]
-    return table(head, rows, range(1, 7)) + _verdicts(changes) + _note(run)
+    head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training"]
+    return table(head, rows, range(2, 7)) + _verdicts(changes) + _note(run)
 
 
 def kind_charts(run: RunData) -> list[Chart]:
@@ -48,10 +48,9 @@ def _trained_kinds(run: RunData) -> list[str]:
 
 
 def _row(run: RunData, name: str, change: KindChange) -> Sequence[str]:
-    first, last = _ends(run, name)
     tasks = len(change.before.by_task.keys() | change.after.by_task.keys())
-    cells = (_rate(change.before), _rate(change.after), _difference(change), first, last)
-    return [escape(name), f"{tasks:,}", *cells, escape(change.verdict)]
+    rates = (_rate(change.before), _rate(change.after), _difference(change), _in_training(run, name))
+    return [escape(name), escape(change.verdict), f"{tasks:,}", *rates]
 
 
 def _rate(evaluation: Evaluation) -> str:
@@ -63,23 +62,19 @@ def _difference(change: KindChange) -> str:
     paired = change.after.change_since(change.before)
     if paired is None:
         return ""
-    tasks = f"{paired.wins:,} better, {paired.losses:,} worse" if paired.wins or paired.losses else "no task differs"
-    return f"{paired.difference.value:+.3f} ({tasks})"
+    return f"{paired.difference.value:+.3f} ({paired.wins:,} / {paired.losses:,})"
 
 
-def _ends(run: RunData, name: str) -> tuple[str, str]:
+def _in_training(run: RunData, name: str) -> str:
     """The success over the episodes of the first and of the last tenth of the steps that had some of the kind."""
     rates, counts = (dict(run.series("train", f"{figure}/{name}")) for figure in ("success", "episodes"))
     steps = [step for step in rates if counts.get(step)]
     tenth = math.ceil(len(steps) / 10)
-    ends = (steps[:tenth], steps[-tenth:]) if steps else ((), ())
-    first, last = (
+    ends = (steps[:tenth], steps[-tenth:]) if steps else ()
+    return " to ".join(
         short(math.fsum(rates[step] * counts[step] for step in part) / math.fsum(counts[step] for step in part))
-        if part
-        else ""
         for part in ends
     )
-    return first, last
 
 
 def _verdicts(changes: dict[str, KindChange]) -> str:
@@ -88,15 +83,16 @@ def _verdicts(changes: dict[str, KindChange]) -> str:
     for verdict, meaning in VERDICTS.items():
         kinds = [name for name, change in changes.items() if change.verdict == verdict]
         if kinds:
-            items.append(f"<li>{len(kinds)} of {len(changes)} {escape(meaning)}: {escape(', '.join(kinds))}</li>")
+            share = f"{len(kinds)} of {len(changes)} kinds"
+            items.append(f"<li>{escape(meaning)}: {escape(', '.join(kinds))} ({share})</li>")
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 def _note(run: RunData) -> str:
     """What the table shows, and what it leaves out."""
     sentences = [
-        "Brackets and bars are 95% intervals.",
-        "First and last steps are the success in training, over a tenth of the steps each.",
+        "Brackets and bars are 95% intervals of the success on held-out tasks; better / worse counts the same tasks.",
+        "In training is the success of the first and of the last tenth of the steps.",
     ]
     if run.kinds.note:
         sentences.append(f"{run.kinds.note[0].upper()}{run.kinds.note[1:]}.")
