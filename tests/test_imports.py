@@ -36,7 +36,8 @@ ROOMS = {
     "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
     "agents": "model_folder stop_strings thought_budget renderer token_agent chat scripted factories generator",
     "sandboxes": "guest host docker settings",
-    "envs": "task_splits jsonl_tasks processes math code_exec external gymnasium_text reasoning tool_api actors",
+    "envs": """task_splits task_kinds jsonl_tasks processes math code_exec external gymnasium_text reasoning tool_api
+        actors""",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """config batching objective checkpoints model metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",

@@ -34,7 +34,7 @@ STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit codes of a run that a 
 ENDING_S = 90.0  # for a run to end all its processes; then it is killed
 KEPT = (
     "env", "seed", "steps", "model_parameters", "warmup_steps", "success_before", "success_before_ci95",
-    "success_after", "success_after_ci95", "success_tool_off", "evaluation_episodes", "evaluation_faults",
+    "success_after", "success_after_ci95", "success_tool_off", "evaluation_episodes", "evaluation_faults", "by_kind",
     "startup", "setup_seconds", "train_seconds", "total_seconds", "median_step_seconds", "tokens_generated",
     "tokens_trained",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 from envs.code_exec.assert_suites import read_suite
 from envs.code_exec.asserts import called_function, read_asserts, read_check
+from envs.task_kinds import kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.utils.syntax import parse_python
@@ -45,8 +46,8 @@ class Shape:
         return all(any(row.get(name) is not None for name in names) for names in self.needed)
 
 
-def task_of(row: Row, *, where: str) -> Task | None:
-    """Make a task of a row; None for a row without tests, which APPS has.
+def task_of(row: Row, *, where: str, kind: str = "") -> Task | None:
+    """Make a task of a row, of the kind in its column `kind`; None for a row without tests, which APPS has.
 
     Raises:
         UserError: when its format is unknown, or it cannot be read.
@@ -68,7 +69,12 @@ def task_of(row: Row, *, where: str) -> Task | None:
             read_suite(test["code"], target["prelude"], solution)
     # "trusted": no answer can change its verdict. The key is kept because the id of a task is a hash of its metadata.
     metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
-    return Task(prompt=({"role": "user", "content": question},), target=target, metadata=metadata)
+    return Task(
+        prompt=({"role": "user", "content": question},),
+        target=target,
+        metadata=metadata,
+        kind=kind_of_row(row, kind, where=where),
+    )
 
 
 def _shapes() -> str:

@@ -31,7 +31,7 @@ _MAX_NAMED = 8
 """The most refused rows that a warning names."""
 
 
-def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) -> list[Task]:
+def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0, kind: str = "") -> list[Task]:
     """Load `count` tasks; the same seed gives the same ones in the same order. No more rows are read than are needed.
 
     Rows without tests are left out, and so are tests whose expected value is too large for a sandbox to hand back. Rows
@@ -44,6 +44,7 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
         split: "train" or "test", or another one that has a file.
         count: how many.
         seed: of the order; rows are shuffled within a buffer.
+        kind: name of the column with the kind of a problem, such as its difficulty; by default "kind", if there is one.
 
     Raises:
         UserError: for a source or a split that does not exist, an invalid row, and too few tasks.
@@ -52,7 +53,7 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0) 
     refused: list[str] = []
     try:
         rows = _shuffled(_rows(path), seed)
-        tasks = list(islice(_tasks(rows, path, split if by_content else "all", refused), count))
+        tasks = list(islice(_tasks(rows, path, split if by_content else "all", kind, refused), count))
     except UserError:
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # invalid gzip, UTF-8 or parquet
@@ -92,12 +93,12 @@ def _path(source: str, split: str) -> tuple[Path, bool]:
     return path, by_content
 
 
-def _tasks(rows: Iterator[tuple[int, Row]], path: Path, split: str, refused: list[str]) -> Iterator[Task]:
+def _tasks(rows: Iterator[tuple[int, Row]], path: Path, split: str, kind: str, refused: list[str]) -> Iterator[Task]:
     """Make tasks of rows, each question once. Rows whose asserts cannot be run apart are named in `refused`."""
     seen: set[str] = set()
     for number, row in rows:
         try:
-            task = task_of(row, where=f"{path}: row {number}")
+            task = task_of(row, where=f"{path}: row {number}", kind=kind)
         except CannotRunApart as error:
             refused.append(f"row {number} ({error})")
             continue

@@ -72,7 +72,7 @@ class CodeExec(ToolEnv):
 
     @classmethod
     def tasks(
-        cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1, data: str = ""
+        cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1, data: str = "", kind: str = ""
     ) -> Sequence[Task]:
         """Return tasks of a level from 1 to 4, or those of a data set.
 
@@ -84,6 +84,8 @@ class CodeExec(ToolEnv):
                 explore.
             data: a local file, .jsonl, .jsonl.gz, .json or .parquet, in the format of HumanEval, MBPP, APPS or
                 LiveCodeBench; see `envs.code_exec.dataset_tasks.load_tasks`.
+            kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
+                is one.
 
         Raises:
             UserError: for a level or file that does not exist, an invalid file, and more tasks than there are.
@@ -91,7 +93,7 @@ class CodeExec(ToolEnv):
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
         if data:
-            return load_tasks(data, split=split, count=count, seed=seed)
+            return load_tasks(data, split=split, count=count, seed=seed, kind=kind)
         if level == 1:
             return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
         if level == 4:
@@ -213,6 +215,7 @@ def _make_task(content: Content) -> Task:
         prompt=({"role": "user", "content": question},),
         target=tests,
         metadata={"table": table, "operation": second, "constant": constant},
+        kind=f"{first}_{second}",
     )
 
 

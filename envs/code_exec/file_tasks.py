@@ -115,6 +115,7 @@ def _make_task(content: Content) -> Task:
             "system": _SYSTEM,
             "setup": _writes(name, _file(rng, orders)),
         },
+        kind=measure,
     )
 
 

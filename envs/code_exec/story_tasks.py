@@ -126,6 +126,7 @@ def _make_task(level: int, story: Story, content: Content) -> Task:
             "setup": "; ".join(f"{table} = {values!r}" for table, values in tables.items()) if story.look else "",
             "example": [] if story.look else list(map(str if story.program else repr, example)),
         },
+        kind=name,
     )
 
 

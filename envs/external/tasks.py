@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.jsonl_tasks import file_tasks
+from envs.task_kinds import kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
 from forge_env.rollout.factory import make
@@ -49,7 +50,7 @@ def _task(row: Any, where: str) -> Task:
             'is a text or a list of messages, and whose "metadata", if it has any, is an object'
         )
     target = next((columns[name] for name in _TARGETS if name in columns), None)
-    return Task(prompt=prompt, target=target, metadata=metadata)
+    return Task(prompt=prompt, target=target, metadata=metadata, kind=kind_of_row(columns))
 
 
 def _prompt(value: Any) -> tuple[Message, ...] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.math.answers import last_boxed
+from envs.task_kinds import kind_of_row
 from envs.task_splits import bucket
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Message, Task
@@ -31,6 +32,7 @@ def load_tasks(
     seed: int = 0,
     question: str = "",
     answer: str = "",
+    kind: str = "",
     streaming: bool = False,
 ) -> list[Task]:
     """Load `count` tasks with a question and a final answer; the same seed gives the same ones in the same order.
@@ -45,6 +47,7 @@ def load_tasks(
         question: name of its column; by default the first that has a usual name.
         answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else
             the whole text.
+        kind: name of the column with the kind of a problem, such as its subject; by default "kind", if there is one.
         streaming: read only the rows that are needed; rows are then shuffled within a buffer.
 
     Raises:
@@ -53,7 +56,8 @@ def load_tasks(
     rows, by_content = _open(source, split=split, streaming=streaming)
     shuffled = _shuffled(rows, seed=seed, streaming=streaming)
     try:
-        tasks = list(islice(_tasks(shuffled, source, question, answer, split if by_content else "all"), count))
+        columns = (question, answer, kind)
+        tasks = list(islice(_tasks(shuffled, source, columns, split if by_content else "all"), count))
     except UserError:
         raise
     except Exception as error:  # invalid JSON, a broken parquet file, a hub that stops answering
@@ -136,8 +140,9 @@ def _shuffled(rows: Any, *, seed: int, streaming: bool) -> Iterator[Row]:
         yield table[index]
 
 
-def _tasks(rows: Iterable[Row], source: str, question: str, answer: str, split: str) -> Iterator[Task]:
-    """Make tasks of rows, each question once."""
+def _tasks(rows: Iterable[Row], source: str, columns: tuple[str, str, str], split: str) -> Iterator[Task]:
+    """Make tasks of rows, each question once; `columns` are those of question, answer and kind."""
+    question, answer, kind = columns
     seen: set[str] = set()
     for row in rows:
         question_of_row = row[_column(row, question, QUESTIONS, source=source, what="question")]
@@ -152,6 +157,7 @@ def _tasks(rows: Iterable[Row], source: str, question: str, answer: str, split: 
             prompt=_prompt(question_of_row, where=f"{source}: a question"),
             target=final_answer(_text(row[column]), where=where),
             metadata={"source": source, "format": "boxed"},
+            kind=kind_of_row(row, kind, where=source),
         )
 
 

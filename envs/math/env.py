@@ -84,6 +84,7 @@ class Math(ToolEnv):
         data: str = "",
         question: str = "",
         answer: str = "",
+        kind: str = "",
         streaming: bool = False,
     ) -> Sequence[Task]:
         """Return word problems of a level from 1 to 4, or problems from `data`: a hub id or a local file.
@@ -93,8 +94,8 @@ class Math(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
-            data: what `envs.math.dataset_tasks.load_tasks` takes, with the columns `question` and `answer` and
-                `streaming`.
+            data: what `envs.math.dataset_tasks.load_tasks` takes, with the columns `question`, `answer` and `kind`,
+                and `streaming`.
 
         Raises:
             UserError: for a level or source that does not exist, and for tasks that need math-verify without it.
@@ -102,9 +103,8 @@ class Math(ToolEnv):
         if level not in (1, 2, 3, 4):
             raise UserError(f"math has no level {level}; the levels are 1, 2, 3 and 4")
         if data:
-            tasks = load_tasks(
-                data, split=split, count=count, seed=seed, question=question, answer=answer, streaming=streaming
-            )
+            columns = {"question": question, "answer": answer, "kind": kind}
+            tasks = load_tasks(data, split=split, count=count, seed=seed, **columns, streaming=streaming)
         elif level == 1:
             tasks = draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
         else:
@@ -219,4 +219,5 @@ def _make_task(content: Content) -> Task:
         prompt=({"role": "user", "content": _STORIES[operation].format(a=a, b=b, c=c)},),
         target=calculate(_expression(*content)),
         metadata={"operation": operation, "constant": c},
+        kind=operation,
     )

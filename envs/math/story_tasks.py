@@ -64,7 +64,12 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
         if level == 4:
             metadata["format"] = "boxed"
         question = story.text.format(*numbers)
-        return Task(prompt=({"role": "user", "content": question},), target=story.answer(*numbers), metadata=metadata)
+        return Task(
+            prompt=({"role": "user", "content": question},),
+            target=story.answer(*numbers),
+            metadata=metadata,
+            kind=name,
+        )
 
     return draw_tasks(split, count=count, seed=seed, draw=draw, pair=lambda c: (c[0], c[1][-1]), make=make)
 

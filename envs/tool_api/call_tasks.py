@@ -163,6 +163,7 @@ def _task(question: str, target: str, name: str, arguments: dict[str, Any]) -> T
         prompt=({"role": "user", "content": question},),
         target=target,
         metadata={"tool": name, "arguments": arguments},
+        kind=name,
     )
 
 

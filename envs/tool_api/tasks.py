@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from envs.jsonl_tasks import file_tasks
+from envs.task_kinds import kind_of_row
 from envs.tool_api.call_tasks import call_tasks
 from envs.tool_api.shop.operations import OPERATIONS
 from envs.tool_api.shop.task_kinds import KINDS
@@ -117,7 +118,7 @@ def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operat
     drawn = count
     while True:  # until there are enough of the kinds, or the shop says that there are no more
         tasks = shop_tasks(split, count=drawn, seed=seed, levels=(level,))
-        fitting = [task for task in tasks if task.metadata["kind"] in kinds]
+        fitting = [task for task in tasks if task.kind in kinds]
         if len(fitting) >= count:
             return fitting[:count]
         drawn = 2 * drawn + 8
@@ -147,7 +148,12 @@ def _file_task(row: Any, where: str) -> Task:
     answer = next((columns[name] for name in _ANSWERS if columns.get(name) not in (None, "")), None)
     if question is None or answer is None:
         raise UserError(f'{where} is no task: a line is an object like {{"prompt": "What is 2 + 2?", "answer": "4"}}')
-    return Task(prompt=_prompt(question, where), target=answer, metadata={"source": where.rpartition(":")[0]})
+    return Task(
+        prompt=_prompt(question, where),
+        target=answer,
+        metadata={"source": where.rpartition(":")[0]},
+        kind=kind_of_row(columns),
+    )
 
 
 def _prompt(question: Any, where: str) -> tuple[Message, ...]:

@@ -30,7 +30,7 @@ async def tasks(context: CheckContext) -> str:
 
 def content(task: Task) -> list[Any]:
     """Return all fields of a task, for comparison."""
-    return [task.id, list(task.prompt), task.target, dict(task.metadata)]
+    return [task.id, list(task.prompt), task.target, dict(task.metadata), task.kind]
 
 
 def _draw(context: CheckContext, split: str) -> Sequence[Task]:

@@ -27,7 +27,7 @@ def diff(
         return
     rows = [
         (
-            f"{c.phase} {c.measure}".strip(),
+            f"{c.phase} {c.measure}{f' of {c.kind}' if c.kind else ''}".strip(),
             f"{c.first:.4f}",
             f"{c.second:.4f}",
             f"{c.paired.difference.value:+.4f}",
@@ -40,7 +40,7 @@ def diff(
     ]
     columns = ("", "first", "second", "difference", "95% interval", "tasks better / worse / same", "p", "pairs")
     show_table(columns, rows)
-    for c in (c for c in comparisons if c.measure == "success"):
+    for c in (c for c in comparisons if c.measure == "success" and not c.kind):
         if c.tasks < max(c.all_tasks):
             note(f"{c.phase or 'the runs'}: {c.tasks} tasks are shared, of {c.all_tasks[0]} and {c.all_tasks[1]}")
         if c.envs[0] != c.envs[1]:

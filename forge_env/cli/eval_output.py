@@ -70,6 +70,7 @@ def show_result(result: dict[str, Any]) -> None:
         [(name, _number(result[name]), _range(result["intervals"][name])) for name in names]
         + _without_timeouts(result),
     )
+    _show_kinds(result)
     if result["tools"]:
         tools = [
             (name, *_tool_counts(figures), f"{figures['p50_s']:.4f} s", f"{figures['p95_s']:.4f} s")
@@ -89,6 +90,18 @@ def show_result(result: dict[str, Any]) -> None:
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")
     say(f"everything is in {result['out']}")
+
+
+def _show_kinds(result: dict[str, Any]) -> None:
+    """Print the success by kind of task, if the tasks have kinds."""
+    name = f"avg@{result['n']}"
+    rows = [
+        (kind, str(of_kind["tasks"]), str(of_kind["episodes"]), _number(of_kind[name]), _range(of_kind["ci95"]))
+        for kind, of_kind in result.get("kinds", {}).items()
+    ]
+    if not rows:
+        return
+    show_table(("kind of task", "tasks", "episodes", name, "95% interval, by task"), rows)
 
 
 def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:

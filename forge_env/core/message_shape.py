@@ -1,4 +1,4 @@
-"""Checks the shape of messages. Each function returns one phrase about the first problem, or ""."""
+"""Checks the shape of messages, data and kinds. Each function returns one phrase about the first problem, or ""."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
+MAX_KIND = 64
+"""Characters of the name of a kind of task."""
 
 
 def messages_problem(messages: Any) -> str:
@@ -37,4 +39,13 @@ def json_problem(value: Any) -> str:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         return f"cannot be written as JSON ({error}); keep to dicts, lists, text, finite numbers, booleans and None"
+    return ""
+
+
+def kind_problem(value: Any) -> str:
+    """Check the name of a kind of task: it is a part of the names of metrics, and is printed in tables."""
+    if not isinstance(value, str):
+        return f"is a {type(value).__name__}; it is a text"
+    if len(value) > MAX_KIND or not value.isprintable() or "[" in value or value != value.strip():
+        return f"is {value!r:.80}; it is a text of at most {MAX_KIND} printable characters, without [ and outer spaces"
     return ""

@@ -160,6 +160,10 @@ class Task:
     target: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+    kind: str = ""
+    """What kind of task it is, out of a small fixed set of names, such as the operation that it asks for; "" is none.
+    Success is reported for each kind, see `forge_env.evaluation.kinds`. The agent does not see it. It is no part of the
+    id."""
 
     def __post_init__(self) -> None:
         if not self.id:

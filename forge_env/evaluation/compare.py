@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
 from forge_env.records.run_files import episode_files
 from forge_env.utils.digests import value_digest
 from forge_env.utils.statistics import Paired, clustered_mean, paired
@@ -37,6 +39,8 @@ class Comparison:
     """Number of pairs with different seeds, whose difference is partly random."""
     envs: tuple[str, str]
     """Name of the environment of each run."""
+    kind: str = ""
+    """The kind of task that it is about, see `Task.kind`; "" is all tasks."""
 
 
 Key = tuple[str, str]
@@ -55,13 +59,32 @@ def compare(first: Path, second: Path) -> list[Comparison]:
         a, b = _by_key(read_jsonl(first_files[phase])), _by_key(read_jsonl(second_files[phase]))
         if a.keys() & b.keys():
             _check_tasks(first, second, a, b)
-            comparisons.append(_compare(phase, a, b, "success", lambda episode: float(is_success(episode))))
+            comparisons += [_compare(phase, a, b, "success", _success), *_by_kind(phase, a, b)]
             a, b = _with_reward(a), _with_reward(b)
         if a.keys() & b.keys():
             comparisons.append(_compare(phase, a, b, "reward", lambda episode: episode.reward or 0.0))
     if not comparisons:
         raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
-    return sorted(comparisons, key=lambda c: (c.phase, c.measure != "success"))
+    return sorted(comparisons, key=lambda c: (c.phase, bool(c.kind), c.measure != "success"))
+
+
+def _success(episode: Episode) -> float:
+    return float(is_success(episode))
+
+
+def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> Iterator[Comparison]:
+    """Compare the success of each kind of task that both runs have; none for tasks without kinds."""
+    # An earlier version recorded no kinds: then those of the other run count.
+    tasks = {key[0]: episode.task for run in (a, b) for key, episode in run.items() if episode.task.kind}
+    kinds = Kinds.of(tasks.values())
+    names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
+    for name in names:
+        a_of_kind, b_of_kind = (
+            {key: episode for key, episode in run.items() if kinds.name_of(tasks.get(key[0], episode.task)) == name}
+            for run in (a, b)
+        )
+        if a_of_kind.keys() & b_of_kind.keys():
+            yield replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name)
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
@@ -98,7 +121,7 @@ def _compare(
 def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:
     """Check that tasks with the same id have the same prompt, target and metadata."""
     shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
-    different = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
+    different = [task for task, key in shared.items() if _content(a[key].task) != _content(b[key].task)]
     if different:
         key = shared[min(different)]
         raise UserError(
@@ -106,6 +129,11 @@ def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, 
             f"as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
             "compare runs of the same tasks"
         )
+
+
+def _content(task: Task) -> str:
+    """The digest of a task without its kind: that is a name for figures, which earlier versions do not record."""
+    return value_digest(replace(task, kind=""))
 
 
 def _env(episodes: dict[Key, Episode]) -> str:

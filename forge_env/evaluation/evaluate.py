@@ -15,7 +15,16 @@ from forge_env.core.env import SUCCESS
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import ForgeError, first_error
 from forge_env.core.types import Task
-from forge_env.utils.statistics import Estimate, clustered_mean, clustered_share, pass_at_k, pass_hat_k, wilson
+from forge_env.utils.statistics import (
+    Estimate,
+    Paired,
+    clustered_mean,
+    clustered_share,
+    paired,
+    pass_at_k,
+    pass_hat_k,
+    wilson,
+)
 
 __all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
 
@@ -110,6 +119,11 @@ class Evaluation:
         """Probability that all of k attempts succeed, over the tasks with at least k attempts."""
         return self._share(pass_hat_k, k)
 
+    def change_since(self, before: Evaluation) -> Paired | None:
+        """Compare the success with that of an earlier evaluation, on the tasks that both have; None without any."""
+        tasks = [task for task in before.by_task if task in self.by_task]
+        return paired(self._rates_of(tasks), before._rates_of(tasks)) if tasks else None
+
     def metrics(self) -> dict[str, float]:
         """Return the figures as flat metrics, without those that were not measured."""
         attempts = max(map(len, self.by_task.values()), default=0)
@@ -124,6 +138,10 @@ class Evaluation:
         if refused := self.refused_requests:
             counts["refused_requests"] = sum(refused.values())
         return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
+
+    def _rates_of(self, tasks: Sequence[str]) -> list[float]:
+        """The success rate of each of these tasks."""
+        return [sum(map(is_success, self.by_task[task])) / len(self.by_task[task]) for task in tasks]
 
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
         tasks = [attempts for attempts in self.by_task.values() if len(attempts) >= k]

@@ -11,6 +11,7 @@ from typing import Any
 from forge_env.core.episode import Episode
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
+from forge_env.evaluation.kinds import Kinds
 from forge_env.evaluation.metrics import ToolFigures, faulted_tool, tool_figures
 from forge_env.evaluation.plan import Attempt, EvalPlan
 from forge_env.utils.statistics import Estimate
@@ -51,6 +52,7 @@ def summarise(
     # In the order of the attempts, not of time: the sums of floats do not depend on the course of the run.
     done = tuple(recorded[attempt] for attempt in attempts if attempt in recorded)
     evaluation = Evaluation(episodes=(*done, *unresolved))
+    kinds = Kinds.of({episode.task.id: episode.task for episode in evaluation.episodes}.values())
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
         "env": plan.env,
@@ -76,13 +78,29 @@ def summarise(
         "refused_requests": evaluation.refused_requests,
         "faults_retried": len(faulted) - len(unresolved),
         "tools": (tools := _tools(done, unresolved)),
-        "warnings": _warnings(tools),
+        "warnings": [*_warnings(tools), *filter(None, [kinds.note])],
+        **({"kinds": _by_kind(evaluation, kinds, plan.n)} if kinds.names else {}),
         "turns": sum(len(e.turns) for e in done),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
         "seconds": busy_seconds((*done, *faulted)),
+    }
+
+
+def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
+    """Return the figures of each kind of task."""
+    return {
+        name: {
+            "tasks": len(of_kind.by_task),
+            "episodes": len(of_kind.attempts),
+            "successes": of_kind.successes,
+            f"avg@{n}": _number(of_kind.success_rate),
+            "ci95": _interval(of_kind.success),
+            "reward": _number(of_kind.reward.value),
+        }
+        for name, of_kind in kinds.split(evaluation.episodes).items()
     }
 
 

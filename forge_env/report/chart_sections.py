@@ -63,7 +63,7 @@ def chart_sections(run: RunData) -> list[Section]:
     """Every chart that has something to show, in its section."""
     waiting = "With staleness, episodes are sampled during the other parts; the first part is the remaining wait."
     charts = {
-        "Learning": [_reward(run), _success(run), *_metric_charts(run, LEARNING), _clipped(run)],
+        "Learning": [_reward(run), success_chart(run), *_metric_charts(run, LEARNING), _clipped(run)],
         "Warm-up": _warmup(run),
         "Speed": [
             _stacked_seconds(run, "Where the time of a step goes", STEP_PARTS, waiting),
@@ -108,21 +108,24 @@ def _reward(run: RunData) -> Chart:
     return Chart(title="Reward of an episode", x_label=STEP, lines=lines, dots=dots)
 
 
-def _success(run: RunData) -> Chart:
+def success_chart(run: RunData, kind: str = "") -> Chart:
+    """The success in training and on held-out tasks; of all tasks, or of one kind."""
+    success, low, high = (f"{name}/{kind}" if kind else name for name in ("success", "success_low", "success_high"))
     dots = [
         Dot(
             x=record["step"],
-            y=record["success"],
-            low=record.get("success_low", record["success"]),
-            high=record.get("success_high", record["success"]),
-            label=f"after step {record['step']}: {short(record['success'])}",
+            y=record[success],
+            low=record.get(low, record[success]),
+            high=record.get(high, record[success]),
+            label=f"after step {record['step']}: {short(record[success])}",
         )
         for record in run.phases.get("evaluation", ())
-        if isinstance(record.get("success"), int | float)
+        if isinstance(record.get(success), int | float)
     ]
-    lines = _with_mean("in training", run.series("train", "success"))
-    note = "Bars are 95% intervals." if dots else ""
-    return Chart(title="Success rate", x_label=STEP, lines=lines, dots=dots, bounds=(0.0, 1.0), note=note)
+    lines = _with_mean("in training", run.series("train", success))
+    note = "Bars are 95% intervals." if dots and not kind else ""
+    title = kind or "Success rate"
+    return Chart(title=title, x_label=STEP, lines=lines, dots=dots, bounds=(0.0, 1.0), note=note)
 
 
 def _clipped(run: RunData) -> Chart:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 
 from forge_env.report import tables
 from forge_env.report.chart_sections import chart_sections
+from forge_env.report.kind_section import kind_charts, kind_table
 from forge_env.report.run_data import RunData, read_run
 from forge_env.report.samples import sample_episodes
+from forge_env.report.svg_chart import Chart
 from forge_env.utils.atomic import replace_file
 
 NAME = "report.html"
@@ -85,7 +88,8 @@ def _sections(run: RunData) -> str:
     sections = [
         ("Warnings", tables.warnings(run)),
         ("Evaluation", tables.evaluations(run)),
-        *[(section.title, _charts([chart.html() for chart in section.charts])) for section in chart_sections(run)],
+        ("Success by kind of task", kind_table(run) and kind_table(run) + _charts(kind_charts(run))),
+        *[(section.title, _charts(section.charts)) for section in chart_sections(run)],
         ("Startup", tables.startup(run)),
         ("Slowest tools", tables.tools(run) and tables.tools(run) + _trained_note(run)),
         ("Outcomes and faults", tables.faults(run) and tables.faults(run) + _trained_note(run)),
@@ -101,8 +105,8 @@ def _trained_note(run: RunData) -> str:
     return f"<p class=note>Of the last {len(run.trained):,} episodes of the training.</p>"
 
 
-def _charts(charts: list[str]) -> str:
-    return f'<div class="charts">{"".join(charts)}</div>'
+def _charts(charts: Sequence[Chart]) -> str:
+    return f'<div class="charts">{"".join(chart.html() for chart in charts)}</div>' if charts else ""
 
 
 def _details(run: RunData) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import Kinds
 from forge_env.evaluation.metrics import ToolFigures, tool_figures
 
 MAX_BYTES = 32 * 2**20
@@ -65,6 +66,14 @@ class RunData:
         """The metrics of a phase whose names match, in the order in which they appear."""
         names = dict.fromkeys(name for record in self.phases.get(phase, ()) for name in record)
         return [name for name in names if re.fullmatch(pattern, name)]
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of task that have metrics of their own; none where the run's tasks have no kinds."""
+        known = self.facts.get("kinds")
+        if not isinstance(known, dict):
+            return Kinds()
+        return Kinds(names=tuple(map(str, known.get("names") or ())), left_out=int(known.get("left_out") or 0))
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations where there was no training."""

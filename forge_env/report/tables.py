@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from html import escape
 
-from forge_env.evaluation.evaluate import Evaluation, is_success
+from forge_env.evaluation.evaluate import Evaluation
 from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
-from forge_env.utils.statistics import paired
 
 MAX_TOOLS = 12
 MAX_WARNINGS = 20
@@ -178,23 +177,17 @@ def _difference(run: RunData) -> str:
     before, after = run.evaluations.get("before"), run.evaluations.get("after")
     if before is None or after is None:
         return ""
-    tasks = [task for task in before.by_task if task in after.by_task]
-    if not tasks:
+    result = after.change_since(before)
+    if result is None:
         return ""
-    result = paired(_task_rates(after, tasks), _task_rates(before, tasks))
     change = result.difference
     p_value = "< 0.001" if result.p_value < 0.001 else f"= {result.p_value:.3f}"
     sentence = (
-        f"On the same {len(tasks):,} tasks, training changed success by {change.value:+.3f}"
+        f"On the same {change.tasks:,} tasks, training changed success by {change.value:+.3f}"
         f" [{change.low:+.3f}, {change.high:+.3f}]: {result.wins:,} better, {result.losses:,} worse,"
         f" {result.ties:,} alike (paired, p {p_value})."
     )
     return f"<p>{escape(sentence)}</p>"
-
-
-def _task_rates(evaluation: Evaluation, tasks: Sequence[str]) -> list[float]:
-    attempts = [evaluation.by_task[task] for task in tasks]
-    return [sum(map(is_success, episodes)) / len(episodes) for episodes in attempts]
 
 
 def startup(run: RunData) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.message_shape import json_problem, messages_problem
+from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
 
@@ -89,6 +89,8 @@ def _check_tasks(split: str, tasks: Sequence[Any]) -> None:
             raise BadTasks(f"{where}: in its prompt, {problem}")
         if not isinstance(task.metadata, Mapping):
             raise BadTasks(f"{where}: its metadata is a {type(task.metadata).__name__}; it is a dict")
+        if problem := kind_problem(task.kind):
+            raise BadTasks(f"{where}: its kind {problem}")
         for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
             if problem := json_problem(value):
                 raise BadTasks(f"{where}: its {part} {problem}")

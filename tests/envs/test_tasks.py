@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from envs.task_splits import draw_tasks
+from envs.task_kinds import kind_of_row
+from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.registry.registry import env_class
@@ -83,3 +84,37 @@ def test_more_tasks_than_there_are_is_a_users_mistake() -> None:
 def test_an_unknown_split_is_a_users_mistake() -> None:
     with pytest.raises(UserError, match=r"'valid'.*train and test"):
         draw("valid", 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "kinds"),
+    [
+        ("math", {}, "plus minus times"),
+        ("math", {"level": 2}, "stock rows shares bags"),
+        ("code_exec", {"level": 2}, "sum rest frame swap join"),
+        ("code_exec", {"level": 3}, "run unique turn filter lines totals"),
+        ("code_exec", {"level": 4}, "total largest spread last"),
+        ("tool_api", {"level": 1}, "cancel restock"),
+        ("tool_api", {"level": 2}, "cancel_latest refund_latest buy buy_cheapest"),
+    ],
+)
+def test_every_task_has_the_kind_that_it_was_drawn_as(env: str, options: dict[str, int], kinds: str) -> None:
+    tasks = env_class(env).tasks("train", count=60, seed=0, **options)
+    assert {task.kind for task in tasks} == set(kinds.split())
+    for task in tasks:
+        assert task.kind in (task.metadata.get("operation"), task.metadata.get("kind"))
+
+
+def test_a_kind_of_the_first_level_of_code_exec_names_both_operations() -> None:
+    tasks = env_class("code_exec").tasks("train", count=200, seed=0)
+    assert len({task.kind for task in tasks}) == 9
+    for task in tasks:
+        assert [word for word in questions([task])[0].split() if word in SYMBOLS] == task.kind.split("_")
+
+
+def test_the_kind_of_a_row_is_a_column_of_it() -> None:
+    row = {"question": "2 + 2", "kind": " sum ", "level": 5, "subject": None}
+    assert [kind_of_row(row, column) for column in ("", "kind", "level", "subject")] == ["sum", "sum", "5", ""]
+    assert kind_of_row({"question": "2 + 2"}) == ""
+    with pytest.raises(UserError, match=r"^rows.jsonl:3 has no column 'levle' for the kind. Did you mean level\?"):
+        kind_of_row(row, "levle", where="rows.jsonl:3")

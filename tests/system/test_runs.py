@@ -158,6 +158,7 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     assert list((run.output / "tensorboard").iterdir())
     evaluated = {step["step"]: step["success"] for step in steps if step["phase"] == "evaluation"}
     assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
+    _check_kinds(run.output, steps, summary)
     assert summary["peak_memory_bytes"] > 2**28
     measured = [step for step in steps if step["phase"] == "system"]
     wanted = {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"}
@@ -336,6 +337,38 @@ def _check_episodes(output: Path) -> None:
     assert {version for episode in second for version in episode.versions} == {published.pop() + 1}
     demonstrations = list(read_jsonl(output / "episodes" / "demonstrations.jsonl"))
     assert all(e.reward == 1.0 and not e.is_trainable and e.rows for e in demonstrations)
+
+
+def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Success by kind of task in the episodes, the metrics of all phases, TensorBoard, the summary and the report."""
+    train = list(read_jsonl(output / "episodes" / "train.jsonl"))
+    first, probe = train[:64], next(r for r in records if r["phase"] == "warmup" and "success" in r)
+    by_phase = {(record["phase"], record["step"]): record for record in records}
+    of_step, before = by_phase["train", 1], by_phase["evaluation", 0]
+    for kind in {episode.task.kind for episode in first}:
+        rewards = [episode.reward for episode in first if episode.task.kind == kind]
+        assert of_step[f"episodes/{kind}"] == len(rewards)
+        assert of_step[f"success/{kind}"] == sum(reward == 1.0 for reward in rewards) / len(rewards)
+        assert of_step[f"reward/{kind}"] == pytest.approx(sum(filter(None, rewards)) / len(rewards))
+        assert _scalar(output, f"train/success/{kind}", step=1) == pytest.approx(of_step[f"success/{kind}"])
+    for record, name in ((of_step, "episodes"), (before, "episodes")):
+        assert sum(value for key, value in record.items() if key.startswith("episodes/")) == record[name]
+    assert any(name.startswith("success/") for name in probe)
+    for kind, change in summary["by_kind"].items():
+        assert change["success_before"] == before[f"success/{kind}"]
+        assert change["success_before_ci95"] == [before[f"success_low/{kind}"], before[f"success_high/{kind}"]]
+    assert sum(change["tasks"] for change in summary["by_kind"].values()) == summary["evaluation_episodes"] == 16
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Success by kind of task" in page
+    assert all(f"<td>{kind}</td>" in page for kind in summary["by_kind"])
+
+
+def _scalar(output: Path, tag: str, *, step: int) -> float:
+    """A value that TensorBoard's own reader finds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(output / "tensorboard")).Reload()
+    return next(event.value for event in events.Scalars(tag) if event.step == step)
 
 
 def _check_page(output: Path, summary: dict[str, Any]) -> None:

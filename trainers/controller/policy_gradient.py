@@ -131,6 +131,7 @@ async def _begin(run: TrainingRun) -> _Start:
     with run.startup.phase("evaluation"):
         before = await run.evaluations.evaluate("before", step=0)
     report.say(f"held-out success before {algorithm}: {before}")
+    run.evaluations.say_by_kind(before)
     tool_off = None
     if _has_tools(run.plan):
         with run.startup.phase("evaluation without tools"):

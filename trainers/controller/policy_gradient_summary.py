@@ -33,6 +33,7 @@ def summarise(
     report.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
     alarms = sum(bool(record["mismatch_alarm"]) for record in records_of(report.folder, "train"))
+    by_kind = run.kinds.changes(before, after)
     warned_of = {**rows_without_signal, "mismatch_alarms": alarms}
     run.summarise(
         {
@@ -51,6 +52,7 @@ def summarise(
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
             "reward_curve": [point["reward"] for point in report.curve],
             **warned_of,
+            **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }
     )
     config = run.config
@@ -58,6 +60,8 @@ def summarise(
     report.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     report.say(f"it was {before} before{off}")
+    for name, change in by_kind.items():
+        report.say(f"held-out success of {name}: {change}")
     for sentence in _counted(warned_of):
         report.say(sentence)
     report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")

@@ -108,7 +108,8 @@ class PolicyGradientWork(LoopWork):
             "processes_replaced": float(services.replaced),
             "groups_run_again": float(services.envs.client.retries),
         }
-        values = metrics | shown | row_metrics(episodes) | tool_metrics(episodes) | counts
+        by_kind = self.run.kinds.training_metrics(episodes)
+        values = metrics | shown | row_metrics(episodes) | tool_metrics(episodes) | counts | by_kind
         report.metrics("train", step, values)
         report.point(step, values)
         report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])

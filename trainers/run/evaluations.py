@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.core.errors import InvariantError
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import Kinds
 from forge_env.utils.threads import invoke
 from trainers.metrics.report import Report
 from trainers.run.rollouts import Rollouts
@@ -27,6 +28,7 @@ class Evaluations:
         rollouts: that run the episodes.
         weights: whose versions the episodes are checked against.
         held_out: the sets by name; "" is the headline.
+        kinds: of tasks, each of which has metrics of its own; by default none.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class Evaluations:
         rollouts: Rollouts,
         weights: WeightSync,
         held_out: Mapping[str, HeldOutSet],
+        kinds: Kinds = Kinds(),  # noqa: B008 (frozen)
     ) -> None:
         self._plan, self._report, self._rollouts, self._weights = plan, report, rollouts, weights
-        self.held_out = held_out
+        self.held_out, self.kinds = held_out, kinds
 
     async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
         """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
@@ -56,11 +59,11 @@ class Evaluations:
         headline = await self._measure(phase, "", step, env_options)
         if step is None:
             return headline
-        values = headline.metrics() | self.held_out[""].settings()
+        values = self._metrics(headline) | self.held_out[""].settings()
         for name, held_out in self.held_out.items():
             if name:
                 result = await self._measure(f"{phase}.{name}", name, step, env_options)
-                metrics = result.metrics() | held_out.settings()
+                metrics = self._metrics(result) | held_out.settings()
                 values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
                 self._report.say(f"{phase}, {name}: held-out success {result}")
         values |= {"version": self._weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
@@ -73,6 +76,12 @@ class Evaluations:
             return
         result = await self.evaluate(f"evaluation_{step:06d}", step=step)
         self._report.say(f"held-out success after {step} steps: {result}")
+        self.say_by_kind(result)
+
+    def say_by_kind(self, result: Evaluation) -> None:
+        """Print the success of each kind of task, if there are kinds."""
+        if text := self.kinds.text(result):
+            self._report.say(f"by kind of task: {text}")
 
     def is_due(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
@@ -108,6 +117,9 @@ class Evaluations:
             for name, held_out in self.held_out.items()
             if records
         }
+
+    def _metrics(self, result: Evaluation) -> dict[str, float]:
+        return result.metrics() | self.kinds.evaluation_metrics(result)
 
     async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
         held_out, started = self.held_out[name], time.perf_counter()

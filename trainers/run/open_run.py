@@ -15,6 +15,7 @@ from agents.renderer.families import check_thinking
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests
+from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
@@ -26,7 +27,7 @@ from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.run.run_record import code_at_start, write_facts
+from trainers.run.run_record import add_fact, code_at_start, write_facts
 from trainers.run.services import Services, start_services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
@@ -82,6 +83,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             check_thinking(model, config.env.thinking)
             results = {"model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
+            kinds = _kinds(report, [*tasks, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
                 with startup.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, report.say))
@@ -96,7 +98,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 startup=startup,
                 services=services,
                 rollouts=rollouts,
-                evaluations=Evaluations(plan, report, rollouts, services.weights, held_out),
+                evaluations=Evaluations(plan, report, rollouts, services.weights, held_out, kinds),
                 train_tasks=tasks,
                 checkpoint=checkpoint,
                 pids=launcher.pids,
@@ -175,6 +177,16 @@ def _write_facts(plan: RunPlan, report: Report, results: Mapping[str, Any]) -> N
         for part in changed({"environment": before}, {"environment": code}):
             report.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
     write_facts(report.folder, plan.algorithm, plan.config, results, code)
+
+
+def _kinds(report: Report, tasks: Sequence[Task]) -> Kinds:
+    """The kinds of the run's tasks, which run.json names for the report; warns of those without figures."""
+    kinds = Kinds.of(tasks)
+    if kinds.names:
+        add_fact(report.folder, "kinds", asdict(kinds))
+    if kinds.note:
+        report.warn(kinds.note)
+    return kinds
 
 
 async def _start(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_env.core.types import Task
+from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.calls.answers import within
 from trainers.batching.batch import Sample
 from trainers.batching.packed_samples import PackedSamples
@@ -55,6 +56,11 @@ class TrainingRun:
     @property
     def config(self) -> RunConfig:
         return self.plan.config
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of task that have metrics of their own."""
+        return self.evaluations.kinds
 
     @property
     def weights(self) -> WeightSync:

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.evaluation.evaluate import evaluate, is_success
+from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
 from trainers.config import RunConfig, WarmupConfig
 from trainers.objective.plain_losses import SFTLoss
@@ -53,8 +53,9 @@ async def warm_up(
         async with around():
             metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
-            success = await _probe(run, step)
-            metrics["success"] = success
+            probe = await _probe(run, step)
+            success = probe.success_rate
+            metrics |= {"success": success} | run.kinds.evaluation_metrics(probe)
         run.report.metrics("warmup", step, metrics)
         if success >= warmup.until_success:
             break
@@ -96,11 +97,11 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
     return solved
 
 
-async def _probe(run: TrainingRun, step: int) -> float:
-    """Success of the present weights on training tasks that no demonstration shows."""
+async def _probe(run: TrainingRun, step: int) -> Evaluation:
+    """Measure the present weights on training tasks that no demonstration shows."""
     await run.weights.sync(steps=0)
     tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
-    return (await run.rollouts.measure(tasks, phase=f"probe/{step}")).success_rate
+    return await run.rollouts.measure(tasks, phase=f"probe/{step}")
 
 
 def _batches(run: TrainingRun, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:

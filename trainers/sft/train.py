@@ -154,12 +154,15 @@ async def _measure(run: TrainingRun) -> dict[str, object]:
     after = await run.evaluations.evaluate("after", step=run.plan.steps)
     run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.report.say(f"held-out success after sft: {after}")
+    run.evaluations.say_by_kind(after)
+    by_kind = run.kinds.changes(None, after)
     return {
         "success_after": after.success_rate if after.attempts else None,
         "success_after_ci95": after.interval,
         "success_after_without_timeouts": after.without_timeouts.value if after.valid else None,
         "evaluation_episodes": len(after.episodes),
         "evaluation_timeouts": after.timeouts,
+        **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
     }
 
 

@@ -27,7 +27,7 @@ def shop_tasks(split: str = "train", *, count: int, seed: int = 0, levels: Seque
 
     Level 1 asks for one change, with one look-up at most; level 2 needs two look-ups or more before it; level 3 states
     a condition, and in part of its tasks the right thing is to change nothing. `target` is the list of writes that
-    fulfil the task, as [operation, arguments]; `metadata` holds the level, the kind and how to make the shop.
+    fulfil the task, as [operation, arguments]; `metadata` holds the level and how to make the shop.
 
     Raises:
         UserError: for an unknown split or level, or more tasks than there are.
@@ -86,5 +86,7 @@ def _make_task(content: Content) -> Task:
     return Task(
         prompt=({"role": "user", "content": kind.text.format(**words(content))},),
         target=[[name, arguments] for name, arguments in writes],
+        # The metadata keeps the kind, too, because the id of a task is a hash of its metadata.
         metadata={"level": kind.level, "kind": content.kind, "shop": {"seed": seed, "focus": asdict(focus)}},
+        kind=content.kind,
     )

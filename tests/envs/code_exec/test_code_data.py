@@ -178,6 +178,12 @@ def tasks_of(*rows: Mapping[str, Any]) -> list[Task]:
     return [task for row in rows if (task := task_of(row, where="here")) is not None]
 
 
+def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [APPS_PROGRAM | {"difficulty": "interview"}])
+    [plain], [named] = (CodeExec.tasks("all", count=1, data=path, kind=kind) for kind in ("", "difficulty"))
+    assert (plain.kind, named.kind) == ("", "interview") and plain.id == named.id
+
+
 def test_only_what_cannot_be_translated_is_a_suite() -> None:
     [task] = tasks_of(HUMAN_EVAL_LOOP)
     assert [test["type"] for test in task.target["tests"]] == ["call", "asserts"]

@@ -75,6 +75,16 @@ def test_math_takes_the_last_box(tmp_path: Path) -> None:
     assert {task.target for task in tasks} == {f"\\frac{{{i}}}{{2}}" for i in range(1, 40, 2)}
 
 
+def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "math.jsonl", [row | {"type": f"Algebra {i % 2}"} for i, row in enumerate(MATH)]))
+    plain = load_tasks(path, split="all", count=len(MATH))
+    named = Math.tasks("all", count=len(MATH), data=path, kind="type")
+    assert {task.kind for task in plain} == {""} and {task.kind for task in named} == {"Algebra 0", "Algebra 1"}
+    assert [task.id for task in plain] == [task.id for task in named]
+    with pytest.raises(UserError, match="has no column 'typ' for the kind. Did you mean type"):
+        Math.tasks("all", count=1, data=path, kind="typ")
+
+
 def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "aime.jsonl", AIME)
     tasks = load_tasks(str(path), split="all", count=30)

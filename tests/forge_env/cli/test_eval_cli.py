@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,6 +234,31 @@ def test_tables_for_people(capfd: pytest.CaptureFixture[str]) -> None:
     words = ("avg@4", "pass@3", "pass^2", "throw", "48 episodes of 12 tasks", "cost 0.0000", "everything is in out")
     assert [word for word in words if word not in out] == []
     assert err == ""
+
+
+def test_kinds_of_task_have_figures_of_their_own(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["--env", "math", "--agent", "scripted:expert", "-n", "2", "--tasks", "12", "--out", "out"]
+    result = run(*command)
+    assert list(result["kinds"]) == ["minus", "plus", "times"]
+    assert sum(kind["tasks"] for kind in result["kinds"].values()) == 12
+    assert all(
+        (kind["avg@2"], kind["episodes"], kind["successes"], kind["reward"])
+        == (1.0, 2 * kind["tasks"], 2 * kind["tasks"], 1.0)
+        and kind["ci95"][0] < 1.0 == kind["ci95"][1]
+        for kind in result["kinds"].values()
+    )
+    assert main(["eval", *command]) == 0
+    out, _ = capfd.readouterr()
+    assert re.search(r"kind of task +tasks +episodes +avg@2 +95% interval, by task", out)
+    assert re.search(rf"minus +{result['kinds']['minus']['tasks']} +\d+ +1\.0000 +0\.\d+ to 1\.0000", out)
+    assert "kinds" not in run(*coin("play", "plain", n=1))
+
+
+def test_too_many_kinds_are_cut_with_a_warning(run: Run, project: Path) -> None:
+    (project / "coin.py").write_text(COIN.replace('{i}"},))', '{i}"},), kind=f"kind {i}")'))
+    result = run("--env", "coin.py:Coin", "--agent", "scripted:null", "--tasks", "40", "--out", "out")
+    assert len(result["kinds"]) == 33 and result["kinds"]["other_kinds"]["tasks"] == 8
+    assert [warning for warning in result["warnings"] if "the tasks have 40 kinds" in warning]
 
 
 def test_tokens_are_counted_as_an_endpoint_counts_them() -> None:

@@ -105,3 +105,43 @@ def test_a_success_is_the_environments(tmp_path: Path) -> None:
     write_jsonl(second, [replace(episode("x", 0, 0.8), success=True)])
     success, reward = compare(first, second)
     assert (success.first, success.second, reward.paired.difference.value) == (0.0, 1.0, 0.0)
+
+
+def named(path: Path, rewards: dict[str, list[float]]) -> Path:
+    """One attempt at each task; the tasks of a kind are called KIND/0, KIND/1 and so on."""
+    write_jsonl(
+        path,
+        [
+            replace(made, task=replace(made.task, kind=kind))
+            for kind, values in rewards.items()
+            for made in (episode(f"{kind}/{i}", 0, reward) for i, reward in enumerate(values))
+        ],
+    )
+    return path
+
+
+def test_kinds_of_task_are_compared_on_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # cells are folded in a narrow terminal
+    first = named(tmp_path / "a.jsonl", {"cancel": [1.0, 1.0], "buy": [0.0] * 6})
+    second = named(tmp_path / "b.jsonl", {"cancel": [1.0, 1.0], "buy": [1.0] * 6})
+    results = compare(first, second)
+    assert [(c.measure, c.kind) for c in results] == [
+        ("success", ""), ("reward", ""), ("success", "buy"), ("success", "cancel"),
+    ]  # fmt: skip
+    buy, cancel = results[2:]
+    assert (buy.first, buy.second, buy.tasks, buy.paired.p_value) == (0.0, 1.0, 6, 2 / 64)
+    assert (cancel.first, cancel.second, cancel.tasks, cancel.paired.p_value) == (1.0, 1.0, 2, 1.0)
+    assert main(["diff", str(first), str(second)]) == 0
+    out, _ = capfd.readouterr()
+    assert "success of buy" in out and "success of cancel" in out
+
+
+def test_a_run_that_recorded_no_kinds_has_those_of_the_other(tmp_path: Path) -> None:
+    second = named(tmp_path / "b.jsonl", {"buy": [1.0, 0.0]})
+    old = tmp_path / "a.jsonl"
+    old.write_text(second.read_text().replace(', "kind": "buy"', "").replace('"reward": 1.0', '"reward": 0.0'))
+    assert '"kind"' not in old.read_text()
+    [buy] = [c for c in compare(old, second) if c.kind]
+    assert (buy.kind, buy.first, buy.second) == ("buy", 0.0, 0.5)

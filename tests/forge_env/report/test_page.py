@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -54,6 +55,67 @@ def read(folder: Path) -> Reader:
 
 
 FACTS = {"algorithm": "grpo", "env": "code_exec", "seed": 3, "steps": 4, "model": "m", "started": "2026-01-31T12:00:00"}
+
+
+def named(kind: str, rewards: list[float]) -> list[Episode]:
+    """An attempt at each task of a kind."""
+    made = (attempt(f"{kind} {i}", reward) for i, reward in enumerate(rewards))
+    return [replace(episode, task=replace(episode.task, kind=kind)) for episode in made]
+
+
+def write_kinds(folder: Path, left_out: int = 0) -> Path:
+    """A run whose tasks are of four kinds; in training the hard ones are learned, step by step."""
+    easy = {"success/easy": 1.0, "episodes/easy": 4.0}
+    unchanged = [*named("easy", [1.0] * 6), *named("never", [0.0] * 4), *named("<b>", [0.0, 1.0])]
+    return write_run(
+        folder,
+        metrics=[
+            {"phase": "evaluation", "step": 0, "success": 0.5, "success/easy": 1.0, "success_low/easy": 0.6},
+            *(step | easy | {"success/hard": step["success"], "episodes/hard": 8.0} for step in steps(10)),
+            {"phase": "evaluation", "step": 10, "success": 0.7, "success/easy": 1.0, "success/hard": 0.75},
+        ],
+        episodes={
+            "before": [*unchanged, *named("hard", [0.0] * 8)],
+            "after": [*unchanged, *named("hard", [1.0] * 6 + [0.0] * 2)],
+        },
+        facts=FACTS | {"kinds": {"names": ["<b>", "easy", "hard", "never"], "left_out": left_out}},
+        summary={},
+    )
+
+
+def test_success_by_kind_of_task(tmp_path: Path) -> None:
+    folder = write_kinds(tmp_path / "run")
+    page, reader = render_page(read_run(folder)), read(folder)
+    text = " ".join(reader.text.split())
+    assert "<h2>Success by kind of task" in page
+    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 (0 / 0) 1 to 1 hard" in text
+    assert re.search(
+        r"hard better 8 0 \[0, 0\.\d+\] 0\.750 \[0\.\d+, 0\.\d+\] \+0\.750 \(6 / 0\) 0\.100 to 1 never", text
+    )
+    assert "Solved before training, with a success of at least 0.95: easy (1 of 4 kinds)" in text
+    assert "Never solved, neither before nor after training: never (1 of 4 kinds)" in text
+    assert "Did not move: the change on the same tasks may be chance (p at least 0.05): <b> (1 of 4 kinds)" in text
+    assert "Better: hard (1 of 4 kinds)" in text
+    assert "<figcaption>easy" in page and "<figcaption>hard" in page and "<figcaption>never" not in page
+    assert "counted together" not in text
+
+
+def test_kinds_without_figures_are_named_as_a_number(tmp_path: Path) -> None:
+    text = " ".join(read(write_kinds(tmp_path / "run", left_out=9)).text.split())
+    assert "The tasks have 13 kinds: the 4 with the most tasks have figures of their own, the other 9 are" in text
+
+
+def test_a_run_that_goes_on_has_the_kinds_of_its_training(tmp_path: Path) -> None:
+    metrics = [step | {"success/easy": 0.5, "episodes/easy": 4.0} for step in steps(3)]
+    facts = FACTS | {"kinds": {"names": ["easy", "unseen"], "left_out": 0}}
+    text = " ".join(read(write_run(tmp_path / "run", metrics=metrics, facts=facts)).text.split())
+    assert "easy 0 0.500 to 0.500" in text and "unseen" not in text
+
+
+def test_tasks_without_kinds_leave_no_table(tmp_path: Path) -> None:
+    for name, facts in (("a", FACTS), ("b", FACTS | {"kinds": {"names": ["unseen"], "left_out": 0}})):
+        folder = write_run(tmp_path / name, metrics=steps(3), facts=facts)
+        assert "kind of task" not in render_page(read_run(folder))
 
 
 def test_a_complete_run(tmp_path: Path) -> None:

@@ -113,6 +113,24 @@ class NoNumber(Base):
         return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"x": float("nan")}) for i in range(count)]
 
 
+class Labelled(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id=str(i), kind=cls.kind) for i in range(count)]
+
+
+class NumberAsKind(Labelled):
+    kind = 3
+
+
+class LongKind(Labelled):
+    kind = "x" * 65
+
+
+class Markup(Labelled):
+    kind = "[red]"
+
+
 class None_(Base):
     """Has no tasks of its own."""
 '''
@@ -132,6 +150,11 @@ SENTENCES = {
     "JSON serializable); keep to dicts, lists, text, finite numbers, booleans and None",
     "NoNumber": "the task '0' of the split 'test': its metadata cannot be written as JSON (Out of range float values "
     "are not JSON compliant); keep to dicts, lists, text, finite numbers, booleans and None",
+    "NumberAsKind": "the task '0' of the split 'test': its kind is a int; it is a text",
+    "LongKind": f"the task '0' of the split 'test': its kind is {'x' * 65!r}; it is a text of at most 64 printable "
+    "characters, without [ and outer spaces",
+    "Markup": "the task '0' of the split 'test': its kind is '[red]'; it is a text of at most 64 printable "
+    "characters, without [ and outer spaces",
     "None_": "None_ has no tasks of its own: define the classmethod tasks()",
 }
 

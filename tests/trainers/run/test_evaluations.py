@@ -13,6 +13,7 @@ import pytest
 from forge_env.core.episode import Episode, Group, Turn, read_jsonl
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.kinds import Kinds
 from trainers import grpo
 from trainers.checkpoints import MAY_CHANGE, completed
 from trainers.config import SHORT_OPTIONS, RunConfig
@@ -83,7 +84,7 @@ def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measu
         startup=startup,
         services=services,
         rollouts=rollouts,
-        evaluations=Evaluations(plan, report, rollouts, weights, held_out),
+        evaluations=Evaluations(plan, report, rollouts, weights, held_out, Kinds.of(tasks)),
         train_tasks=tasks,
         checkpoint=None,
         pids=dict,
@@ -136,6 +137,20 @@ async def test_figures_are_metrics_and_episodes_are_kept(run: TrainingRun, polic
     assert len(episodes) == 6 and [e.id for e in episodes] == [
         e.id for e in read_jsonl(tmp_path / "episodes/before.jsonl")
     ]
+
+
+async def test_every_kind_of_task_has_its_success(run: TrainingRun, policy: Measured, tmp_path: Path) -> None:
+    policy.solves = 2
+    before = await run.evaluations.evaluate("before", step=0)
+    await run.evaluations.evaluate_step(2)
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    by_kind = run.kinds.split(before.episodes)
+    assert len(by_kind) > 1 and sum(first[f"episodes/{name}"] for name in by_kind) == first["episodes"] == 6
+    for name, of_kind in by_kind.items():
+        assert first[f"success/{name}"] == first[f"reward/{name}"] == of_kind.success_rate
+        assert (first[f"success_low/{name}"], first[f"success_high/{name}"]) == of_kind.interval
+    lines = [json.loads(line)["text"] for line in (tmp_path / "console.jsonl").read_text().splitlines()]
+    assert f"by kind of task: {run.kinds.text(before)}" in lines
 
 
 async def test_other_weights_than_those_of_the_step_are_a_bug(run: TrainingRun, policy: Measured) -> None:

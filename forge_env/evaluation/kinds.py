@@ -1,0 +1,140 @@
+"""Figures by kind of task, see `Task.kind`.
+
+A mean over all tasks hides a kind that was solved before training began, and one that never moves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.core.types import Task
+from forge_env.evaluation.evaluate import Evaluation, is_success
+
+MAX_KINDS = 32
+"""Kinds with figures of their own: each of them is several metrics."""
+NO_KIND, OTHER_KINDS = "no_kind", "other_kinds"
+"""Names in the place of a kind: of tasks without one, where others have one; and of all kinds above `MAX_KINDS`."""
+SOLVED = 0.95
+"""A kind with at least this success rate counts as solved."""
+SIGNIFICANT = 0.05
+"""A change of success with a lower p-value is more than chance."""
+
+_FIGURES = ("success", "success_low", "success_high", "reward", "episodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """The kinds that have figures of their own. Example: ``Kinds(names=("buy", "cancel"))``"""
+
+    names: tuple[str, ...] = ()
+    """Sorted; empty if no task has a kind."""
+    left_out: int = 0
+    """Number of further kinds: their figures are those of `OTHER_KINDS`, all together."""
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task]) -> Kinds:
+        """Return the kinds of some tasks. Of more than `MAX_KINDS`, those with the most tasks keep their names."""
+        counts = Counter(task.kind for task in tasks if task.kind)
+        frequent = sorted(counts, key=lambda kind: (-counts[kind], kind))[:MAX_KINDS]
+        return cls(names=tuple(sorted(frequent)), left_out=len(counts) - len(frequent))
+
+    @property
+    def note(self) -> str:
+        """What is not shown, in one sentence; "" if every kind has its figures."""
+        if not self.left_out:
+            return ""
+        return (
+            f"the tasks have {len(self.names) + self.left_out} kinds: the {len(self.names)} with the most tasks have "
+            f"figures of their own, the other {self.left_out} are counted together as {OTHER_KINDS}"
+        )
+
+    def name_of(self, task: Task) -> str:
+        """Return the name under which a task is counted."""
+        return task.kind if task.kind in self.names else OTHER_KINDS if task.kind else NO_KIND
+
+    def split(self, episodes: Iterable[Episode]) -> dict[str, Evaluation]:
+        """Return the episodes of each kind that has any, in the order of `names`; {} if there are no kinds."""
+        if not self.names:
+            return {}
+        by_name: dict[str, list[Episode]] = defaultdict(list)
+        for episode in episodes:
+            by_name[self.name_of(episode.task)].append(episode)
+        order = (*self.names, OTHER_KINDS, NO_KIND)
+        return {name: Evaluation(episodes=tuple(by_name[name])) for name in order if name in by_name}
+
+    def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return success/KIND and reward/KIND, means over the valid episodes, and their number episodes/KIND."""
+        metrics: dict[str, float] = {}
+        for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
+            count = len(of_kind.valid)
+            metrics |= {
+                f"success/{name}": sum(map(is_success, of_kind.valid)) / count,
+                f"reward/{name}": sum(episode.reward or 0.0 for episode in of_kind.valid) / count,
+                f"episodes/{name}": float(count),
+            }
+        return metrics
+
+    def evaluation_metrics(self, evaluation: Evaluation) -> dict[str, float]:
+        """Return the success of each kind, its 95% interval, the mean reward and the number of attempts as metrics:
+        success/KIND, success_low/KIND, success_high/KIND, reward/KIND, episodes/KIND."""
+        metrics: dict[str, float] = {}
+        for name, of_kind in self.split(evaluation.episodes).items():
+            figures = of_kind.metrics()
+            metrics |= {f"{figure}/{name}": figures[figure] for figure in _FIGURES if figure in figures}
+        return metrics
+
+    def text(self, evaluation: Evaluation) -> str:
+        """Return the success rates in one line: "buy 0.812, cancel 1.000"; "" if there are no kinds."""
+        by_kind = self.split(evaluation.episodes)
+        return ", ".join(f"{name} {of_kind.success_rate:.3f}" for name, of_kind in by_kind.items() if of_kind.attempts)
+
+    def changes(self, before: Evaluation | None, after: Evaluation | None) -> dict[str, KindChange]:
+        """Return what training did to each kind that was evaluated before or after it."""
+        first, last = (self.split(evaluation.episodes) if evaluation else {} for evaluation in (before, after))
+        names = (name for name in (*self.names, OTHER_KINDS, NO_KIND) if name in first or name in last)
+        empty = Evaluation(episodes=())
+        return {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindChange:
+    """The success of one kind of task before and after training."""
+
+    before: Evaluation
+    after: Evaluation
+
+    @property
+    def verdict(self) -> str:
+        """What became of the kind; "" without both evaluations.
+
+        "better" or "worse" if the change on the same tasks is more than chance; else "solved before training", "never
+        solved", which is without a success before and after, or "did not move".
+        """
+        change = self.after.change_since(self.before)
+        if change is None:
+            return ""
+        if change.p_value < SIGNIFICANT:
+            return "better" if change.difference.value > 0 else "worse"
+        if self.before.success_rate >= SOLVED:
+            return "solved before training"
+        return "did not move" if self.before.successes or self.after.successes else "never solved"
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures for summary.json; those that were not measured are None."""
+        before, after = (evaluation if evaluation.attempts else None for evaluation in (self.before, self.after))
+        return {
+            "tasks": len(self.before.by_task.keys() | self.after.by_task.keys()),
+            "success_before": before and before.success_rate,
+            "success_before_ci95": before and before.interval,
+            "success_after": after and after.success_rate,
+            "success_after_ci95": after and after.interval,
+            "verdict": self.verdict,
+        }
+
+    def __str__(self) -> str:
+        rates = (f"{e.success_rate:.3f}" if e.attempts else "-" for e in (self.before, self.after))
+        return " to ".join(rates) + (f", {self.verdict}" if self.verdict else "")

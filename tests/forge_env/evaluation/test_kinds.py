@@ -1,0 +1,136 @@
+"""Figures by kind of task: which kinds have them, what they are, and what is said of the others."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+import pytest
+
+from forge_env.core.episode import Episode
+from forge_env.core.types import Outcome, Task
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import MAX_KINDS, NO_KIND, OTHER_KINDS, KindChange, Kinds
+
+
+def task(number: int, kind: str = "") -> Task:
+    return Task(prompt=(), id=str(number), kind=kind)
+
+
+def episode(number: int, reward: float | None, kind: str = "", attempt: int = 0) -> Episode:
+    outcome = Outcome.INFRA_FAULT if reward is None else Outcome.SCORED
+    return Episode(task=task(number, kind), outcome=outcome, reward=reward, id=f"{number}/{attempt}")
+
+
+def measured(rewards: Sequence[float | None], kind: str = "buy", first: int = 0) -> Evaluation:
+    """One attempt at each task, with these rewards."""
+    return Evaluation(episodes=tuple(episode(first + i, reward, kind) for i, reward in enumerate(rewards)))
+
+
+def test_a_kind_is_recorded_with_the_episode_and_is_no_part_of_the_id() -> None:
+    named, plain = Task(prompt=(), target="4", kind="sum"), Task(prompt=(), target="4")
+    assert named.id == plain.id and plain.kind == ""
+    played = Episode(task=named, reward=1.0)
+    assert Episode.from_json(played.to_json()).task.kind == "sum"
+    assert pickle.loads(pickle.dumps(played)).task.kind == "sum"
+    old = Episode(task=plain, reward=1.0).to_json().replace(', "kind": ""', "")
+    assert '"kind"' not in old and Episode.from_json(old).task.kind == ""
+
+
+def test_tasks_without_kinds_have_no_figures_by_kind() -> None:
+    kinds, evaluation = Kinds.of([task(1), task(2)]), measured([1.0, 0.0], kind="")
+    assert kinds == Kinds() and kinds.note == ""
+    assert kinds.training_metrics(evaluation.episodes) == kinds.evaluation_metrics(evaluation) == {}
+    assert kinds.text(evaluation) == "" and kinds.changes(evaluation, evaluation) == {}
+
+
+def test_success_reward_and_count_of_a_step() -> None:
+    kinds = Kinds.of([task(1, "cancel"), task(2, "buy"), task(3, "buy"), task(4)])
+    assert kinds.names == ("buy", "cancel")
+    episodes = [
+        *(episode(1, 1.0, "cancel", i) for i in range(2)),
+        *(episode(2, float(i == 0), "buy", i) for i in range(4)),
+        episode(3, None, "buy"),  # a fault counts nowhere
+        episode(4, 0.5),
+    ]
+    assert kinds.training_metrics(episodes) == {
+        "success/buy": 0.25,
+        "reward/buy": 0.25,
+        "episodes/buy": 4.0,
+        "success/cancel": 1.0,
+        "reward/cancel": 1.0,
+        "episodes/cancel": 2.0,
+        f"success/{NO_KIND}": 0.0,
+        f"reward/{NO_KIND}": 0.5,
+        f"episodes/{NO_KIND}": 1.0,
+    }
+    assert list(kinds.training_metrics(episodes[:2])) == ["success/cancel", "reward/cancel", "episodes/cancel"]
+
+
+def test_an_evaluation_has_the_interval_of_each_kind() -> None:
+    evaluation = Evaluation(
+        episodes=(*measured([1.0, 0.0], "buy").episodes, *measured([1.0, 1.0, 1.0], "cancel", first=2).episodes)
+    )
+    kinds = Kinds.of(episode.task for episode in evaluation.episodes)
+    metrics, buy = kinds.evaluation_metrics(evaluation), measured([1.0, 0.0]).interval
+    assert (metrics["success/buy"], metrics["success_low/buy"], metrics["success_high/buy"]) == (0.5, *buy)
+    assert (metrics["success/cancel"], metrics["reward/cancel"], metrics["episodes/cancel"]) == (1.0, 1.0, 3.0)
+    assert kinds.text(evaluation) == "buy 0.500, cancel 1.000"
+
+
+def test_a_kind_that_could_not_be_measured_has_no_rate() -> None:
+    evaluation = measured([None, None])
+    kinds = Kinds.of([task(1, "buy")])
+    assert kinds.evaluation_metrics(evaluation) == {"episodes/buy": 0.0} and kinds.text(evaluation) == ""
+    [change] = kinds.changes(evaluation, evaluation).values()
+    assert change.verdict == "" and change.summary()["success_after"] is None
+
+
+def test_of_many_kinds_those_with_the_most_tasks_keep_their_names() -> None:
+    rare = [task(i, f"rare {i:02}") for i in range(40)]
+    frequent = [task(100 + i, f"frequent {i // 2:02}") for i in range(40)]
+    kinds = Kinds.of([*rare, *frequent])
+    assert len(kinds.names) == MAX_KINDS and kinds.left_out == 60 - MAX_KINDS
+    assert {f"frequent {i:02}" for i in range(20)} < set(kinds.names) and "rare 11" in kinds.names
+    assert "rare 12" not in kinds.names and list(kinds.names) == sorted(kinds.names)
+    assert kinds.note == (
+        f"the tasks have 60 kinds: the 32 with the most tasks have figures of their own, the other 28 are counted "
+        f"together as {OTHER_KINDS}"
+    )
+    metrics = kinds.training_metrics([episode(i, float(i < 20), f"rare {i:02}") for i in range(40)])
+    assert len(metrics) == 3 * 13 and metrics[f"episodes/{OTHER_KINDS}"] == 28.0
+    assert metrics[f"success/{OTHER_KINDS}"] == pytest.approx(8 / 28)
+    assert Kinds.of(frequent[:20]).note == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        ([0.0] * 10, [1.0] * 8 + [0.0] * 2, "better"),
+        ([1.0] * 8 + [0.0] * 2, [0.0] * 10, "worse"),
+        ([1.0] * 10, [1.0] * 10, "solved before training"),
+        ([1.0] * 10, [1.0] * 9 + [0.0], "solved before training"),
+        ([0.0] * 10, [0.0] * 10, "never solved"),
+        ([1.0] * 3 + [0.0] * 7, [1.0] * 4 + [0.0] * 6, "did not move"),
+        ([0.0] * 3, [1.0] * 3, "did not move"),  # three tasks are too few to tell it from chance
+        ([1.0], [], ""),
+    ],
+)
+def test_what_became_of_a_kind(before: list[float], after: list[float], verdict: str) -> None:
+    change = KindChange(before=measured(before), after=measured(after))
+    assert change.verdict == verdict
+    assert str(change).endswith(verdict or "-")
+
+
+def test_the_changes_name_every_kind_of_both_evaluations() -> None:
+    before, after = measured([0.0] * 8, "buy"), measured([1.0] * 8, "cancel", first=8)
+    changes = Kinds(names=("buy", "cancel", "move")).changes(before, after)
+    assert {name: str(change) for name, change in changes.items()} == {"buy": "0.000 to -", "cancel": "- to 1.000"}
+    assert changes["buy"].summary() == {
+        "tasks": 8,
+        "success_before": 0.0,
+        "success_before_ci95": before.interval,
+        "success_after": None,
+        "success_after_ci95": None,
+        "verdict": "",
+    }
