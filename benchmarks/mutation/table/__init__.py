@@ -9,6 +9,7 @@ from benchmarks.mutation.table import (
     digests,
     episodes,
     grading,
+    kinds,
     losses,
     objective,
     sandbox,
@@ -23,6 +24,7 @@ TABLE: tuple[Mutant, ...] = (
     *episodes.MUTANTS,
     *digests.MUTANTS,
     *grading.MUTANTS,
+    *kinds.MUTANTS,
     *sandbox.MUTANTS,
     *weights.MUTANTS,
 )

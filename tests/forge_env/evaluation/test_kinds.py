@@ -45,12 +45,13 @@ def test_tasks_without_kinds_have_no_figures_by_kind() -> None:
 
 
 def test_success_reward_and_count_of_a_step() -> None:
-    kinds = Kinds.of([task(1, "cancel"), task(2, "buy"), task(3, "buy"), task(4)])
-    assert kinds.names == ("buy", "cancel")
+    kinds = Kinds.of([task(1, "cancel"), task(2, "buy"), task(3, "buy"), task(4), task(5, "move")])
+    assert kinds.names == ("buy", "cancel", "move")
     episodes = [
         *(episode(1, 1.0, "cancel", i) for i in range(2)),
         *(episode(2, float(i == 0), "buy", i) for i in range(4)),
         episode(3, None, "buy"),  # a fault counts nowhere
+        episode(5, None, "move"),
         episode(4, 0.5),
     ]
     assert kinds.training_metrics(episodes) == {
