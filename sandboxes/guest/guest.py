@@ -313,11 +313,12 @@ class Zygote:
             if holds_sockets and time.monotonic() < run.collect_until:
                 network.collect_sockets()
                 continue
-            if holds_sockets or left.was_touched():
+            spent = holds_sockets or left.was_touched()
+            if spent:
                 left.close()
                 del self._networks[run.slot]
             self._leaving.remove(run)
-            _send(self._control, run.ended or {})
+            _send(self._control, (run.ended or {}) | {"spent": spent})
 
     def _run_snippet(self, message: dict[str, Any], fds: list[int], network: int) -> NoReturn:
         try:

@@ -30,6 +30,7 @@ class Execution:
         self._limits = limits
         self._number = 0
         self._timed_out = False
+        self._end: ExitReport | None = None
         self._pipes: list[CappedPipe] = []
 
     def __enter__(self) -> Execution:
@@ -45,8 +46,18 @@ class Execution:
     def __exit__(self, *_: object) -> None:
         self._close_pipes()
 
-    async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
-        """Return the result, and whether the zygote failed before any untrusted code ran."""
+    @property
+    def left_slot_warm(self) -> bool:
+        """Whether the next run in the slot waits for nothing: the slot has its helper and its network."""
+        return self._end is not None and not self._end.failure and not self._end.spent
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether the zygote failed before any untrusted code ran."""
+        return self._end is not None and bool(self._end.failure) and not self._started
+
+    async def run(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> ExecResult:
+        """Run `request` in `slot`; the properties above then tell what to do next. Raises OSError."""
         begin = time.monotonic()
         order = {"slot": slot, "limits": guest_limits(self._limits, counted=self._group is not None)}
         if self._group is not None:
@@ -61,7 +72,7 @@ class Execution:
         wall_s = time.monotonic() - begin
         self._close_pipes()
         use = self._used(slot, end)
-        return self._result(request, end, use, wall_s), bool(end.failure) and not self._started
+        return self._result(request, end, use, wall_s)
 
     def _used(self, slot: int, end: ExitReport) -> GroupUsage:
         if self._group is None:
@@ -98,7 +109,8 @@ class Execution:
         done, _ = await asyncio.wait([ended], timeout=timeout_s)
         if not done:
             self._zygote.kill_all()  # resolves `ended`
-        return await ended
+        self._end = await ended
+        return self._end
 
     def _time_out(self) -> None:
         self._timed_out = True

@@ -23,8 +23,10 @@ leaves the outer user root, whose files stay readable.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import DEFAULT_LIMITS, Capabilities, ExecRequest, ExecResult, Limits
@@ -36,6 +38,7 @@ from sandboxes.host.interpreter import Spec
 from sandboxes.host.packages import NO_PACKAGES
 from sandboxes.host.selftest import check_isolation
 from sandboxes.host.session import NamespaceSession
+from sandboxes.host.warm_slots import SlotStats, WarmSlots
 from sandboxes.host.zygote import Driver, Zygote, encode
 
 DEFAULT_PREIMPORT = (
@@ -44,12 +47,17 @@ DEFAULT_PREIMPORT = (
     "typing",
 )  # fmt: skip
 _MAX_SLOTS, _MAX_SESSIONS = 128, 896  # together as many as the zygote has user ids
+_IDS = _MAX_SLOTS + _MAX_SESSIONS
+_DEFAULT_WARM = 8
+_SPARES = 4  # one spare slot for every four, so that one can be replaced while the others are busy
+_WARM_UP = ExecRequest(code="pass", limits=Limits(wall_s=30.0, cpu_s=30.0))
 _SESSION_WAIT_S = 60.0
 
 
 async def open_namespace_sandbox(
     *,
     slots: int | None = None,
+    warm: int | None = None,
     max_sessions: int = 256,
     preimport: tuple[str, ...] = DEFAULT_PREIMPORT,
     packages: tuple[str, ...] = (),
@@ -58,7 +66,10 @@ async def open_namespace_sandbox(
     """Open the sandbox and check that it isolates (once per process).
 
     Args:
-        slots: concurrent requests and cells; twice the number of CPUs by default. Further ones wait.
+        slots: concurrent requests and cells; twice the number of CPUs by default, at most 128. Further ones wait, and
+            run in the order in which they came.
+        warm: slots that are started before the sandbox is open, and kept; `slots`, but at most 8, by default. More are
+            started in the background, ahead of demand.
         max_sessions: open sessions; a further one waits up to a minute until one is closed. A session takes three file
             descriptors and a few MB.
         preimport: standard library modules that are loaded before a snippet starts.
@@ -68,12 +79,15 @@ async def open_namespace_sandbox(
         cgroups: limit every snippet as a whole if the machine has control groups; otherwise each of its processes.
 
     Raises:
-        UserError: `slots` or `max_sessions` is out of range, or a package is not installed or cannot be imported.
+        UserError: a number is out of range, or a package is not installed or cannot be imported.
         SandboxUnavailable: the kernel refuses to isolate, or a canary of the self-test escaped.
     """
-    slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
+    slots = slots if slots is not None else min(_MAX_SLOTS, 2 * (os.cpu_count() or 1))
     if not 1 <= slots <= _MAX_SLOTS:
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
+    warm = warm if warm is not None else min(slots, _DEFAULT_WARM)
+    if not 0 <= warm <= slots:
+        raise UserError(f"warm must be between 0 and slots, which is {slots}, not {warm}.")
     if not 1 <= max_sessions <= _MAX_SESSIONS:
         raise UserError(f"max_sessions must be between 1 and {_MAX_SESSIONS}, not {max_sessions}.")
     installed = NO_PACKAGES
@@ -92,9 +106,11 @@ async def open_namespace_sandbox(
             if isinstance(groups, Groups):
                 groups.close()
             raise
-        sandbox = NamespaceSandbox(zygote, groups, slots=slots, max_sessions=max_sessions, start=start)
+        sandbox = NamespaceSandbox(zygote, groups, slots=slots, warm=warm, max_sessions=max_sessions, start=start)
         try:
+            await sandbox.warm_up()
             sandbox.capabilities = await check_isolation(sandbox, groups)
+            await sandbox.warm_up()  # the self-test may have used up slots
         except BaseException:
             await sandbox.close()
             raise
@@ -109,12 +125,22 @@ async def open_namespace_sandbox(
         return await open_with(f"control groups do not work here: {error}")  # reported in the capabilities
 
 
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A slot for one-shot requests: a control group, a helper of the zygote in it, and a network namespace."""
+
+    number: int
+    zygote: Driver | None = None
+    """In which the slot was warmed up; None if it is not warm."""
+
+
 class NamespaceSandbox:
     """A `Sandbox` with one zygote, `slots` slots and the sessions. Created by `open_namespace_sandbox`.
 
     Args:
         zygote: starts the processes.
         groups: the control groups, which are closed with the sandbox, or the reason for having none.
+        warm: slots that are kept warm. None: runs share nothing that could be warmed up.
         start: starts a new zygote after the last one died; by default with the modules in `preimport`.
         backend: the name of the backend in results.
     """
@@ -128,6 +154,7 @@ class NamespaceSandbox:
         *,
         slots: int,
         max_sessions: int,
+        warm: int | None = None,
         preimport: tuple[str, ...] = DEFAULT_PREIMPORT,
         start: Callable[[], Awaitable[Driver]] | None = None,
         backend: str = "namespace",
@@ -138,11 +165,28 @@ class NamespaceSandbox:
         self._groups = groups if isinstance(groups, Groups) else None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._slots = _filled(range(slots))
-        self._session_slots = _filled(range(slots, slots + max_sessions))
-        self._first_session = slots
+        self._at_once = asyncio.Semaphore(slots)
+        most = min(slots + slots // _SPARES, _IDS - max_sessions)
+        self._warms_up = warm is not None
+        self._numbers = list(reversed(range(most)))  # of slots that are not started
+        self._slots: WarmSlots[_Slot] = WarmSlots(
+            backend, start=self._start_slot, end=self._end_slot, is_warm=self._is_warm, warm=warm or 0, most=most
+        )
+        self._session_slots = _filled(range(most, most + max_sessions))
+        self._first_session = most
         self._max_sessions = max_sessions
         self._sessions: set[NamespaceSession] = set()
+
+    @property
+    def slot_stats(self) -> SlotStats:
+        return self._slots.stats
+
+    async def warm_up(self) -> None:
+        """Wait until the slots that are kept are warm.
+
+        A slot that cannot be warmed up counts, too: the first request in it meets the same error, and reports it.
+        """
+        await self._slots.fill()
 
     async def run(self, request: ExecRequest | str) -> ExecResult:
         """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet.
@@ -155,14 +199,18 @@ class NamespaceSandbox:
             request = ExecRequest(code=request)
         inputs = encode(request)
         async with queued():
-            slot = await self._slots.get()
+            await self._at_once.acquire()
         try:
-            result, may_retry = await self._attempt(request, inputs, slot)
-            if may_retry:
-                result, _ = await self._attempt(request, inputs, slot)
-            return result
+            slot = await self._slots.take()
+            try:
+                result, may_retry = await self._attempt(request, inputs, slot)
+                if may_retry:
+                    result, _ = await self._attempt(request, inputs, slot)
+                return result
+            finally:
+                self._slots.give_back(slot)
         finally:
-            self._slots.put_nowait(slot)
+            self._at_once.release()
 
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
@@ -185,7 +233,7 @@ class NamespaceSandbox:
 
         spec = Spec(setup=setup, limits=limits, echo=echo)
         session = NamespaceSession(
-            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, slots=self._slots, free=free
+            spec, slot, backend=self._backend, zygote=self._live_zygote, groups=group, at_once=self._at_once, free=free
         )
         self._sessions.add(session)
         try:
@@ -198,8 +246,10 @@ class NamespaceSandbox:
     async def close(self) -> None:
         """End every process of this sandbox; requests in flight answer SANDBOX_ERROR. Idempotent."""
         self._closed = True
+        self._slots.shut()
         async with self._starting:  # not while a new zygote starts: it would outlive the sandbox
             await self._zygote.close()
+        await self._slots.close()
         for session in tuple(self._sessions):
             await session.close()
         if self._groups is not None:
@@ -227,12 +277,30 @@ class NamespaceSandbox:
                 "that are done, or open the sandbox with a larger max_sessions"
             ) from None
 
-    async def _attempt(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: int) -> tuple[ExecResult, bool]:
+    async def _start_slot(self) -> _Slot:
+        """Start a slot and make it warm, by one execution that does nothing, with the limits of most requests."""
+        slot = _Slot(self._numbers.pop())
+        if self._warms_up:
+            with contextlib.suppress(SandboxError, UserError):  # the first request in it meets it, too, and reports it
+                await self._attempt(_WARM_UP, encode(_WARM_UP), slot)
+        return slot
+
+    def _end_slot(self, slot: _Slot) -> None:
+        self._numbers.append(slot.number)  # its group is kept for the next one with this number
+
+    def _is_warm(self, slot: _Slot) -> bool:
+        return not self._warms_up or (slot.zygote is self._zygote and self._zygote.alive)
+
+    async def _attempt(self, request: ExecRequest, inputs: tuple[bytes, bytes], slot: _Slot) -> tuple[ExecResult, bool]:
         """Return the result, and whether the zygote failed before any untrusted code ran."""
+        slot.zygote = None
         zygote = await self._live_zygote()
         try:
-            with Execution(self._backend, zygote, request.limits, self._group(slot)) as execution:
-                return await execution.run(request, inputs, slot)
+            with Execution(self._backend, zygote, request.limits, self._group(slot.number)) as execution:
+                try:
+                    return await execution.run(request, inputs, slot.number), execution.may_retry
+                finally:
+                    slot.zygote = zygote if execution.left_slot_warm else None
         except OSError as error:
             raise SandboxError(f"the {self._backend} sandbox could not start a snippet: {error}") from error
 

@@ -39,7 +39,7 @@ class NamespaceSession:
         slot: number of the session's network namespace and user.
         zygote: returns the live zygote, or raises SandboxError.
         groups: the control group of the slot, if there is one.
-        slots: a running cell takes one, as a one-shot request does.
+        at_once: limits the cells and one-shot requests that run at once.
         free: called once, when the session is closed and every process of it is gone.
     """
 
@@ -51,7 +51,7 @@ class NamespaceSession:
         backend: str,
         zygote: Callable[[], Awaitable[Driver]],
         groups: SlotGroup | None,
-        slots: asyncio.LifoQueue[int],
+        at_once: asyncio.Semaphore,
         free: Callable[[], None],
     ) -> None:
         self._spec = spec
@@ -59,7 +59,7 @@ class NamespaceSession:
         self._backend = backend
         self._live_zygote = zygote
         self._groups = groups
-        self._slots = slots
+        self._at_once = at_once
         self._free = free
         self._one_request = asyncio.Lock()
         self._interpreter: Interpreter | None = None
@@ -120,16 +120,16 @@ class NamespaceSession:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        """Wait for earlier requests of the session and for a slot."""
+        """Wait for earlier requests of the session, and until the sandbox may run one more."""
         async with self._one_request:
             self._require_open()
             async with queued():
-                slot = await self._slots.get()
+                await self._at_once.acquire()
             try:
                 self._require_open()
                 yield
             finally:
-                self._slots.put_nowait(slot)
+                self._at_once.release()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -42,6 +42,8 @@ class ExitReport:
     """Wait status, as `os.waitpid` returns it."""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    spent: bool = False
+    """The network namespace of the slot was discarded: the next run there waits for a new one."""
     failure: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Statuses of executions, and the reading of what a guest says."""
+"""Statuses of executions, the reading of what a guest says, and warm slots."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from benchmarks.mutation.source import Mutant
 NAMESPACE = ("test_namespace.py", "test_attacks.py")
 SESSION = ("test_session.py", "test_attacks.py")
 WIRE = ("test_docker_wire.py",)
+SLOTS = ("test_warm_slots.py",)
 
 MUTANTS = (
     Mutant(
@@ -127,5 +128,33 @@ MUTANTS = (
         old="if type(header) is not dict",
         new="if header is None",
         tests=WIRE,
+    ),
+    Mutant(
+        name="slots are started when they are wanted",
+        function="WarmSlots._grow",
+        old="max(self._warm, 2 * demand)",
+        new="max(self._warm, demand)",
+        tests=SLOTS,
+    ),
+    Mutant(
+        name="the request that came last is served first",
+        function="WarmSlots._longest_waiting",
+        old="self._waiting.popleft()",
+        new="self._waiting.pop()",
+        tests=SLOTS,
+    ),
+    Mutant(
+        name="a slot that is used up is given out again",
+        function="WarmSlots.give_back",
+        old="if self._is_warm(slot)",
+        new="if True",
+        tests=SLOTS,
+    ),
+    Mutant(
+        name="a slot without its network is warm",
+        function="Execution.left_slot_warm",
+        old=" and not self._end.spent",
+        new="",
+        tests=SLOTS,
     ),
 )

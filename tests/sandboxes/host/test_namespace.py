@@ -226,7 +226,6 @@ async def test_memory_limit(sandbox: Sandbox) -> None:
 
 @pytest.mark.asyncio
 async def test_fork_bomb_is_stopped_and_gone(sandbox: Sandbox) -> None:
-    await run(sandbox, "pass")  # so that the slot has its helper
     before = len(descendants(os.getpid()))
     result = await run(sandbox, "import os\nwhile True: os.fork()", limits=Limits(wall_s=3, processes=10))
     assert result.status in (ExecStatus.PIDS, ExecStatus.TIMEOUT)
@@ -320,7 +319,6 @@ async def test_nothing_passes_from_one_run_to_the_next() -> None:
 async def test_concurrent_runs_cannot_meet(sandbox: Sandbox) -> None:
     """Abstract sockets belong to the network namespace: a name bound by one run is unknown to the other."""
     bind = "import os, socket, time\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0x')\ns.listen()\n"
-    await run(sandbox, "pass")
     idle = len(descendants(os.getpid()))
     server = asyncio.create_task(run(sandbox, bind + "os.fork(); time.sleep(60)", limits=Limits(wall_s=30)))
     await until(lambda: len(descendants(os.getpid())) == idle + 3)  # it forked, so it listens
@@ -507,7 +505,6 @@ async def test_patched_library_is_the_codes_own_problem(sandbox: Sandbox) -> Non
 
 @pytest.mark.asyncio
 async def test_cancelling_kills_the_snippet(sandbox: Sandbox) -> None:
-    await run(sandbox, "pass")
     idle = len(descendants(os.getpid()))
     task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", limits=Limits(wall_s=60)))
     await until(lambda: len(descendants(os.getpid())) == idle + 2)
@@ -519,7 +516,7 @@ async def test_cancelling_kills_the_snippet(sandbox: Sandbox) -> None:
 
 
 def processes(sandbox: Sandbox, *, runs: int) -> int:
-    """Return how many processes there are while the first `runs` slots are busy with code that forked once."""
+    """Return how many processes a sandbox with `runs` slots has while all of them run code that forked once."""
     helpers = runs if sandbox.capabilities.memory_limit.startswith("cgroup") else 0
     return 2 + helpers + 3 * runs
 
@@ -528,8 +525,7 @@ def processes(sandbox: Sandbox, *, runs: int) -> int:
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["starter", "zygote", "helper"])
 async def test_killed_zygote_is_replaced(victim: int) -> None:
     idle = set(descendants(os.getpid()))
-    async with open_sandbox("namespace") as sandbox:
-        await run(sandbox, "pass")
+    async with open_sandbox("namespace", slots=2) as sandbox:
         family = sorted(set(descendants(os.getpid())) - idle)
         if victim == len(family):
             pytest.skip("without control groups there are no helpers")
@@ -608,7 +604,7 @@ from forge_env.core.sandbox import ExecRequest, Limits
 from sandboxes import open_sandbox
 
 async def main():
-    async with open_sandbox("namespace") as sandbox:
+    async with open_sandbox("namespace", slots=2) as sandbox:
         print(sandbox.capabilities.uid_drop, sandbox.capabilities.memory_limit, flush=True)
         code = "import os, time; os.fork() or os.setsid(); time.sleep(60)"
         limits = Limits(wall_s=60)

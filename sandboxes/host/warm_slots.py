@@ -1,0 +1,212 @@
+"""Keeps slots warm ahead of demand: a slot is started before a request needs it.
+
+A slot is whatever serves one request at a time and takes long to start. The owner says how to start and to end one.
+There are always as many idle slots as busy ones, at least `warm` slots in all, and at most `most`. So the number of
+requests at once can double before one has to wait for a start. A slot that was used up is replaced in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from forge_env.core.errors import SandboxError
+from forge_env.utils.deadlines import queued
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStats:
+    """Counts of slots."""
+
+    idle: int
+    busy: int
+    starting: int
+    started: int
+    """Slots started so far, with those that replaced another one."""
+    waited_for_start: int
+    """Requests so far that found no idle slot, and waited until one was started or given back."""
+
+
+class WarmSlots(Generic[T]):
+    """The slots of one sandbox. The owner limits the requests at once to at most `most`.
+
+    Args:
+        name: of the backend, for errors.
+        start: starts a slot and makes it warm. It is never cancelled.
+        end: frees a slot that serves no more requests.
+        is_warm: whether a slot can serve a request at once. One that cannot is ended.
+        warm: slots that are kept, busy or idle.
+        most: slots at most, busy, idle and starting.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        start: Callable[[], Awaitable[T]],
+        end: Callable[[T], None],
+        is_warm: Callable[[T], bool],
+        warm: int,
+        most: int,
+    ) -> None:
+        self._name = name
+        self._start, self._end, self._is_warm = start, end, is_warm
+        self._warm, self._most = warm, most
+        self._at_once = os.cpu_count() or 1  # starts at a time: more would slow down the requests that run
+        self._idle: list[T] = []
+        self._busy = 0
+        self._starting: set[asyncio.Task[None]] = set()
+        self._waiting: deque[asyncio.Future[T]] = deque()
+        self._started = self._waited = 0
+        self._failure: Exception | None = None  # of a start that no request waited for
+        self._closed = False
+
+    @property
+    def stats(self) -> SlotStats:
+        return SlotStats(
+            idle=len(self._idle),
+            busy=self._busy,
+            starting=len(self._starting),
+            started=self._started,
+            waited_for_start=self._waited,
+        )
+
+    async def fill(self) -> None:
+        """Wait until `warm` slots are there and none is starting. Raises what the start of a slot raised."""
+        self._failure = None
+        self._end_cold()
+        self._grow()
+        while self._starting:
+            await asyncio.wait(self._starting)
+        if self._failure is not None:
+            raise self._failure
+
+    async def take(self) -> T:
+        """Return a slot: the one used last, or the next one when none is idle, in the order of the requests.
+
+        Always give it back. The wait is not the time of an episode.
+
+        Raises:
+            SandboxError: the sandbox is closed.
+            Exception: what the start of a slot raised.
+        """
+        if self._closed:
+            raise self._closed_error()
+        self._end_cold()
+        if not self._idle:
+            return await self._next()
+        slot = self._idle.pop()
+        self._busy += 1
+        self._grow()
+        return slot
+
+    def give_back(self, slot: T) -> None:
+        self._busy -= 1
+        if self._is_warm(slot):
+            self._offer(slot)
+        else:
+            self._end(slot)
+        self._grow()
+
+    def shut(self) -> None:
+        """Give out no more slots, and end those that are idle; waiting requests get a SandboxError. Idempotent."""
+        self._closed = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(self._closed_error())
+        self._waiting.clear()
+        while self._idle:
+            self._end(self._idle.pop())
+
+    async def close(self) -> None:
+        """`shut`, and wait for slots that are being started: they end, too. Idempotent."""
+        self.shut()
+        while self._starting:
+            await asyncio.wait(self._starting)
+
+    async def _next(self) -> T:
+        self._waited += 1
+        waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._grow()
+        try:
+            async with queued():
+                return await waiting
+        except asyncio.CancelledError:
+            if waiting.cancelled():
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(waiting)
+            elif waiting.exception() is None:  # it got a slot just before it was cancelled
+                self.give_back(waiting.result())
+            raise
+
+    def _end_cold(self) -> None:
+        for slot in [slot for slot in self._idle if not self._is_warm(slot)]:
+            self._idle.remove(slot)
+            self._end(slot)
+
+    def _offer(self, slot: T) -> None:
+        """Hand a slot to the request that has waited longest, else keep it."""
+        if self._closed:
+            self._end(slot)
+            return
+        waiting = self._longest_waiting()
+        if waiting is None:
+            self._idle.append(slot)
+        else:
+            self._busy += 1
+            waiting.set_result(slot)
+
+    def _longest_waiting(self) -> asyncio.Future[T] | None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():  # not cancelled
+                return waiting
+        return None
+
+    def _grow(self) -> None:
+        """Start slots in the background until there are enough for the present demand."""
+        demand = self._busy + len(self._waiting)
+        wanted = min(self._most, max(self._warm, 2 * demand))
+        while (
+            not self._closed
+            and self._busy + len(self._idle) + len(self._starting) < wanted
+            and len(self._starting) < self._at_once
+        ):
+            # In a context of its own: the deadlines of the request that runs now are not those of the start.
+            self._starting.add(asyncio.create_task(self._start_one(), context=contextvars.Context()))
+
+    async def _start_one(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            slot = await self._start()
+        except Exception as error:
+            self._starting.discard(task)
+            self._tell(error)
+        else:
+            self._starting.discard(task)
+            self._started += 1
+            self._offer(slot)
+            self._grow()
+
+    def _tell(self, error: Exception) -> None:
+        """Tell one request of a start that failed, and try again only if others wait: what fails may fail again."""
+        waiting = self._longest_waiting()
+        if waiting is None:
+            self._failure = error
+            return
+        waiting.set_exception(error)
+        if self._waiting:
+            self._grow()
+
+    def _closed_error(self) -> SandboxError:
+        return SandboxError(f"the {self._name} sandbox is closed")
