@@ -74,7 +74,7 @@ class Admission:
         self._mean_sampled: float | None = None
         self._mean_wait: float | None = None  # seconds from an answer to the next turn of its conversation
         self.prompt_seconds: float | None = None
-        """Seconds in which the engine computes one token of a prompt; None where it is not known."""
+        """Seconds in which the engine computes one token of a prompt, set by the engine; None where it is not known."""
 
     @property
     def running(self) -> int:

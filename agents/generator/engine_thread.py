@@ -121,9 +121,7 @@ class EngineThread(threading.Thread):
                 started = time.perf_counter()
                 self.stats.request_steps += len(self.pending)
                 self._step()
-                self.counters.step(self.stats, self.admission)
-                self.stats.steps += 1
-                self.stats.step_seconds += time.perf_counter() - started
+                self.counters.step(self.stats, time.perf_counter() - started, self.admission)
 
     def _step(self) -> None:
         for output in self.engine.step():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.generator.admission import Admission
+from agents.generator.prompt_cost import PromptCost
 
 
 @dataclass(slots=True)
@@ -49,13 +50,23 @@ class CacheCounters:
         # The scheduler does not take the counts away, as its own statistics are off: they are since the start.
         self._manager.log_stats = True
         self._manager.prefix_cache_stats = PrefixCacheStats()
+        self._prompt_cost = PromptCost()
+        self._computed = 0  # tokens of prompts
 
-    def step(self, stats: EngineStats, admission: Admission | None) -> None:
-        """Add to the sums over steps."""
+    def step(self, stats: EngineStats, seconds: float, admission: Admission | None) -> None:
+        """Add a step to the sums, and tell admission what a prompt costs."""
+        stats.steps += 1
+        stats.step_seconds += seconds
         stats.cache_steps += self._manager.usage
-        if admission is not None:
-            stats.place_steps += admission.places
-            stats.waiting_steps += admission.waiting
+        if admission is None:
+            return
+        stats.place_steps += admission.places
+        stats.waiting_steps += admission.waiting
+        counts = self._manager.prefix_cache_stats
+        computed = counts.queries - counts.hits + counts.preempted_queries - counts.preempted_hits
+        self._prompt_cost.step(computed - self._computed, seconds)
+        self._computed = computed
+        admission.prompt_seconds = self._prompt_cost.seconds
 
     def read(self, stats: EngineStats, *, running: int, admission: Admission | None) -> EngineStats:
         """The statistics with everything that is counted elsewhere."""

@@ -96,6 +96,21 @@ def test_a_prefix_is_dropped_for_others_when_its_tool_takes_long() -> None:
     assert engine.begun == ["b", "c", "d"]
 
 
+def test_a_prefix_is_kept_as_long_as_it_takes_to_compute_the_cache() -> None:
+    """Where prompts are quick to compute and tools slow, conversations lose their places to turns that can run."""
+    for prompt_seconds, begun in ((0.2, ["b"]), (0.05, ["b", "c"])):  # 20 and 5 seconds for 100 tokens
+        engine = Engine(100)
+        engine.admission.prompt_seconds = prompt_seconds
+        engine.ask("a", 20, 5)
+        engine.answer("a", 5)
+        engine.seconds = 10.0
+        engine.ask("a", 30, 5)
+        engine.answer("a", 5)
+        engine.ask("b", 30, 10)
+        engine.ask("c", 30, 10)
+        assert engine.begun == begun, "turns follow 10 seconds after the one before"
+
+
 def test_siblings_share_their_prompt() -> None:
     engine = Engine(100)
     for i in range(5):
