@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.mutation.source import Mutant
 from benchmarks.mutation.table import (
+    admission,
     batching,
     controller,
     digests,
@@ -25,4 +26,5 @@ TABLE: tuple[Mutant, ...] = (
     *grading.MUTANTS,
     *sandbox.MUTANTS,
     *weights.MUTANTS,
+    *admission.MUTANTS,
 )

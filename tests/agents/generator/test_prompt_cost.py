@@ -37,11 +37,21 @@ def test_without_prompts_it_is_not_known() -> None:
     for _ in range(1000):
         cost.step(0, 0.01)
     assert cost.seconds is None
-    draw = random.Random(0)
-    for _ in range(5000):
-        cost.step(draw.randint(0, 100), draw.uniform(0.005, 0.015))
-    assert cost.seconds is None, "what the times show of it is noise"
-    for _ in range(5000):
+
+
+def test_what_noise_shows_of_it_is_not_believed() -> None:
+    known = 0
+    for seed in range(20):
+        draw, cost = random.Random(seed), PromptCost()
+        for _ in range(2000):
+            cost.step(draw.randint(0, 100), draw.uniform(0.005, 0.015))
+        known += cost.seconds is not None
+    assert known <= 2
+
+
+def test_times_that_fall_with_the_tokens_are_of_other_work() -> None:
+    draw, cost = random.Random(0), PromptCost()
+    for _ in range(2000):
         tokens = draw.randint(0, 100)
         cost.step(tokens, 1.0 - tokens / 1000)
-    assert cost.seconds is None, "other work of a step is longer where it has fewer prompts"
+    assert cost.seconds is None
