@@ -95,9 +95,9 @@ class Admission:
     def keep_seconds(self) -> float:
         """How long a prefix is worth keeping for the next turn of its conversation while others wait.
 
-        To compute h tokens again takes h times `prompt_seconds`. To keep them for w seconds takes the place of h / n
-        of a turn that could run, where a turn has n tokens; with b turns running, one more would add w / b seconds'
-        worth of tokens. Both are the same where w is the time to compute b n tokens, which is all of the cache.
+        A prefix of h tokens that is kept takes h / capacity of the room for running turns, and so of what the engine
+        samples, as long as it is kept. To compute it again takes h * prompt_seconds of the engine's time. The two costs
+        are equal after capacity * prompt_seconds.
         """
         return KEEP_SECONDS if self.prompt_seconds is None else self.capacity * self.prompt_seconds
 
