@@ -92,6 +92,11 @@ class TokenAgent:
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
         return turn, action
 
+    async def end_conversation(self, request_id: str) -> None:
+        """Tell a policy that wants to know that a conversation has no further turn."""
+        if (end := getattr(self._policy, "end_conversation", None)) is not None:
+            await end(request_id)
+
     async def _sample(
         self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int
     ) -> tuple[Completion, list[tuple[int, ...]]]:

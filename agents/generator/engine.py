@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
-from agents.generator.engine_thread import STOP, EngineStats, EngineThread
+from agents.generator.engine_thread import STOP, EngineThread
 from agents.generator.requests import Batch, Command, SampleRequest
 from agents.generator.start import EngineSettings
+from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
 from forge_env.rollout.lockstep import Request
@@ -52,7 +53,10 @@ class VLLMEngine:
     @property
     def stats(self) -> EngineStats:
         """Statistics so far."""
-        return replace(self._thread.stats, running=len(self._thread.pending))
+        thread = self._thread
+        if thread.counters is None:
+            return thread.stats
+        return thread.counters.read(thread.stats, running=len(thread.pending), admission=thread.admission)
 
     @property
     def phases(self) -> dict[str, tuple[float | None, float]]:
@@ -73,19 +77,47 @@ class VLLMEngine:
         await ready
         self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, conversation: str = ""
+    ) -> Completion:
         """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
 
         Cancelling the call aborts the request.
+
+        Args:
+            prompt_ids: token ids.
+            sampling: its parameters.
+            request_id: unique among the requests in flight.
+            conversation: whose turn it is, if there may be further turns; see `Admission` and `end_conversation`.
         """
         self._check_running()
         request = self._request(prompt_ids, sampling, request_id)
-        self._thread.inbox.put(request)
+        admission, begin = self._thread.admission, partial(self._thread.inbox.put, request)
+        if admission is None:
+            begin()
+            return await self._answer_to(request)
+        turn = admission.arrive(conversation, request.prompt_ids, sampling.max_tokens, begin)
+        try:
+            completion = await self._answer_to(request)
+        except BaseException:
+            admission.abandoned(turn)
+            raise
+        # The salt of its cache entries is the version that it began with.
+        is_cached = all(version == self.version for version, _ in completion.versions)
+        admission.answered(turn, len(completion.token_ids), is_cached=is_cached)
+        return completion
+
+    async def _answer_to(self, request: SampleRequest) -> Completion:
         try:
             return await request.future
         except asyncio.CancelledError:
             self._abort_all([request])
             raise
+
+    def end_conversation(self, conversation: str) -> None:
+        """Free the place in the cache of a conversation that has no further turn."""
+        if self._thread.admission is not None:
+            self._thread.admission.ended(conversation)
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample all of them as one batch, which starts on an idle engine with an empty prefix cache.
@@ -104,6 +136,7 @@ class VLLMEngine:
         except asyncio.CancelledError:
             self._abort_all(batch)
             raise
+        self._forget_prefixes()
         return [_answer(answer) for answer in answers]
 
     @property
@@ -124,6 +157,7 @@ class VLLMEngine:
         if not self._settings.sleep:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
         await self._command(self._thread.fall_asleep)
+        self._forget_prefixes()
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.
@@ -132,6 +166,7 @@ class VLLMEngine:
             Seconds of waking; 0 for an engine that was awake.
         """
         seconds: float = await self._command(lambda: self._thread.swap_weights(version, state_dict))
+        self._forget_prefixes()
         return seconds
 
     async def pull_weights(
@@ -150,6 +185,7 @@ class VLLMEngine:
         """
         arguments = version, pickle.dumps(store), version if stored_as is None else stored_as, seconds
         seconds_by_phase: dict[str, float] = await self._command(lambda: self._thread.pull_weights(*arguments))
+        self._forget_prefixes()
         return seconds_by_phase
 
     async def close(self) -> None:
@@ -179,6 +215,10 @@ class VLLMEngine:
         future = self._answers.future()
         self._thread.inbox.put(Command(run, future))
         return await future
+
+    def _forget_prefixes(self) -> None:
+        if self._thread.admission is not None:
+            self._thread.admission.forget_prefixes()
 
     def _abort_all(self, requests: Sequence[SampleRequest]) -> None:
         """Abort requests whose callers are gone."""

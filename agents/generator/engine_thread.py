@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agents.generator.admission import Admission
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
 from agents.generator.requests import Batch, Command, SampleRequest, check_tokens, completion_of, vllm_sampling
 from agents.generator.start import EngineSettings, import_vllm, load_engine
+from agents.generator.stats import CacheCounters, EngineStats
 from agents.generator.worker import load_weights, pull_weights
 from forge_env.core.errors import PolicyError
 
@@ -30,19 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 STOP = object()
 """In the inbox it ends the thread."""
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """What an engine has done since its start."""
-
-    steps: int = 0
-    step_seconds: float = 0.0
-    """Seconds in steps; otherwise the engine admitted requests or was idle."""
-    request_steps: int = 0
-    """Requests per step, summed over the steps; divided by `steps` it is the mean batch size."""
-    running: int = 0
-    """Requests in the engine now."""
 
 
 class EngineThread(threading.Thread):
@@ -65,6 +53,10 @@ class EngineThread(threading.Thread):
         self.version = 0
         """Of the weights that tokens are sampled with."""
         self.stats = EngineStats()
+        self.counters: CacheCounters | None = None
+        """Set with `engine`."""
+        self.admission: Admission | None = None
+        """Set with `engine`, where its settings ask for it; used on the event loop, and only read in this thread."""
         self.phases: dict[str, tuple[float | None, float]] = {}
         self.pending: dict[str, SampleRequest] = {}
         """Requests in the engine, by their ids."""
@@ -110,11 +102,18 @@ class EngineThread(threading.Thread):
         if compiling := self.engine.vllm_config.compilation_config.compilation_time:
             self.phases["load: compile"] = None, compiling
         self.engine.set_weight_version(str(self.version))
+        self.counters = CacheCounters(self.engine)
+        config = self.engine.vllm_config
+        if self._settings.admission and (tokens := config.cache_config.kv_cache_size_tokens):
+            block = config.cache_config.block_size
+            # vLLM keeps one block for itself.
+            self.admission = Admission(tokens - block, config.scheduler_config.max_num_seqs, block=block)
         self._vocabulary: int = self.engine.model_config.get_vocab_size()
 
     # ---- steps ----
 
     def _drive(self) -> None:
+        assert self.counters is not None
         while True:
             if not self._admit_requests():
                 return
@@ -122,8 +121,7 @@ class EngineThread(threading.Thread):
                 started = time.perf_counter()
                 self.stats.request_steps += len(self.pending)
                 self._step()
-                self.stats.steps += 1
-                self.stats.step_seconds += time.perf_counter() - started
+                self.counters.step(self.stats, time.perf_counter() - started, self.admission)
 
     def _step(self) -> None:
         for output in self.engine.step():

@@ -90,7 +90,7 @@ class LocalPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
         if self._alone is None:
-            return await self._engine.generate(prompt_ids, sampling, request_id)
+            return await self._engine.generate(prompt_ids, sampling, request_id, session)
         async with queued():
             await self._alone.acquire()  # bounded: the engine answers the request that holds the lock, or breaks
         try:
@@ -98,6 +98,10 @@ class LocalPolicy:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         finally:
             self._alone.release()
+
+    async def end_conversation(self, session: str) -> None:
+        """Free the place in the cache of a conversation that has no further turn."""
+        self._engine.end_conversation(session)
 
 
 class LocalAgent(TokenAgent):

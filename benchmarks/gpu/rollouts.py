@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.generator.engine import EngineStats
 from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings, load_engine
+from agents.generator.stats import EngineStats
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from envs.actors.env import EnvActor

@@ -31,6 +31,11 @@ class Conversations:
         """All turns, grouped by conversation so that rows stay contiguous; those of `current` come last."""
         return tuple(turn for conversation in self._by_number.values() for turn in conversation.turns)
 
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of the conversations that have turns."""
+        return tuple(conversation.request_id for conversation in self._by_number.values() if conversation.turns)
+
     def observe(self, observation: tuple[Message, ...], next_turn: NextTurn | None) -> None:
         """Add new messages to the conversation that `next_turn` names, and make it the current one."""
         if next_turn is not None:

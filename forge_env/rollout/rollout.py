@@ -127,6 +127,7 @@ async def run_episode(
     except InfraError as infra_error:
         outcome, error = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}"
     finally:
+        await run.end_conversations()
         if env is not None:
             if close_error := await close_env(env, limits.step_seconds):
                 run.info["close_error"] = close_error
@@ -230,6 +231,16 @@ class _EpisodeRun:
                 return end
         await self.notify_limit(env, "max_turns")
         return Outcome.TRUNCATED, "max_turns"
+
+    async def end_conversations(self) -> None:
+        """Tell an agent that wants to know that no turn will follow. An error there does not change the episode."""
+        if (end := getattr(self.agent, "end_conversation", None)) is None:
+            return
+        for request_id in self.conversations.request_ids:
+            try:
+                await Deadline(self.limits.step_seconds).run(end(request_id))
+            except Exception as error:
+                self.info["end_conversation_error"] = describe("agent", error)
 
     async def notify_limit(self, env: Env, limit: str) -> None:
         """Tell an environment which limit has ended the episode. An error there does not change the episode."""

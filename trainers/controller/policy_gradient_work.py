@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from trainers.controller.task_order import TaskOrder
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import is_due, save_checkpoint
+from trainers.run.engine_use import EngineUse
 from trainers.run.training_run import TrainingRun
 
 
@@ -35,6 +37,7 @@ class PolicyGradientWork(LoopWork):
     """None where the importance ratio is taken against the generator."""
     started: float
     """`time.perf_counter()` at the beginning of training; of a resumed run, as if it had never stopped."""
+    _engines: EngineUse = field(default_factory=EngineUse, init=False)
     _began: float = field(default_factory=time.time, init=False)  # since when the first step's groups are sampled
 
     @property
@@ -76,12 +79,13 @@ class PolicyGradientWork(LoopWork):
             samples, seconds = await self.make_samples(groups, old)
             await run.report.written()  # the episodes of the step before: a slow disk is waited for here
             is_present = self.old is not None and old is None
+            use = asyncio.create_task(self._engines.read(run.services.policy))
             metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.report.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.trained(skipped=bool(metrics["skipped"]))
         alarm = self.alarm(step, metrics, is_fresh=not any(ages))
-        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages)
+        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages) | await use
 
     async def publish_weights(self, step: int) -> dict[str, float]:
         return await self.run.weights.publish(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.mutation.source import Mutant
 from benchmarks.mutation.table import (
+    admission,
     batching,
     controller,
     digests,
@@ -27,4 +28,5 @@ TABLE: tuple[Mutant, ...] = (
     *kinds.MUTANTS,
     *sandbox.MUTANTS,
     *weights.MUTANTS,
+    *admission.MUTANTS,
 )

@@ -21,6 +21,7 @@ from forge_env.utils.deadlines import queued
 
 A = TypeVar("A")
 _MOST_SESSIONS = 65_536  # whose replica is remembered
+_MOST_AHEAD = 16  # calls in flight that the replica of a group may have more than another one
 
 
 class Members(NamedTuple):
@@ -100,7 +101,11 @@ class ServiceClient(ServiceHandle[A]):
                 future.set_result(None)
 
     async def pick(self, session: str) -> Member:
-        """The replica for the next call: that of the session, or the one with the fewest calls in flight."""
+        """The replica for the next call: that of the session, or the one with the fewest calls in flight.
+
+        Sessions of one group, which are named GROUP/..., go to one replica as long as it is not much busier: a group's
+        episodes begin with the same prompt.
+        """
         if not self.replicas:
             async with queued():  # waiting for a replica does not count as the episode's time
                 while not self.replicas:
@@ -113,13 +118,25 @@ class ServiceClient(ServiceHandle[A]):
                     await change
         number = self._sessions.get(session) if session else None
         if number not in self.replicas:
-            number = min(self.replicas, key=lambda number: (self.replicas[number].calls, number))
+            group = session.rpartition("/")[0]
+            number = self._least_busy(near=self._sessions.get(group))
+            self._remember(group, number)
+        self._remember(session, number)
+        return self.replicas[number]
+
+    def _least_busy(self, near: int | None) -> int:
+        """The replica with the fewest calls in flight, or `near` if it has few more."""
+        least = min(self.replicas, key=lambda number: (self.replicas[number].calls, number))
+        if near in self.replicas and self.replicas[near].calls - self.replicas[least].calls <= _MOST_AHEAD:
+            return near
+        return least
+
+    def _remember(self, session: str, number: int) -> None:
         if session:
             self._sessions[session] = number
             self._sessions.move_to_end(session)
             if len(self._sessions) > _MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        return self.replicas[number]
 
 
 _clients: dict[str, ServiceClient[Any]] = {}

@@ -54,6 +54,22 @@ async def test_a_session_stays_with_its_replica(launcher: Launcher) -> None:
         assert {await service.session(name).route(Counting.pid) for _ in range(5)} == {home}
 
 
+async def test_a_group_stays_together_unless_its_replica_is_much_busier(launcher: Launcher) -> None:
+    service = await Counting.options(num_replicas=2).as_service(name="groups")
+    held = [asyncio.create_task(service.session(f"a/{i}").route(Counting.hold)) for i in range(8)]
+    replicas = service.client.replicas
+    await until(lambda: sum(member.calls for member in replicas.values()) == 8, "eight calls")
+    assert sorted(member.calls for member in replicas.values()) == [0, 8]
+    other = await service.client.pick("b/0")
+    assert other.calls == 0 and await service.client.pick("b/1") is other, "the next group goes elsewhere"
+    held += [asyncio.create_task(service.session(f"a/{i}").route(Counting.hold)) for i in range(8, 40)]
+    await until(lambda: sum(member.calls for member in replicas.values()) == 40, "forty calls")
+    assert sorted(member.calls for member in replicas.values()) == [17, 23], "and is filled up, too"
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+
+
 async def test_an_idempotent_call_survives_the_death_of_its_replica(launcher: Launcher, tmp_path: Path) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     marks = tmp_path / "marks"

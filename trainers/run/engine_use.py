@@ -1,0 +1,42 @@
+"""EngineUse: what the engines did between two optimizer steps, for the metrics of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from agents.generator.policy import PolicyActor
+from agents.generator.stats import EngineStats
+from forge_env.core.errors import ServiceError
+from forge_env.runtime.service import Service
+
+_MEANS = {"engine/batch": "request_steps", "engine/places": "place_steps", "engine/waiting": "waiting_steps"}
+_COUNTS = ("steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions")
+
+
+class EngineUse:
+    """Subtracts the totals of two readings."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+
+    async def read(self, engines: Service[PolicyActor]) -> dict[str, float]:
+        """The metrics since the last reading; none where an engine does not answer."""
+        with suppress(ServiceError):  # its ping handles it
+            return self.since(await engines.deadline(10.0).fanout(PolicyActor.use))
+        return {}
+
+    def since(self, engines: Sequence[EngineStats]) -> dict[str, float]:
+        """The metrics since the last call, over all engines; none where they have made no step."""
+        totals = {name: sum(getattr(engine, name) for engine in engines) for name in (*_COUNTS, *_MEANS.values())}
+        # Totals that are smaller are those of an engine in the place of another one.
+        before = self._before if all(totals[name] >= value for name, value in self._before.items()) else {}
+        self._before = totals
+        new = {name: total - before.get(name, 0) for name, total in totals.items()}
+        if not new["steps"]:
+            return {}
+        metrics = {metric: new[name] / new["steps"] for metric, name in _MEANS.items()}
+        metrics |= {"engine/cache_usage": new["cache_steps"] / new["steps"], "engine/preemptions": new["preemptions"]}
+        if new["prefix_asked"]:
+            metrics["engine/prefix_hit_rate"] = new["prefix_found"] / new["prefix_asked"]
+        return metrics | {"engine/prompt_tokens": new["prefix_asked"]}
