@@ -24,7 +24,8 @@ MAY_CHANGE = re.compile(
     r"output|resume|dry_run|(services|parallelism|checkpoint|metrics)\..*|evaluation\.interval"
     r"|env\.(step|episode|scoring)_seconds|deadlines\..*"
     r"|training\.(steps|step_seconds|learning_rate|lr_schedule|weight_decay|max_grad_norm|dtype|compile)"
-    r"|training\.(activation_checkpoint|packing|max_tokens_per_micro_batch|mismatch_alarm)"
+    r"|training\.(attention|activation_checkpoint|keep_logits_gib|reshard_after_forward)"
+    r"|training\.(packing|max_tokens_per_micro_batch|mismatch_alarm)"
 )
 """Settings that may differ when a run goes on: where and how it computes, its length, and how it optimises. All others
 would make another run of it."""
@@ -123,6 +124,12 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
         raise UserError(
             f"{checkpoint.path} was saved with other settings, which cannot change when a run goes on: "
             f"{'; '.join(differing)}; give the settings that it had"
+        )
+    tensor, saved_tensor = (settings["parallelism.tensor_parallel_degree"] for settings in (now, before))
+    if config.training.optimizer_state == "8bit" and tensor != saved_tensor:
+        raise UserError(
+            f"--parallelism.tensor_parallel_degree is {tensor}, and {checkpoint.path} was saved with {saved_tensor} "
+            f"and --training.optimizer_state 8bit, whose moments cannot be cut in another way: give {saved_tensor}"
         )
     if config.training.steps < checkpoint.step:
         raise UserError(

@@ -125,6 +125,8 @@ def config_with(**changes: Any) -> Config:
 def test_a_run_goes_on_elsewhere_longer_and_slower(tmp_path: Path) -> None:
     save(tmp_path, 40)
     config = config_with(output="x", resume=True, training__steps=500, training__learning_rate=1e-5)
+    config.training.attention, config.training.reshard_after_forward = "sdpa", "never"
+    config.parallelism.tensor_parallel_degree = 2
     config.services.trainer.procs, config.checkpoint.keep_last, config.env.step_seconds = 4, 5, 90.0
     check_fits(find(tmp_path), "grpo", config)
 
@@ -151,6 +153,16 @@ def test_another_algorithm_and_too_few_steps_are_refused(tmp_path: Path) -> None
         check_fits(find(tmp_path), "dapo", Config())
     with pytest.raises(UserError, match="--training.steps is 30, .* at least 40"):
         check_fits(find(tmp_path), "grpo", config_with(training__steps=30))
+
+
+def test_moments_of_8_bits_keep_the_degree_of_tensor_parallelism(tmp_path: Path) -> None:
+    config = config_with(training__optimizer_state="8bit", parallelism__tensor_parallel_degree=2)
+    save(tmp_path, 40, config)
+    config.parallelism.data_parallel_replicate_degree = 2
+    check_fits(find(tmp_path), "grpo", config)
+    config.parallelism.tensor_parallel_degree = 4
+    with pytest.raises(UserError, match="tensor_parallel_degree is 4, and .*step_000040 was saved with 2 .* give 2$"):
+        check_fits(find(tmp_path), "grpo", config)
 
 
 def test_a_setting_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:

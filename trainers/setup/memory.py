@@ -141,7 +141,7 @@ def trainer_memory(
     in_head = FLOAT32 if fp32_head else compute
     found = [Moment(has_logits=True), Moment(is_in_block=True)]
     if ranks * replicas > 1 or compute != FLOAT32 or offloaded:
-        found = fsdp_moments(shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard)
+        found = fsdp_moments(shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard, tensor=tensor)
     waiting = FLOAT32 * shape.parameters / ranks if offloaded and replicas > 1 else 0
     tokens = -(-tokens // context)
     kept, at_work = (

@@ -9,11 +9,15 @@ are one unit where they are tied. Of a unit with U parameters it holds, as in to
 - 4 U: the float32 buffer that they are summed from. It is kept until the next unit has its gradients.
 - 4 U / ranks: this rank's part of the sum, before it is added to the shard's gradient. One process has that twice: it
   divides the whole buffer into a third one.
+
+With tensor parallelism a tied weight is in its unit twice: TorchTitan cuts the embedding and the output layer each by
+itself, so that FSDP gathers two weights and sums two gradients, and ties only the shards again. The shard's gradient is
+a view of the sum of both, which stays as long as the gradient does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainers.model.shape import ModelShape
 
@@ -35,8 +39,10 @@ class Moment:
     """Whether the backward pass is in a block: it has gradients of activations, and computes activations again."""
 
 
-def fsdp_moments(shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str) -> list[Moment]:
-    """The moments of a micro-batch, for a model that is not cut by tensor parallelism.
+def fsdp_moments(
+    shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str, tensor: int = 1
+) -> list[Moment]:
+    """The moments of a micro-batch, in bytes over all `tensor` ranks that each matrix is cut over.
 
     Args:
         shape: the model.
@@ -44,27 +50,33 @@ def fsdp_moments(shape: ModelShape, *, shard: int, compute: int, in_head: int, r
         compute: bytes of a number in the forward pass, 2 or 4.
         in_head: likewise in the output layer.
         reshard: as `training.reshard_after_forward`.
+        tensor: ranks that each matrix is cut over.
     """
     head, block, tied = shape.vocab_size * shape.hidden_size, shape.layer_parameters, shape.tie_word_embeddings
+    others = shape.parameters - head
+    is_twice = tied and tensor > 1
+    kept_twice = REDUCED * head / shard if is_twice else 0
+    head *= 2 if is_twice else 1
     of_head, of_block = in_head * head, compute * block
     # A tied unit stays until the embedding has its gradients, and is summed last.
     stays = of_head if tied else 0
     before = block if tied else max(head, block)
     if reshard == "never":  # each unit is freed when its own gradients are there
-        at_head = compute * (shape.parameters - head) + of_head
+        at_head = compute * others + of_head
         in_block = at_head - (of_head - stays)
         summing_head, summing_block = (0 if tied else in_block), in_block - of_block
     else:
         coming = of_block if shard > 1 else 0
         at_head, in_block = of_head + coming, of_block + coming + stays
         summing_head, summing_block = coming, coming + stays
-    return [
+    moments = [
         # The output layer's gradients, or before them the buffer in which its weights came.
         Moment(gathered=at_head, gradients=of_head, has_logits=True),
         Moment(gathered=summing_head, gradients=_summed(head, shard, in_head), has_activations=not tied),
         Moment(gathered=in_block, gradients=of_block + REDUCED * before + stays, is_in_block=True),
         Moment(gathered=summing_block, gradients=_summed(block, shard, compute) + stays),
     ]
+    return [replace(moment, gradients=moment.gradients + kept_twice) for moment in moments]
 
 
 def _summed(unit: int, shard: int, compute: int) -> float:

@@ -1,7 +1,8 @@
 """Checkpoints to go on from. export.py writes the weights for everybody else.
 
 A checkpoint is a folder with TorchTitan's files, which any number of ranks can read again, and a manifest that names
-every file with its size. It appears whole or not at all. Every rank writes and reads its own shards.
+every file with its size. It appears whole or not at all. Every rank writes and reads its own shards. A checkpoint with
+moments of 8 bits is read with the degree of tensor parallelism that it was written with: torchao cuts them by rows.
 
 An asynchronous save returns as soon as the state has been copied, and a thread writes the copy. One at a time: the next
 save waits for it, and so do `load` and `close`.
@@ -80,6 +81,7 @@ class TrainingState:
         shape = _shape(self.model.hf_config)
         manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
         manifest["optimizer_state"] = self.optimizer_state
+        manifest["tensor_ranks"] = self.model.parallel.tp
 
         def complete() -> None:
             checkpoints.write_texts(partial, texts or {})
@@ -155,6 +157,12 @@ class TrainingState:
             raise UserError(
                 f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
                 f"{saved!r}."
+            )
+        ranks, saved_ranks = self.model.parallel.tp, manifest.get("tensor_ranks", self.model.parallel.tp)
+        if self.optimizer_state == "8bit" and ranks != saved_ranks:
+            raise UserError(
+                f"{folder} was saved with optimizer_state='8bit' and tp={saved_ranks}, and tp={ranks} now: moments of "
+                f"8 bits cannot be cut in another way, so set tp to {saved_ranks}."
             )
         try:
             with warnings.catch_warnings():  # torch warns when the schedule recomputes its learning rate

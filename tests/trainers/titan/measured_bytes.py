@@ -32,6 +32,8 @@ OF_FOUR: dict[str, dict[str, Any]] = {
     "replicas": {"dp_replicate": 4},
     "never": {"reshard_after_forward": "never"},
     "fp32 head": {"fp32_head": True},
+    "tp": {"tp": 2},
+    "tp, hsdp": {"tp": 2, "dp_replicate": 2},
 }
 
 

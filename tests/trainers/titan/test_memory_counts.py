@@ -82,18 +82,21 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, mode: str, most: flo
 # -- whole units of FSDP -----------------------------------------------------------------------------------------
 
 MODELS = [f"{name}{', tied' * tied}" for name in measured_bytes.SIZES for tied in (False, True)]
-NAMES = {"dp_replicate": "replicas", "reshard_after_forward": "reshard"}
+NAMES = {"dp_replicate": "replicas", "reshard_after_forward": "reshard", "tp": "tensor"}
 
 
 def estimate(folder: Path, shard: int, **changes: Any) -> tuple[float, float]:
-    """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype."""
+    """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype.
+
+    A tied matrix counts twice with tensor parallelism, as FSDP has it.
+    """
     shape = read_shape(folder / "config.json")
-    given = {NAMES.get(name, name): value for name, value in changes.items()}
-    memory = trainer_memory(
-        shape, shard=shard, tensor=1, tokens=measured_bytes.TOKENS, compute=2, checkpointing="none", **given
-    )
-    largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix
-    return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / shard, largest
+    given = {"tensor": 1} | {NAMES.get(name, name): value for name, value in changes.items()}
+    memory = trainer_memory(shape, shard=shard, tokens=measured_bytes.TOKENS, compute=2, checkpointing="none", **given)
+    tensor = given["tensor"]
+    largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix / tensor
+    largest *= 2 if tensor > 1 and shape.tie_word_embeddings else 1
+    return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / (shard * tensor), largest
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,8 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
     """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
     changes = measured_bytes.OF_FOUR[case]
-    expected, copy = estimate(models[model], 4 // changes.get("dp_replicate", 1), **changes)
+    shard = 4 // (changes.get("dp_replicate", 1) * changes.get("tp", 1))
+    expected, copy = estimate(models[model], shard, **changes)
     found = json.loads((of_four / "bytes.json").read_text())[f"{model}, {case}"]
     assert 0.9 * expected <= found <= 1.02 * (expected + copy)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,23 +74,38 @@ def test_moments_of_8_bits_take_nearly_the_steps_of_float32_and_resume_bitwise(t
         each.close()
 
 
+LAYOUTS: dict[str, dict[str, Any]] = {"fsdp": {}, "cp": {"cp": 2}, "hsdp": {"dp_replicate": 2}, "tp": {"tp": 2}}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes with moments of 8 bits left behind, a folder for each layout; their shards are quantized."""
+    root = tmp_path_factory.mktemp("8bit")
+    make_folder(root / "model", "qwen3", tied=False, hidden_size=128, intermediate_size=192)
+    cases = {name: ("model", {"optimizer_state": "8bit", **layout}) for name, layout in LAYOUTS.items()}
+    return run_cases(root, cases, seconds=840)
+
+
 @needs_torchao
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_moments_of_8_bits_are_sharded_and_one_process_goes_on(tmp_path: Path) -> None:
-    """Shards of two ranks are large enough to be quantized; their checkpoint is read whole by one."""
-    make_folder(tmp_path / "model", "qwen3", tied=False, hidden_size=128, intermediate_size=192)
-    run_cases(tmp_path, {"8bit": ("model", {"optimizer_state": "8bit"})}, seconds=540)
-    ranks = [json.loads((tmp_path / "8bit" / f"{rank}.json").read_text())["metrics"] for rank in (0, 1)]
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_moments_of_8_bits_on_two_ranks_take_nearly_the_steps_of_float32(two_ranks: Path, layout: str) -> None:
+    """And one process goes on from their checkpoint, but from that of tensor parallelism."""
+    ranks = [json.loads((two_ranks / layout / f"{rank}.json").read_text())["metrics"] for rank in (0, 1)]
     for ours, others in zip(*ranks, strict=True):
         assert ours | {"seconds": 0} == others | {"seconds": 0}
-    exact = TitanTrainer(tmp_path / "model", SETTINGS)
+    exact = TitanTrainer(two_ranks / "model", SETTINGS)
     for ours, expected in zip(ranks[0], train_three_steps(exact)["metrics"], strict=True):
         assert ours["loss"] == pytest.approx(expected["loss"], abs=0.01)
         assert ours["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.1)
-    alone = TitanTrainer(tmp_path / "model", dataclasses.replace(SETTINGS, optimizer_state="8bit"))
-    assert alone.load(tmp_path / "8bit" / "checkpoint") == {"n": 2}
-    resumed = alone.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
-    assert resumed | {"seconds": 0} == pytest.approx(ranks[0][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
+    alone = TitanTrainer(two_ranks / "model", dataclasses.replace(SETTINGS, optimizer_state="8bit"))
+    if layout == "tp":
+        with pytest.raises(UserError, match="optimizer_state='8bit' and tp=2, and tp=1 now: .* set tp to 2"):
+            alone.load(two_ranks / layout / "checkpoint")
+    else:
+        assert alone.load(two_ranks / layout / "checkpoint") == {"n": 2}
+        resumed = alone.train_step(make_samples(1, seed=2), GRPOLoss(aggregation="token"))
+        assert resumed | {"seconds": 0} == pytest.approx(ranks[0][2] | {"seconds": 0}, abs=1e-5, rel=1e-4)
     alone.close()
     exact.close()
