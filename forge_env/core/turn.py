@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -23,7 +22,7 @@ TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
 
 def digest(token_ids: Sequence[int]) -> str:
     """Hash of a token sequence, as kept with each turn: 64 bits of blake2b over little-endian 32-bit ids."""
-    return hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(pack(token_ids, "i"), digest_size=8).hexdigest()
 
 
 class _Packable:
