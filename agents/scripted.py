@@ -65,6 +65,14 @@ async def say_nothing(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": ""}
 
 
+_OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
+_ARGUMENTS = (str, *_OBJECT)
+_CALL_FORM = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
+
+
+_to_json = json.JSONEncoder().encode
+
+
 class ScriptedAgent:
     """Answers with what a function returns. With a model folder its turns hold tokens, so SFT can train on them.
 
@@ -147,21 +155,23 @@ def _wrong_with(value: Any) -> str:
     calls = value.get("tool_calls") or ()
     if not isinstance(calls, (list, tuple)):
         return f"its tool_calls are a {type(calls).__name__} and no list"
-    if wrong := next(filter(None, map(_wrong_with_call, calls)), ""):
-        return wrong
+    for call in calls:
+        if wrong := _wrong_with_call(call):
+            return wrong
+    if len(value) == 2:  # role and content, which are text
+        return ""
     try:
-        json.dumps(value)  # an Episode is written to disk
+        _to_json(value)  # an Episode is written to disk
     except (TypeError, ValueError, RecursionError) as error:
         return f"JSON cannot hold it ({error})"
     return ""
 
 
 def _wrong_with_call(call: Any) -> str:
-    form = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return f"a call in it is {call!r:.80} and not of the form {form}"
-    if not isinstance(function.get("arguments"), (str, Mapping)):
+    function = call.get("function", call) if isinstance(call, _OBJECT) else None
+    if not isinstance(function, _OBJECT) or not isinstance(function.get("name"), str):
+        return f"a call in it is {call!r:.80} and not of the form {_CALL_FORM}"
+    if not isinstance(function.get("arguments"), _ARGUMENTS):
         return f"the arguments of its call of {function['name']} are {function.get('arguments')!r:.40} and no dict"
     if not isinstance(call.get("id", ""), str):
         return f"the id of its call of {function['name']} is {call['id']!r:.40} and no text"

@@ -68,5 +68,7 @@ def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, 
         seen: the prompt of each request.
         versions: of the turn's tokens; a stop string may have cut off those of the second request.
     """
+    if len(seen) == 1:
+        return digest(seen[0])
     requests = 1 + sum(version == NOT_SAMPLED for version, _ in versions[:-1])
     return " ".join(map(digest, seen[:requests]))

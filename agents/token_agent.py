@@ -105,9 +105,11 @@ class TokenAgent:
         thinks = self.renderer.thinks and asked.prompt is None  # a plain prompt has no template, and so no thought
 
         async def ask(prompt_ids: Sequence[int], sampling: Sampling, number: int) -> Completion:
+            if number and seed is not None:
+                sampling = replace(sampling, seed=_turn_seed(seed, turn, number))
             return await self._policy.generate(
                 prompt_ids,
-                replace(sampling, seed=None if seed is None else _turn_seed(seed, turn, number)),
+                sampling,
                 request_id=f"{conversation.request_id}/{turn}" + (f"+{number}" if number else ""),
                 session=conversation.request_id,
             )
@@ -119,6 +121,7 @@ class TokenAgent:
                 temperature=self._temperature,
                 top_p=self._top_p,
                 max_tokens=room,
+                seed=None if seed is None else _turn_seed(seed, turn, 0),
                 stop_token_ids=self.renderer.stop_token_ids,
                 stop=asked.stop,
             ),

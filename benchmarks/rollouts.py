@@ -2,29 +2,38 @@
 
     python -m benchmarks.rollouts [--json FILE]
 
-Four figures, all in one run:
+All figures are of one run:
 
-    text        environment steps/s with messages only
+    text        environment steps/s with messages only, which are kept
     tokens      environment steps/s with every token accounted for: rendered, bridged, parsed, checked
+    step        CPU time of a step with tokens: the whole; what the library `renderers` takes, with its calls of the
+                tokenizer; and the difference, which is our own. Then the same without our calls of `tokenizers`, too
     memory      growth for each live episode, with 4,096 of them that wait for the model's last turn
     latency     a batch of 1,024 episodes with a model that takes 500 ms a turn, against the ideal of five times 500 ms
 
 What plays the model gives the text or the tokens of the turn that is due; everything else is what a real run does. The
 numbers differ from task to task, so that nothing is fast because it was seen before.
+
+Steps are timed by the CPU time of this process, and a figure is the best of twenty runs, because other processes of the
+machine slow it down. The latency is in seconds of the clock. --profile writes which functions take the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import gc
+import io
 import json
 import os
+import pstats
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +50,7 @@ from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.gc_settings import relax_garbage_collector
 from trainers.model.make import make_model
 
-TURNS, TASKS, MODEL_SECONDS = 5, 512, 0.5
+TURNS, TASKS, MODEL_SECONDS, RUNS, EPISODES = 5, 512, 0.5, 20, 200
 LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=4096)
 
 
@@ -79,7 +88,8 @@ PAIRS = [make_task(_rng) for _ in range(TASKS)]
 SOLUTIONS = {task.prompt[-1]["content"]: turns for task, turns in PAIRS}
 
 
-def script(messages: list[Message]) -> Message:
+async def script(messages: list[Message]) -> Message:
+    """The next message of a solution. A coroutine: a plain function would be called in a thread."""
     return SOLUTIONS[messages[1]["content"]][(len(messages) - 2) // 2]
 
 
@@ -89,6 +99,7 @@ class PreparedPolicy:
     def __init__(self, model: str, seconds: float = 0.0) -> None:
         renderer = TokenAgent(model, self).renderer
         self._turns = [[tuple(renderer.write(message)) for message in turns] for _, turns in PAIRS]
+        self._logprobs = array("d", [-0.001 * i for i in range(LIMITS.max_turn_tokens)])
         self._seconds = seconds
 
     async def generate(
@@ -100,7 +111,7 @@ class PreparedPolicy:
         return Completion(
             prompt_ids=tuple(prompt_ids),
             token_ids=token_ids,
-            logprobs=tuple(-0.001 * i for i in range(len(token_ids))),
+            logprobs=tuple(self._logprobs[: len(token_ids)]),  # objects of its own, as an engine's are
             versions=((0, len(token_ids)),),
         )
 
@@ -121,10 +132,79 @@ async def play(env: type[Env], agent: Agent, episodes: int, concurrency: int) ->
         return time.perf_counter() - started
 
 
-async def steps_per_second(agent: Agent, episodes: int) -> float:
-    """Median of five runs, after one that is not counted."""
-    runs = [await play(Calculator, agent, episodes, 64) for _ in range(6)]
-    return TURNS * episodes / statistics.median(runs[1:])
+class LibraryClock:
+    """Adds up the CPU seconds of calls of objects of a library; a call within a call counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_running = False
+
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_running:
+                return method(*args, **kwargs)
+            self._is_running, started = True, time.thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.seconds += time.thread_time() - started
+                self._is_running = False
+
+        return call
+
+
+class Timed:
+    """Passes everything on to an object, and its calls by way of a clock."""
+
+    def __init__(self, inner: Any, clock: LibraryClock) -> None:
+        self._inner = inner
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        timed = self._clock.timed(getattr(self._inner, name))
+        setattr(self, name, timed)  # found without __getattr__ from now on
+        return timed
+
+
+async def cpu_per_step(agent: Agent, clock: LibraryClock | None = None) -> tuple[float, float]:
+    """CPU microseconds of a step, and those of them that `clock` counts; the best of RUNS runs."""
+    runs: list[tuple[float, float]] = []
+    clock = clock or LibraryClock()
+    for _ in range(RUNS):
+        clock.seconds, started = 0.0, time.process_time()
+        await play(Calculator, agent, EPISODES, 64)
+        per_step = 1e6 / EPISODES / TURNS
+        runs.append(((time.process_time() - started) * per_step, clock.seconds * per_step))
+    return min(runs)
+
+
+async def measure_steps(model: str) -> dict[str, float]:
+    agent = TokenAgent(model, PreparedPolicy(model))
+    text, _ = await cpu_per_step(ScriptedAgent(script))
+    tokens, _ = await cpu_per_step(agent)
+    figures = {"text_steps_per_second": 1e6 / text, "token_steps_per_second": 1e6 / tokens}
+    # Clocks cost CPU time, too: the figures below are of runs with them.
+    clock, renderer = LibraryClock(), agent.renderer
+    renderer._renderer = Timed(renderer._renderer, clock)
+    whole, library = await cpu_per_step(agent, clock)
+    figures |= {"token_step_us": whole, "renderers_us": library, "token_step_own_us": whole - library}
+    tokenizer: Any = renderer._tokenizer
+    tokenizer._tokenizer = Timed(tokenizer._tokenizer, clock)
+    whole, library = await cpu_per_step(agent, clock)
+    return figures | {"renderers_and_tokenizers_us": library, "own_without_tokenizers_us": whole - library}
+
+
+def profile(model: str) -> str:
+    """The functions that take the most time, without those that they call, in 1,000 episodes of each kind."""
+    texts = []
+    for name, agent in (("text", ScriptedAgent(script)), ("tokens", TokenAgent(model, PreparedPolicy(model)))):
+        asyncio.run(play(Calculator, agent, 100, 64))
+        profiler, text = cProfile.Profile(), io.StringIO()
+        profiler.runcall(asyncio.run, play(Calculator, agent, 1000, 64))
+        pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(40)
+        places = text.getvalue().replace(f"{Path(__file__).parents[1]}/", "").splitlines()
+        texts.append("\n".join([f"{name}: {1000 * TURNS} steps", *(line.rstrip() for line in places)]))
+    return "\n\n".join(texts) + "\n"
 
 
 class GatheringPolicy(PreparedPolicy):
@@ -165,13 +245,9 @@ def resident() -> int:
 
 
 async def measure(model: str) -> dict[str, Any]:
-    tokens = TokenAgent(model, PreparedPolicy(model))
     patient = TokenAgent(model, PreparedPolicy(model, MODEL_SECONDS))
-    figures = {
-        "text_steps_per_second": await steps_per_second(ScriptedAgent(script), 2000),
-        "token_steps_per_second": await steps_per_second(tokens, 800),
-        "bytes_per_live_episode": await bytes_per_live_episode(model, 4096),
-    }
+    figures = await measure_steps(model)
+    figures["bytes_per_live_episode"] = await bytes_per_live_episode(model, 4096)
     batch = statistics.median([await play(Calculator, patient, 1024, 1024) for _ in range(3)])
     return figures | {"batch_seconds": batch, "batch_against_ideal": batch / (MODEL_SECONDS * TURNS)}
 
@@ -179,16 +255,21 @@ async def measure(model: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
+    parser.add_argument("--profile", type=Path, help="file for the profile; nothing else is measured then")
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     relax_garbage_collector()  # as the process of the environments does
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
+        if options.profile:
+            options.profile.write_text(profile(folder))
+            return
         figures = asyncio.run(measure(folder))
     for name, value in figures.items():
         print(f"{name:>24}  {value:,.2f}")
     if options.json:
-        options.json.write_text(json.dumps({"machine": describe(), **figures}, indent=2) + "\n")
+        noted = {"machine": describe(), "load_average": os.getloadavg()[0]}
+        options.json.write_text(json.dumps({**noted, **figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from forge_env.core.types import Message, ToolCall
 
 Calls = tuple[ToolCall, ...]
 
+_OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
 _HERMES_FORM = '<tool_call>{"name": "TOOL", "arguments": {...}}</tool_call>'
 _LLAMA_FORM = '{"name": "TOOL", "parameters": {...}}'
 _OPENAI_FORM = '{"id": "ID", "type": "function", "function": {"name": "TOOL", "arguments": {...}}}'
@@ -65,9 +66,9 @@ def from_openai(message: Mapping[str, Any]) -> Calls:
     if not listed:
         return ()
     items = listed if isinstance(listed, (list, tuple)) else [listed]
-    if any(isinstance(item, Mapping) and "id" in item for item in items):
+    if any(isinstance(item, _OBJECT) and "id" in item for item in items):
         return _with_ids([_openai_call(item, _ARGUMENTS_FORM) for item in items])
-    return tuple(_openai_call(item, _ARGUMENTS_FORM, f"call_{i}") for i, item in enumerate(items))
+    return tuple([_openai_call(item, _ARGUMENTS_FORM, f"call_{i}") for i, item in enumerate(items)])
 
 
 def to_openai(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
@@ -110,10 +111,10 @@ def _parts(value: Any, keys: Sequence[str]) -> tuple[str, dict[str, Any] | None,
 
 def _openai_call(item: Any, form: str, id_: str = "") -> ToolCall:
     """Read one entry of `tool_calls`. `raw` keeps the model's arguments, to show them to the model again."""
-    if not isinstance(item, Mapping):
+    if not isinstance(item, _OBJECT):
         return _unreadable(id_, _text_of(item), f"it is {kind(item)} and not a JSON object", form)
     function = item.get("function", item)
-    if not isinstance(function, Mapping):
+    if not isinstance(function, _OBJECT):
         return _unreadable(id_, _text_of(function), f'its "function" is {kind(function)} and not a JSON object', form)
     id_ = item["id"] if isinstance(item.get("id"), str) else id_
     name = function["name"] if isinstance(function.get("name"), str) else ""

@@ -10,6 +10,8 @@ from typing import Any
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
 SPACE = " \t\r\n"
+_FLAWLESS = frozenset({str, int, bool, type(None)})
+"""Types of values that JSON can always hold."""
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
@@ -50,7 +52,9 @@ def goes_on(rest: str) -> str:
 
 def dump(value: Any) -> str:
     """Write JSON as models do: letters of all scripts unescaped."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = _ENCODER.encode(value)
+    if text.isascii():
+        return text
     # A lone surrogate cannot be sent or tokenised; its escape can, and decodes to the same character.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -61,6 +65,8 @@ def flaw(value: Mapping[str, Any]) -> str:
     >>> flaw({"x": float("nan")})
     'nan is no JSON number'
     """
+    if {*map(type, value.values())} <= _FLAWLESS:
+        return ""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         children: list[Any] = []
@@ -100,4 +106,5 @@ def _no_constant(constant: str) -> Any:
     raise _Refused(f"{constant} is no JSON number")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

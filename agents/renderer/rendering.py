@@ -205,7 +205,9 @@ class Renderer:
         return [{**m, "content": self._defuse(m["content"])} if m["role"] in ("user", "tool") else m for m in messages]
 
     def _defuse(self, content: str) -> str:
-        text = content.encode("utf-8", "replace").decode()  # lone surrogates have no tokens
+        text = (
+            content if content.isascii() else content.encode("utf-8", "replace").decode()
+        )  # lone surrogates have no tokens
         return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def _bridge(

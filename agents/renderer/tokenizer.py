@@ -50,12 +50,13 @@ class FastTokenizer:
         return ids.copy()
 
     def _encode(self, text: str) -> list[int]:
-        shared = self._ids
-        return [shared[i] for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
+        return list(map(self._ids.__getitem__, self._tokenizer.encode(text, add_special_tokens=False).ids))
 
     def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the same ids as shared int objects; ids outside the vocabulary stay unchanged."""
         shared, size = self._ids, len(self._ids)
+        if token_ids and min(token_ids) >= 0 and max(token_ids) < size:
+            return tuple(map(shared.__getitem__, token_ids))
         return tuple([shared[i] if 0 <= i < size else i for i in token_ids])
 
     def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:

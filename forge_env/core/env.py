@@ -69,8 +69,8 @@ class Env:
         members.check_shared(cls, cls.shared, members.ENV, Env)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in members.ENV:
-            members.check_attribute(self, name, members.ENV[name], value, Env)
+        if name in members.ENV and not members.ENV[name].in_instance(value):
+            raise members.name_taken(self, name, members.ENV[name], value, Env)
         super().__setattr__(name, value)
 
     @classmethod

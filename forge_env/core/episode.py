@@ -19,7 +19,7 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.packed import json_list
-from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, digest, join, require
+from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, broken, digest, join, require
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
 __all__ = ["Episode", "Group", "Row", "Turn", "TurnKind", "digest", "read_jsonl", "write_jsonl"]
@@ -84,9 +84,10 @@ class Episode:
         require(self.task is not None, "an episode has a task, or a prompt and a response")
         if self.outcome.is_valid:
             is_finite = self.reward is not None and math.isfinite(self.reward)
-            require(is_finite, f"outcome {self.outcome} needs a finite reward, got {self.reward}")
-        else:
-            require(self.reward is None, f"outcome {self.outcome} has no reward, got {self.reward}")
+            if not is_finite:
+                raise broken(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
+        elif self.reward is not None:
+            raise broken(f"outcome {self.outcome} has no reward, got {self.reward}")
         with_tokens = [turn for turn in self.turns if turn.kind != "text"]
         require(not with_tokens or with_tokens[0].starts_row, "the first turn with tokens starts a row")
         self.rows  # noqa: B018  checks the digests

@@ -77,16 +77,11 @@ def check_shared(cls: type, names: Iterable[str], members: Mapping[str, Member],
             raise UserError(f"{cls.__name__}.shared sets {name!r} in the place of {reserved}: give it another name")
 
 
-def check_attribute(instance: object, name: str, member: Member, value: Any, root: type) -> None:
-    """Check the value that an instance gives to a reserved name.
-
-    Raises:
-        NameTaken: when the value is not allowed.
-    """
-    if not member.in_instance(value):
-        raise NameTaken(
-            _sentence(f"{type(instance).__name__} sets self.{name} to {_described(value)}", name, member, root)
-        )
+def name_taken(instance: object, name: str, member: Member, value: Any, root: type) -> NameTaken:
+    """The exception for a value that an instance may not give to a reserved name."""
+    return NameTaken(
+        _sentence(f"{type(instance).__name__} sets self.{name} to {_described(value)}", name, member, root)
+    )
 
 
 def _sentence(problem: str, name: str, member: Member, root: type) -> str:

@@ -21,8 +21,9 @@ def reward_value(value: Any, source: str) -> float:
     Raises:
         EnvError: for nan, infinity, text, a complex number, None, and an absolute value above `MAX_REWARD`.
     """
-    number = value.item() if getattr(value, "shape", None) == () else value
-    if isinstance(number, Real) and abs(number) <= MAX_REWARD:  # type: ignore[operator]
+    is_array = type(value) is not float and getattr(value, "shape", None) == ()
+    number = value.item() if is_array else value
+    if isinstance(number, (float, Real)) and abs(number) <= MAX_REWARD:  # type: ignore[operator]
         return float(number)
     raise EnvError(f"{source} {_described(value)}; a reward is a finite number, of a size of {MAX_REWARD:g} at most")
 

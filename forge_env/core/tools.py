@@ -233,7 +233,7 @@ class _ArgumentModel:
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            values = self._model.model_validate(arguments).__dict__
+            values = self._model.__pydantic_validator__.validate_python(arguments).__dict__
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
             raise ValueError(" ".join(problems)) from None

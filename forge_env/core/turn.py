@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -23,7 +22,7 @@ TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
 
 def digest(token_ids: Sequence[int]) -> str:
     """Hash of a token sequence, as kept with each turn: 64 bits of blake2b over little-endian 32-bit ids."""
-    return hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(pack(token_ids, "i"), digest_size=8).hexdigest()
 
 
 class _Packable:
@@ -103,8 +102,9 @@ class Turn(_Packable):
             require(not self.logprobs and not self.versions, "a demonstration has no logprobs and no versions")
             return
         require(len(self.logprobs) == len(self.token_ids), "one logprob per sampled token")
-        require(sum(n for _, n in self.versions) == len(self.token_ids), "version spans cover the sampled tokens")
-        require(all(n > 0 for _, n in self.versions), "a version span is never empty")
+        counts = [n for _, n in self.versions]
+        require(sum(counts) == len(self.token_ids), "version spans cover the sampled tokens")
+        require(min(counts, default=1) > 0, "a version span is never empty")
 
     @property
     def generator_logprobs(self) -> tuple[float, ...]:
@@ -290,4 +290,9 @@ def require(condition: bool, rule: str) -> None:
         InvariantError: when the condition does not hold.
     """
     if not condition:
-        raise InvariantError(f"episode invariant broken: {rule}")
+        raise broken(rule)
+
+
+def broken(rule: str) -> InvariantError:
+    """The exception for a broken rule."""
+    return InvariantError(f"episode invariant broken: {rule}")

@@ -17,6 +17,7 @@ from forge_env.core.user_code import error_text
 from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
 from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke
 
 OPEN_SECONDS = 600.0
@@ -69,7 +70,7 @@ class EnvRunner:
         try:
             self._env = self._shared.factory.make()
             call = invoke(self._env.reset, seed=seed, options={**options, "task": task, "limits": self._limits})
-            messages, info = _checked(await call_env("reset", call, self._limits.step_seconds), 2, "reset")
+            messages, info = _checked(await call_env("reset", call, Deadline(self._limits.step_seconds)), 2, "reset")
         except (EnvError, InfraError) as error:
             return _fault_outcome(error)
         return StepOutcome(messages=messages, info=info)
@@ -79,7 +80,7 @@ class EnvRunner:
         assert self._env is not None
         try:
             call = invoke(self._env.step, action)
-            result = _checked(await call_env("step", call, self._limits.step_seconds), 5, "step")
+            result = _checked(await call_env("step", call, Deadline(self._limits.step_seconds)), 5, "step")
         except EnvTimeout as error:
             is_slow_model = self._env.time_spent_by == "model"
             return self.truncated(StepOutcome()) if is_slow_model else _fault_outcome(error)

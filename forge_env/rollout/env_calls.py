@@ -16,25 +16,23 @@ class EnvTimeout(EnvError):
     """A method of an environment exceeded its deadline."""
 
 
-async def call_env(part: str, call: Coroutine[Any, Any, Any], seconds: float, deadline: Deadline | None = None) -> Any:
+async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline) -> Any:
     """Await a method of an environment.
 
     Args:
         part: name of the method, for the error message.
         call: the call.
-        seconds: its time limit.
-        deadline: the Deadline of `seconds`, for a caller that reads the used time from it.
+        deadline: its time limit.
 
     Raises:
         EnvTimeout: after the time limit.
         EnvError: for whatever else it raises, with file and line.
     """
-    deadline = deadline or Deadline(seconds)
     try:
         return await deadline.run(call)
     except BaseException as error:
         if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
-            raise EnvTimeout(f"{part} took longer than {seconds:g} s") from None
+            raise EnvTimeout(f"{part} took longer than {deadline.seconds:g} s") from None
         if (env_error := fault(part, error)) is not None:
             raise env_error from error
         raise

@@ -16,7 +16,7 @@ _INTERPRETED_KEYS = frozenset({"rewards", "tools", "outcome", "next"})
 """Keys of an info that the rollout loop interprets; all others are recorded."""
 _LIMIT_NAMES = frozenset(field.name for field in fields(EpisodeLimits))
 """Values that info["ended_by"] may have: a limit of the episode that the environment enforces itself."""
-_MESSAGE_KEYS = frozenset({"role", "content"})
+_MAPPING = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
 
 
 class ResetResult(NamedTuple):
@@ -87,7 +87,7 @@ def recorded_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
 def _messages(observation: Any) -> tuple[Message, ...]:
     messages = tuple(observation)
     for message in messages:
-        if not isinstance(message, Mapping) or not message.keys() >= _MESSAGE_KEYS:
+        if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")
     return messages
 

@@ -14,10 +14,10 @@ def repeated_tokens(turns: Sequence[Turn]) -> int:
 
     Engine and trainer compute them once more. In the later row they are a prompt, so none of them is a target twice.
     """
+    if sum([turn.starts_row for turn in turns]) < 2:
+        return 0
     repeated = 0
     before, row = array("i"), array("i")
-    if sum(turn.starts_row for turn in turns) < 2:
-        return 0
     for turn in turns:
         if turn.starts_row:
             before, row = row, array("i", turn.prompt_ids)

@@ -343,11 +343,11 @@ class _EpisodeRun:
         Args:
             part: "reset", "step" or "on_limit".
         """
-        limit = "step_seconds" if self.limits.step_seconds < self.seconds_left else "episode_seconds"
-        seconds = min(self.limits.step_seconds, self.seconds_left)
-        deadline = Deadline(seconds)
+        step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
+        limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
         try:
-            result = await call_env(part, call, seconds, deadline)
+            result = await call_env(part, call, deadline)
         except EnvTimeout:
             raise _LimitReached(limit, part) from None
         finally:

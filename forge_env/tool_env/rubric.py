@@ -15,7 +15,7 @@ For example `MathReward()(prompt, response, target)` and `def brief(response)`. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +77,8 @@ async def score(
     values: dict[str, float] = {}
     for part in parts:
         kwargs = {name: list(messages) if name == "messages" else arguments[name] for name in part.names}
-        values[part.name] = await _value(part, () if owner is None else (owner,), kwargs)
+        with guard(f"reward {part.name}"):
+            value = await invoke(part.function, *(() if owner is None else (owner,)), **kwargs)
+        values[part.name] = reward_value(value, f"the reward {part.name} returned")
     total = sum(part.weight * values[part.name] for part in parts)
     return reward_value(total, "the weighted sum of the rewards is"), values
-
-
-async def _value(part: RewardPart, owner: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-    with guard(f"reward {part.name}"):
-        value = await invoke(part.function, *owner, **kwargs)
-    return reward_value(value, f"the reward {part.name} returned")

@@ -30,6 +30,8 @@ from forge_env.tool_env.toolbox import Toolbox
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
 
+_DEFAULT_LIMITS = EpisodeLimits()
+
 
 class ToolEnv(Env):
     """One instance is one episode, so its state is kept in attributes. `self.task` is the current task.
@@ -73,12 +75,12 @@ class ToolEnv(Env):
             extra_tools: further tools; one with the name of a method replaces it.
         """
         self._use_tools = use_tools
-        self._limits = EpisodeLimits()
+        self._limits = _DEFAULT_LIMITS
         self.set_tools({tool.name: tool for tool in extra_tools})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in members.TOOL_ENV:
-            members.check_attribute(self, name, members.TOOL_ENV[name], value, ToolEnv)
+        if name in members.TOOL_ENV and not members.TOOL_ENV[name].in_instance(value):
+            raise members.name_taken(self, name, members.TOOL_ENV[name], value, ToolEnv)
         super().__setattr__(name, value)
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
@@ -120,7 +122,7 @@ class ToolEnv(Env):
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
         answers, uses = await self._answer(action.tool_calls)
-        self.messages += answers
+        self.messages.extend(answers)
         return answers, 0.0, False, False, {"tools": uses}
 
     async def _answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
@@ -165,12 +167,9 @@ class _ResetResult(Sequence[Any]):
             env.setup()
 
     def __await__(self) -> Generator[Any, None, tuple[tuple[Message, ...], dict[str, Any]]]:
-        return self._finish().__await__()
-
-    async def _finish(self) -> tuple[tuple[Message, ...], dict[str, Any]]:
         if self._is_pending:
             self._is_pending = False
-            await invoke(self._env.setup)
+            yield from invoke(self._env.setup).__await__()
         return tuple(self._env.messages), {}
 
     def __len__(self) -> int:

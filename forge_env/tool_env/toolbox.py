@@ -80,26 +80,23 @@ class Toolbox:
             names = ", ".join(self._tools) or "none"
             text = f"Error: there is no tool {call.name!r}. Tools: {names}. {call.error}".strip()
             return text, ToolUse(name=call.name, error="unknown_tool")
-        with guard(f"tool {tool.name}"):
-            return await self._run(tool, call)
-
-    async def _run(self, tool: Tool, call: ToolCall) -> tuple[str, ToolUse]:
         started = time.perf_counter()
-        try:
-            arguments = tool.validate(call)
-        except BadCall as refusal:
-            return str(refusal), ToolUse(name=call.name, error="bad_arguments")
-        semaphore = tool.semaphore()
-        if semaphore is None:
-            text, error = await self._attempts(tool, arguments)
-        else:
-            async with queued():
-                await semaphore.acquire()
-            started = time.perf_counter()
+        with guard(f"tool {tool.name}"):
             try:
+                arguments = tool.validate(call)
+            except BadCall as refusal:
+                return str(refusal), ToolUse(name=call.name, error="bad_arguments")
+            semaphore = tool.semaphore()
+            if semaphore is None:
                 text, error = await self._attempts(tool, arguments)
-            finally:
-                semaphore.release()
+            else:
+                async with queued():
+                    await semaphore.acquire()
+                started = time.perf_counter()
+                try:
+                    text, error = await self._attempts(tool, arguments)
+                finally:
+                    semaphore.release()
         return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=error)
 
     async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:

@@ -7,8 +7,7 @@ limit) or for the policy does so within `queued()`, which postpones all enclosin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -21,10 +20,10 @@ class Deadline:
     Example: ``await Deadline(30.0).run(work())``
     """
 
-    __slots__ = ("_left", "_pauses", "_seconds", "_since", "_timeout")
+    __slots__ = ("_left", "_loop", "_pauses", "_since", "_timeout", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = self._left = seconds
+        self.seconds = self._left = seconds
         self._since: float | None = None  # when the clock was started; None while it is paused
         self._pauses = -1  # number of present pauses; -1: no work is running
         self._timeout: asyncio.Timeout | None = None
@@ -37,9 +36,9 @@ class Deadline:
     @property
     def used(self) -> float:
         """Seconds that the clock has run, up to its last pause or the end."""
-        return self._seconds - self._left
+        return self.seconds - self._left
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Awaitable[T]) -> T:
         """Await `work`. The timer is set at its first suspension: work that never suspends costs no timer.
 
         Raises:
@@ -47,7 +46,8 @@ class Deadline:
         """
         token = _enclosing.set((*_enclosing.get(), self))
         self._pauses = 0
-        self._start_clock()
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
         try:
             steps = work.__await__()
             try:
@@ -58,7 +58,9 @@ class Deadline:
             async with self._timeout:
                 return await _Continuation(steps, awaited)
         finally:
-            self._stop_clock()
+            if self._since is not None:  # `_stop_clock`, without the cost of a call
+                self._left -= self._loop.time() - self._since
+                self._since = None
             self._pauses = -1  # a child task that still waits in a queue must not start the clock again
             _enclosing.reset(token)
 
@@ -78,11 +80,11 @@ class Deadline:
 
     def _start_clock(self) -> None:
         if not self._pauses:
-            self._since = asyncio.get_running_loop().time()
+            self._since = self._loop.time()
 
     def _stop_clock(self) -> None:
         if self._since is not None:
-            self._left -= asyncio.get_running_loop().time() - self._since
+            self._left -= self._loop.time() - self._since
             self._since = None
 
     def _due(self) -> float | None:
@@ -119,17 +121,21 @@ class _Continuation:
 _enclosing: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
 
 
-@asynccontextmanager
-async def queued() -> AsyncIterator[None]:
-    """Pause all enclosing deadlines while the caller waits in a queue: for a slot, or for the policy.
+class queued:
+    """Pauses all enclosing deadlines while the caller waits in a queue: for a slot, or for the policy.
 
     The wait needs a time limit of its own: no deadline of the episode ends it.
+
+    Example: ``async with queued(): await slot.acquire()``
     """
-    deadlines = _enclosing.get()
-    for deadline in deadlines:
-        deadline.pause()
-    try:
-        yield
-    finally:
-        for deadline in deadlines:
+
+    __slots__ = ("_deadlines",)
+
+    async def __aenter__(self) -> None:
+        self._deadlines = _enclosing.get()
+        for deadline in self._deadlines:
+            deadline.pause()
+
+    async def __aexit__(self, *_: object) -> None:
+        for deadline in self._deadlines:
             deadline.resume()

@@ -14,11 +14,12 @@ import inspect
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 IDLE_SECONDS = 10.0
+_COROUTINE = inspect.CO_COROUTINE
 own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thread_each", default=False)
 """If it is set, each call has a thread of its own. `forge-env check` finds state with it that depends on the thread."""
 
@@ -27,14 +28,30 @@ class GivenUp(BaseException):
     """Raised inside a call whose caller was cancelled. Not an Exception, so that a tool's handlers do not catch it."""
 
 
-async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function; run a plain function in a thread, with the caller's context variables.
+def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    """Return a call to await: of a coroutine function, or of a plain function in a thread, with the caller's context
+    variables.
 
     Cancelling the caller stops the call: a coroutine at its next await, a plain function at its next bytecode. A plain
     function that blocks in a C call (`time.sleep`, a socket) ends when that call returns; nothing after it runs.
+
+    An exception of the call itself, for wrong arguments for example, is raised where the result is awaited.
     """
-    if _is_coroutine_function(function):
-        return await function(*args, **kwargs)
+    code = getattr(function, "__code__", None)
+    is_coroutine_function = code is not None and code.co_flags & _COROUTINE
+    if not is_coroutine_function and not _is_awaited(function):
+        return _in_thread(function, args, kwargs)
+    try:
+        return function(*args, **kwargs)  # without a coroutine around it, which would cost as much as many a step
+    except BaseException as error:
+        return _raise(error)
+
+
+async def _raise(error: BaseException) -> Any:
+    raise error
+
+
+async def _in_thread(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
     job = _Job(call, asyncio.get_running_loop())
     _start(job)
@@ -52,11 +69,8 @@ def awaitable(function: F) -> F:
     return function
 
 
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Like `inspect.iscoroutinefunction`, but ten times faster in the common case."""
-    code = getattr(function, "__code__", None)
-    if code is not None and code.co_flags & inspect.CO_COROUTINE:
-        return True
+def _is_awaited(function: Callable[..., Any]) -> bool:
+    """Whether what it returns is to be awaited; slow, so `invoke` looks at the flags of its code before."""
     return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
 
 

@@ -11,8 +11,8 @@ MUTANTS = (
     Mutant(
         name="the digest of tokens does not see their order",
         function="digest",
-        old='array("i", token_ids)',
-        new='array("i", sorted(token_ids))',
+        old='pack(token_ids, "i")',
+        new='pack(sorted(token_ids), "i")',
         tests=(*EPISODE, "test_token_agent.py"),
     ),
     Mutant(
