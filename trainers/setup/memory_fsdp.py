@@ -10,14 +10,12 @@ are one unit where they are tied. Of a unit with U parameters it holds, as in to
 - 4 U / ranks: this rank's part of the sum, before it is added to the shard's gradient. One process has that twice: it
   divides the whole buffer into a third one.
 
-With tensor parallelism a tied weight is in its unit twice: TorchTitan cuts the embedding and the output layer each by
-itself, so that FSDP gathers two weights and sums two gradients, and ties only the shards again. The shard's gradient is
-a view of the sum of both, which stays as long as the gradient does.
+Of a tied unit the output layer's and the embedding's gradients are added; with tensor parallelism, out of place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainers.model.shape import ModelShape
 
@@ -53,16 +51,12 @@ def fsdp_moments(
         tensor: ranks that each matrix is cut over.
     """
     head, block, tied = shape.vocab_size * shape.hidden_size, shape.layer_parameters, shape.tie_word_embeddings
-    others = shape.parameters - head
-    is_twice = tied and tensor > 1
-    kept_twice = REDUCED * head / shard if is_twice else 0
-    head *= 2 if is_twice else 1
     of_head, of_block = in_head * head, compute * block
     # A tied unit stays until the embedding has its gradients, and is summed last.
     stays = of_head if tied else 0
     before = block if tied else max(head, block)
     if reshard == "never":  # each unit is freed when its own gradients are there
-        at_head = compute * others + of_head
+        at_head = compute * (shape.parameters - head) + of_head
         in_block = at_head - (of_head - stays)
         summing_head, summing_block = (0 if tied else in_block), in_block - of_block
     else:
@@ -76,7 +70,10 @@ def fsdp_moments(
         Moment(gathered=in_block, gradients=of_block + REDUCED * before + stays, is_in_block=True),
         Moment(gathered=summing_block, gradients=_summed(block, shard, compute) + stays),
     ]
-    return [replace(moment, gradients=moment.gradients + kept_twice) for moment in moments]
+    if tied and tensor > 1:
+        added = 3 * of_head + REDUCED * block
+        moments.append(Moment(gathered=stays, gradients=added, has_activations=False))
+    return moments
 
 
 def _summed(unit: int, shard: int, compute: int) -> float:

@@ -168,6 +168,8 @@ class TitanModel:
         with torch.device("meta"):
             module: Decoder = self.config.build()
         _cast_weights(module, getattr(torch, weights), head_modules(module) if self._fp32_head else [])
+        if self.parallel.tp_enabled and self.config.enable_weight_tying:
+            _keep_tied(module)
         # One process has nothing to shard, and without anything to cast or to offload plain tensors are faster.
         is_plain = self.parallel.world_size == 1 and dtype == weights and not self.is_offloaded
         module = self.family.parallelize(
@@ -249,6 +251,21 @@ def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
     for name, number in {"num_attention_heads": heads, "num_key_value_heads": kv_heads}.items():
         if number % parallel.tp:
             raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
+
+
+def _keep_tied(module: Decoder) -> None:
+    """Tie embedding and output layer again when tensor parallelism has cut each by itself, before FSDP wraps them.
+
+    FSDP would otherwise gather two weights and sum two gradients, and hold twice the memory.
+    """
+    cut = module.parallelize
+
+    def cut_and_tie(parallel: ParallelDims) -> None:
+        cut(parallel)
+        embedding, head = module.get_submodule("tok_embeddings"), module.get_submodule("lm_head")
+        embedding.weight = head.weight
+
+    module.parallelize = cut_and_tie
 
 
 def _share_rope(module: Decoder) -> None:

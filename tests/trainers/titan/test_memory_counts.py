@@ -86,16 +86,12 @@ NAMES = {"dp_replicate": "replicas", "reshard_after_forward": "reshard", "tp": "
 
 
 def estimate(folder: Path, shard: int, **changes: Any) -> tuple[float, float]:
-    """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype.
-
-    A tied matrix counts twice with tensor parallelism, as FSDP has it.
-    """
+    """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype."""
     shape = read_shape(folder / "config.json")
     given = {"tensor": 1} | {NAMES.get(name, name): value for name, value in changes.items()}
     memory = trainer_memory(shape, shard=shard, tokens=measured_bytes.TOKENS, compute=2, checkpointing="none", **given)
     tensor = given["tensor"]
     largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix / tensor
-    largest *= 2 if tensor > 1 and shape.tie_word_embeddings else 1
     return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / (shard * tensor), largest
 
 
