@@ -165,7 +165,7 @@ class Renderer:
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
         content = parsed.content or ""
-        calls = tuple(_tool_call(i, call) for i, call in enumerate(parsed.tool_calls))
+        calls = tuple([_tool_call(i, call) for i, call in enumerate(parsed.tool_calls)])
         if not calls:
             content, calls = parse(content, self._family.dialect)
         message: Message = {"role": "assistant", "content": content}

@@ -102,6 +102,8 @@ class Turn(_Packable):
             require(not self.logprobs and not self.versions, "a demonstration has no logprobs and no versions")
             return
         require(len(self.logprobs) == len(self.token_ids), "one logprob per sampled token")
+        if len(self.versions) == 1 and self.versions[0][1] == len(self.token_ids):
+            return  # the usual case: one version sampled all tokens
         counts = [n for _, n in self.versions]
         require(sum(counts) == len(self.token_ids), "version spans cover the sampled tokens")
         require(min(counts, default=1) > 0, "a version span is never empty")
