@@ -182,6 +182,8 @@ class TitanModel:
             dump_folder="",
             skip_dp=is_plain or self._fp32_head,
         )
+        if compile and self.parallel.tp_enabled:
+            _complete_embedding(module)
         if self._fp32_head:
             compute = getattr(torch, dtype)
             round_embedding(module, compute)
@@ -266,6 +268,19 @@ def _keep_tied(module: Decoder) -> None:
         embedding.weight = head.weight
 
     module.parallelize = cut_and_tie
+
+
+def _complete_embedding(module: Decoder) -> None:
+    """Make the embedding return a tensor whose communication between tensor ranks is over.
+
+    The blocks share their compiled code. That of the first one would expect an AsyncCollectiveTensor as input, which
+    the embedding of tensor parallelism returns; the other blocks are given plain ones, and the code fails on these.
+    """
+
+    def completed(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+        return output.clone()
+
+    module.get_submodule("tok_embeddings").register_forward_hook(completed)
 
 
 def _share_rope(module: Decoder) -> None:

@@ -1,6 +1,7 @@
-"""Settings of the trainer that meet: HSDP, context and tensor parallelism, checkpointing, split episodes, an fp32 head.
+"""Settings of the trainer that meet: HSDP, context and tensor parallelism, checkpointing, split episodes, an fp32 head,
+compiled blocks.
 
-Each combination takes the steps of one process.
+Each combination takes the steps of one process. Moments of 8 bits are in test_optimizer.py.
 
 Settings of which one needs a GPU are combined in tests/gpu/test_sharding_gpu.py and test_two_gpus.py.
 """
@@ -61,6 +62,12 @@ SLOW_FP32: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32 head, tp, fsdp, tied, full": ("tied", {"tp": 2, "activation_checkpoint": "full"}),
 }
 
+COMPILED: dict[str, tuple[str, dict[str, Any]]] = {  # of two ranks; packed sequences have one length to compile for
+    "compile, cp": ("untied", {"cp": 2, "compile": True, **PACKED}),
+    "compile, tp": ("tied", {"tp": 2, "compile": True, **PACKED}),
+    "compile, hsdp": ("untied", {"dp_replicate": 2, "compile": True, **PACKED}),
+}
+
 
 def take_two_steps(trainer: TitanTrainer) -> dict[str, Any]:
     """What is compared where rounding to bfloat16 depends on the order of the sums."""
@@ -80,18 +87,19 @@ def be_a_rank(root: Path, names: list[str]) -> None:
     init_process_group()
     rank = torch.distributed.get_rank()
     for name in names:
-        kind, changes = {**QUICK, **SLOW, **QUICK_FP32, **SLOW_FP32}[name]
+        kind, changes = {**QUICK, **SLOW, **QUICK_FP32, **SLOW_FP32, **COMPILED}[name]
         wide = name in QUICK_FP32 or name in SLOW_FP32
+        torch.compiler.reset()  # all trainers of this process have one limit of compilations
         settings = dataclasses.replace(SETTINGS, **(FP32_HEAD if wide else {}) | changes)
         result = (take_two_steps if wide else take_steps)(TitanTrainer(root / kind, settings))
         torch.save(result, root / f"{name} {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def run(root: Path, names: list[str]) -> Path:
+def run(root: Path, names: list[str], *, world: int = WORLD) -> Path:
     for kind in ("untied", "tied"):
         make_model(root / kind, tied=kind == "tied")
-    run_ranks(be_a_rank, root, names, world=WORLD, seconds=540)
+    run_ranks(be_a_rank, root, names, world=world, seconds=540)
     return root
 
 
@@ -103,6 +111,11 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("more-combinations"), [*SLOW, *SLOW_FP32])
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("compiled-combinations"), list(COMPILED), world=2)
 
 
 @pytest.fixture
@@ -118,9 +131,9 @@ def make() -> Iterator[Any]:
         trainer.close()
 
 
-def compare(root: Path, name: str, kind: str, make: Any) -> None:
+def compare(root: Path, name: str, kind: str, make: Any, *, world: int = WORLD) -> None:
     alone = take_steps(make(root / kind))
-    for rank in range(WORLD):
+    for rank in range(world):
         found = torch.load(root / f"{name} {rank}.pt")
         for ours, expected in zip(found["metrics"], alone["metrics"], strict=True):
             assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, abs=1e-5, rel=1e-4)
@@ -178,3 +191,34 @@ def test_an_fp32_head_on_several_ranks_takes_the_steps_of_one(quick: Path, make:
 @pytest.mark.parametrize("name", SLOW_FP32)
 def test_an_fp32_head_in_more_combinations(slow: Path, make: Any, name: str) -> None:
     compare_fp32_head(slow, name, SLOW_FP32[name][0], make)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_blocks_on_several_ranks_take_the_steps_of_one_process(compiled: Path, make: Any, name: str) -> None:
+    compare(compiled, name, COMPILED[name][0], make, world=2)
+
+
+def find_inputs_of_blocks(root: Path) -> None:
+    """Leave behind what each block is given where the blocks are to be compiled; the compiler is switched off."""
+    init_process_group()
+    trainer = TitanTrainer(root / "tied", dataclasses.replace(SETTINGS, tp=2, compile=True))
+    kinds: list[str] = []
+    for block in trainer.model.module.layers.values():
+        block.register_forward_pre_hook(lambda _, inputs: kinds.append(type(inputs[0]._local_tensor).__name__))
+    with torch.compiler.set_stance("force_eager"):
+        logprobs = [values.tolist() for values in trainer.logprobs(make_samples(7))]
+    torch.save({"kinds": kinds, "logprobs": logprobs}, root / f"inputs {torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_blocks_that_share_compiled_code_are_given_tensors_of_one_kind(tmp_path: Path, make: Any) -> None:
+    """Of tensor parallelism, whose embedding returns a tensor that is still on its way."""
+    alone = make(make_model(tmp_path / "tied", tied=True)).logprobs(make_samples(7))
+    run_ranks(find_inputs_of_blocks, tmp_path, world=2, seconds=240)
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"inputs {rank}.pt")
+        assert set(found["kinds"]) == {"Tensor"}
+        for ours, expected in zip(found["logprobs"], alone, strict=True):
+            assert ours == pytest.approx(expected, abs=1e-4)
