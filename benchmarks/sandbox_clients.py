@@ -1,10 +1,10 @@
 """How even the latency of a sandbox is with many clients: p50 and p99 of one-shot snippets, all in one run.
 
-    python -m benchmarks.sandbox_clients [--clients 8] [--requests 100] [--repeats 3] [--docker] [--json FILE]
+    python -m benchmarks.sandbox_clients [--clients 8] [--requests 40] [--repeats 5] [--docker] [--json FILE]
 
 Every client runs one snippet after another. Latency is from the client's request to its result: the wait for a slot is
 in it. Every repeat opens each sandbox anew and measures from its first request on. The repeats of the rows are
-interleaved. `waited_for_start` counts the requests that found no warm slot.
+interleaved; the figures are medians over the repeats. `waited_for_start` counts the requests that found no warm slot.
 
 Bare processes (`python3 -c pass`) with as many clients show what the machine itself does: with more clients than cores
 the scheduler shares the cores out, and other programs on the machine take their part.
@@ -76,15 +76,16 @@ async def _latencies(run: Method, clients: int, requests: int) -> list[float]:
 
 
 def figures(row: Row) -> dict[str, Any]:
-    seconds = [value for repeat in row.repeats for value in repeat]
+    """Return the medians over the repeats, and the ratio of every repeat."""
+    ratios = [quantile(repeat, 0.99) / statistics.median(repeat) for repeat in row.repeats]
     result: dict[str, Any] = {
         "clients": row.clients,
-        "requests": len(seconds),
-        "p50_ms": 1000 * statistics.median(seconds),
-        "p99_ms": 1000 * quantile(seconds, 0.99),
-        "max_ms": 1000 * max(seconds),
-        "p99_by_p50": quantile(seconds, 0.99) / statistics.median(seconds),
-        "p99_by_p50_of_repeats": [quantile(repeat, 0.99) / statistics.median(repeat) for repeat in row.repeats],
+        "requests_of_a_repeat": len(row.repeats[0]),
+        "p50_ms": 1000 * statistics.median(map(statistics.median, row.repeats)),
+        "p99_ms": 1000 * statistics.median(quantile(repeat, 0.99) for repeat in row.repeats),
+        "max_ms": 1000 * max(map(max, row.repeats)),
+        "p99_by_p50": statistics.median(ratios),
+        "p99_by_p50_of_repeats": ratios,
     }
     if row.settings is not None:
         opening = 1000 * statistics.median(row.opening)
@@ -108,8 +109,8 @@ def rows_of(clients: int, *, docker: bool) -> dict[str, Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=100, help="of each client, in each repeat")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=40, help="of each client, in each repeat")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--docker", action="store_true", help="measure the docker backend, too")
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
     parser.add_argument("--note", default="", help="what else the machine was doing, for the file")
