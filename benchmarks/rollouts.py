@@ -14,7 +14,7 @@ All figures are of one run:
 What plays the model gives the text or the tokens of the turn that is due; everything else is what a real run does. The
 numbers differ from task to task, so that nothing is fast because it was seen before.
 
-Steps are timed by the CPU time of this process, and a figure is the best of twenty runs, because other processes of the
+Steps are timed by the CPU time of this process, and a figure is the best of forty runs, because other processes of the
 machine slow it down. The latency is in seconds of the clock. --profile writes which functions take the time.
 """
 
@@ -29,6 +29,7 @@ import json
 import os
 import pstats
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -50,7 +51,7 @@ from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.gc_settings import relax_garbage_collector
 from trainers.model.make import make_model
 
-TURNS, TASKS, MODEL_SECONDS, RUNS, EPISODES = 5, 512, 0.5, 20, 200
+TURNS, TASKS, MODEL_SECONDS, RUNS, EPISODES = 5, 512, 0.5, 40, 100
 LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=4096)
 
 
@@ -194,6 +195,10 @@ async def measure_steps(model: str) -> dict[str, float]:
     return figures | {"renderers_and_tokenizers_us": library, "own_without_tokenizers_us": whole - library}
 
 
+_FOLDERS = re.compile(rf"{Path(__file__).parents[1]}/(?!\.venv)|\S*/(site-packages|python3\.\d+)/")
+"""What a profile leaves out of paths: where this tree, the packages and Python are."""
+
+
 def profile(model: str) -> str:
     """The functions that take the most time, without those that they call, in 1,000 episodes of each kind."""
     texts = []
@@ -202,8 +207,8 @@ def profile(model: str) -> str:
         profiler, text = cProfile.Profile(), io.StringIO()
         profiler.runcall(asyncio.run, play(Calculator, agent, 1000, 64))
         pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(40)
-        places = text.getvalue().replace(f"{Path(__file__).parents[1]}/", "").splitlines()
-        texts.append("\n".join([f"{name}: {1000 * TURNS} steps", *(line.rstrip() for line in places)]))
+        lines = [_FOLDERS.sub("", line.rstrip()) for line in text.getvalue().splitlines()]
+        texts.append("\n".join([f"{name}: {1000 * TURNS} steps", *lines]))
     return "\n\n".join(texts) + "\n"
 
 

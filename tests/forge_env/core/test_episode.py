@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pickle
+import struct
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -459,3 +461,8 @@ def test_without_logprobs_it_is_trained_on_once_it_has_some() -> None:
         bare.with_logprobs([-0.3])
     with pytest.raises(InvariantError, match="an episode has a task, or a prompt and a response"):
         Episode(reward=1.0)
+
+
+def test_a_digest_is_of_32_bit_ids_and_the_same_for_ever() -> None:
+    assert digest((1, 8, 3)) == hashlib.blake2b(struct.pack("<3i", 1, 8, 3), digest_size=8).hexdigest()
+    assert digest([1, 8, 3]) == digest((1, 8, 3)) == "568e2f18ef3dbf81"

@@ -24,6 +24,15 @@ async def test_both_kinds_of_functions_are_called() -> None:
     assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
 
 
+async def test_wrong_arguments_raise_where_the_call_is_awaited() -> None:
+    async def step(action: str) -> str:
+        return action
+
+    call = invoke(step)  # a rollout makes the call before its guards begin
+    with pytest.raises(TypeError, match="action"):
+        await call
+
+
 async def test_a_plain_function_that_returns_an_awaitable_is_awaited() -> None:
     async def later() -> str:
         return "later"
