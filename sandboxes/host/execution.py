@@ -18,6 +18,9 @@ _EXTRA_PROCESSES = 2  # in a slot's control group: its helper, and the init of t
 _REPORT_BYTES = 64 * 2**10 + 6  # started byte, frame kind, length and the largest value
 _GRACE_S = 10.0
 """Seconds that the zygote may take to report a killed snippet before it is treated as dead."""
+_READY_S = 5.0
+"""Seconds beyond `wall_s` that a busy machine may take to start a snippet; `wall_s` then counts from its start."""
+_READY_POLL_S = 0.02
 
 
 class Execution:
@@ -95,9 +98,10 @@ class Execution:
 
     async def _wait(self, ended: asyncio.Future[ExitReport]) -> ExitReport:
         """Wait for the end, at the latest at the deadline. After a cancellation, wait until the snippet is dead."""
-        deadline = asyncio.get_running_loop().call_later(self._limits.wall_s, self._time_out)
+        wall_s = self._limits.wall_s
+        deadline = asyncio.create_task(self._time_out())
         try:
-            return await self._bounded(ended, self._limits.wall_s + _GRACE_S)
+            return await self._bounded(ended, 2 * wall_s + _READY_S + _GRACE_S)
         except asyncio.CancelledError:
             self._kill()
             await self._bounded(ended, _GRACE_S)
@@ -112,7 +116,15 @@ class Execution:
         self._end = await ended
         return self._end
 
-    def _time_out(self) -> None:
+    async def _time_out(self) -> None:
+        """Kill the snippet after `wall_s`: of its own time, where the machine was so busy that it began late."""
+        await asyncio.sleep(self._limits.wall_s)
+        if not self._started:
+            last = time.monotonic() + _READY_S
+            while not self._started and time.monotonic() < last:
+                await asyncio.sleep(_READY_POLL_S)
+            if self._started:
+                await asyncio.sleep(self._limits.wall_s)
         self._timed_out = True
         self._kill()
 
@@ -150,7 +162,7 @@ class Execution:
         if self._report.data.startswith(b"E"):
             return self._report.data[1:].decode("utf-8", "replace")
         if self._timed_out:
-            return "the snippet was not ready to start within wall_s"
+            return f"the snippet was not ready to start within wall_s and {_READY_S:g} s more"
         return "the snippet's process ended before it was ready to start"
 
     def _status(

@@ -556,6 +556,7 @@ async def test_killed_zygote_is_replaced(victim: int) -> None:
 @pytest.mark.parametrize("killed", [True, False], ids=["dies", "hangs"])
 async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.host.execution._GRACE_S", 0.2)
+    monkeypatch.setattr("sandboxes.host.execution._READY_S", 0.2)
     idle = set(descendants(os.getpid()))
     async with open_sandbox("namespace") as sandbox:
         _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
@@ -566,6 +567,21 @@ async def test_run_that_never_started_is_tried_again(killed: bool, monkeypatch: 
             os.kill(zygote, signal.SIGKILL)
         assert (await asyncio.wait_for(task, 20)).stdout == "1\n"
     assert set(descendants(os.getpid())) == idle
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_takes_longer_than_the_limit_takes_no_time_from_the_code() -> None:
+    idle = set(descendants(os.getpid()))
+    async with open_sandbox("namespace") as sandbox:
+        _, zygote, *_ = sorted(set(descendants(os.getpid())) - idle)
+        os.kill(zygote, signal.SIGSTOP)
+        limits = Limits(wall_s=0.5)
+        task = asyncio.create_task(run(sandbox, "import time; time.sleep(0.1); print(1)", limits=limits))
+        asyncio.get_running_loop().call_later(3 * limits.wall_s, os.kill, zygote, signal.SIGCONT)
+        result = await asyncio.wait_for(task, 20)
+        assert (result.status, result.stdout) == (ExecStatus.OK, "1\n")
+        result = await asyncio.wait_for(run(sandbox, "import time; time.sleep(60)", limits=limits), 20)
+        assert result.status is ExecStatus.TIMEOUT
 
 
 @pytest.mark.asyncio
