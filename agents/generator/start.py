@@ -37,7 +37,7 @@ class EngineSettings:
     """Whether the engine can be put to sleep, which gives its GPU memory back; see `VLLMEngine.sleep`."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
-    admission: bool = True
+    admission: bool = False
     """Whether turns wait until they fit in the cache beside the conversations in progress; see `Admission`."""
     cache_on_update: str = "keep"
     """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""

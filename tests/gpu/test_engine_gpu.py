@@ -24,7 +24,13 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU"),
 ]
 SETTINGS = EngineSettings(
-    max_model_len=1024, max_requests=128, dtype="bfloat16", kv_cache_gib=8.0, enforce_eager=False, gather_s=0.0
+    max_model_len=1024,
+    max_requests=128,
+    dtype="bfloat16",
+    kv_cache_gib=8.0,
+    enforce_eager=False,
+    gather_s=0.0,
+    admission=True,
 )
 
 

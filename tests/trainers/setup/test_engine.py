@@ -54,9 +54,9 @@ def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
     assert not settings(asked).has_worker_processes
 
 
-def test_admission_is_on_unless_it_is_switched_off() -> None:
-    assert settings().admission and settings(*GPU).admission
-    assert not settings("--generator.admission=false").admission
+def test_admission_is_off_unless_it_is_switched_on() -> None:
+    assert not settings().admission and not settings(*GPU).admission
+    assert settings("--generator.admission=true").admission
 
 
 def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:
