@@ -7,6 +7,7 @@ that a tool that sleeps for an hour keeps the process alive. A call whose caller
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -74,6 +75,10 @@ def _is_awaited(function: Callable[..., Any]) -> bool:
     return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Job:
     """One call in a thread."""
 
@@ -85,10 +90,11 @@ class _Job:
         self._thread: int | None = None
         self._given_up = False
 
-    def run(self) -> None:
+    def run(self) -> Callable[[], None]:
+        """Make the call; returns what tells the caller of its end, to be called when the thread is free again."""
         with self._lock:
             if self._given_up:
-                return
+                return _nothing
             self._thread = threading.get_ident()
         result: Any = None
         error: BaseException | None = None
@@ -99,15 +105,16 @@ class _Job:
                 self._leave()
         except GivenUp:
             self._leave()
-            return
+            return _nothing
         except StopIteration as raised:  # a future does not accept it
             error = RuntimeError(f"StopIteration: {raised}")
         except BaseException as raised:
             error = raised
-        try:
+        return functools.partial(self._tell, result, error)
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for the result
             self._loop.call_soon_threadsafe(self._finish, result, error)
-        except RuntimeError:  # the loop is closed, so that nobody waits for the result
-            pass
 
     def give_up(self) -> None:
         with self._lock:
@@ -156,10 +163,12 @@ class _Worker(threading.Thread):
                         _idle.remove(self)
                         return
                 continue  # it has just been given a job
-            job.run()
+            tell = job.run()
             del job
-            with _idle_lock:
+            with _idle_lock:  # before the caller goes on: its next call then finds this thread
                 _idle.append(self)
+            tell()
+            del tell
 
 
 _idle: list[_Worker] = []

@@ -57,6 +57,7 @@ async def main():
     found = {"before": await greedy(engine, "before"), "awake": used(), "rounds": []}
     for version in (1, 2):
         running = asyncio.ensure_future(engine.generate([1, 2], Sampling(max_tokens=400, temperature=0.0), "running"))
+        await asyncio.sleep(0)  # one turn of the loop: it is sent before the next one
         await engine.generate([1], Sampling(max_tokens=1), "marker")
         await engine.sleep()
         asleep = used()

@@ -256,6 +256,7 @@ async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: V
     """Requests wait meanwhile; those that ran go on where they were, and their tokens name the weights of each span."""
     before, old = await _greedy(engine), engine.version
     running = asyncio.ensure_future(engine.generate([1, 2], Sampling(max_tokens=200, temperature=0.0), "running"))
+    await asyncio.sleep(0)  # one turn of the loop: it is sent before the next one
     await engine.generate([1], Sampling(max_tokens=1), "marker")  # by then the other one runs
     await engine.sleep()
     await engine.sleep()
