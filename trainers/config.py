@@ -262,9 +262,9 @@ class GeneratorConfig(ServiceConfig):
     the run sets itself, or that tokens and logprobs depend on, are refused."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
-    worker_process: bool = False
-    """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. More tokens
-    a second where many requests run at once, and a longer start."""
+    worker_process: bool = True
+    """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. It makes
+    more tokens a second, because it does not wait for what takes requests; docs/gpu.md. On a CPU it has none."""
 
 
 @dataclass(kw_only=True)

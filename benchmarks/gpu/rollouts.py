@@ -1,13 +1,14 @@
 """Multi-turn rollouts through EnvActors and a PolicyActor, against bare vLLM on the same tokens and GPU.
 
-    python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 512] [--at-once 256] [--envs 4] [--json FILE]
+    python -m benchmarks.gpu.rollouts [--shape 0.6B] [--episodes 1024] [--at-once 256] [--envs 4] [--json FILE]
 
 Episodes of four turns in an environment that answers at once. A turn is of 32 to 224 sampled tokens, 128 on average:
 turns differ in every run, and equal ones would all end in one step, and begin in one. The same is then asked of a bare
 `LLMEngine` with the same settings, in a process of its own: the same prompts, as many tokens in each turn, the turns of
 an episode one after the other, as many groups of episodes at once, each until its last episode has ended. What it has
 sampled itself is in its later prompts, so that it finds as much in its prefix cache. Tokens are sampled tokens; the
-engine's start is not timed.
+engine's start is not timed. Both are measured with the engine's worker in the engine's process and in a process of its
+own (`EngineSettings.worker_process`). `ratio` is that of the run's default over the better of the two bare engines.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.runtime.launcher import Launcher
+from trainers.config import GeneratorConfig
 
 TURNS, LEAST, MOST, CONTEXT = 4, 32, 224, 2048
 LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)
@@ -62,23 +64,25 @@ class Chatter(Env):
         return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
 
 
-def settings(given: argparse.Namespace) -> EngineSettings:
+def settings(given: argparse.Namespace, *, worker_process: bool) -> EngineSettings:
     return EngineSettings(
         max_model_len=CONTEXT,
         max_requests=given.at_once,
         dtype="bfloat16",
         kv_cache_gib=32.0,
         enforce_eager=False,
-        worker_process=given.worker_process,
+        worker_process=worker_process,
     )
 
 
-async def through_actors(model: Path, given: argparse.Namespace) -> tuple[dict[str, Any], list[list[Any]]]:
+async def through_actors(
+    model: Path, given: argparse.Namespace, *, worker_process: bool
+) -> tuple[dict[str, Any], list[list[Any]]]:
     """Seconds and tokens; and of each episode its turns as (ids that the environment added, number of sampled ones)."""
     async with Launcher():
         started = time.perf_counter()
         policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
-            model=str(model), settings=settings(given)
+            model=str(model), settings=settings(given, worker_process=worker_process)
         )
         ready = time.perf_counter() - started
         agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
@@ -134,7 +138,7 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    engine = load_engine(model, settings(given))
+    engine = load_engine(model, settings(given, worker_process=given.worker_process))
     prompts: list[list[int]] = []
 
     def add(episode: int, turn: int) -> None:
@@ -209,31 +213,38 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--envs", type=int, default=4)
-    parser.add_argument("--worker-process", action="store_true", help="of both engines, see EngineSettings")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker-process", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bare:
         asked = json.loads(given.bare.read_text())
         print(json.dumps(bare(asked["model"], asked["turns"], given)))
         return
+    by_worker: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temp:
         model = Path(temp) / "model"
         make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
-        ours, turns = asyncio.run(through_actors(model, given))
-        print("through actors", json.dumps(ours), flush=True)
-        asked = Path(temp) / "turns.json"
-        asked.write_text(json.dumps({"model": str(model), "turns": turns}))
-        command = [sys.executable, "-m", "benchmarks.gpu.rollouts", "--bare", str(asked)]
-        command += ["--at-once", str(given.at_once)] + ["--worker-process"] * given.worker_process
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
-        theirs = json.loads(done.stdout.splitlines()[-1])
+        for name, worker_process in (("worker_process", True), ("in_process", False)):
+            ours, turns = asyncio.run(through_actors(model, given, worker_process=worker_process))
+            asked = Path(temp) / "turns.json"
+            asked.write_text(json.dumps({"model": str(model), "turns": turns}))
+            command = [sys.executable, "-m", "benchmarks.gpu.rollouts", "--bare", str(asked)]
+            command += ["--at-once", str(given.at_once)] + ["--worker-process"] * worker_process
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
+            by_worker[name] = {"through_actors": ours, "bare": json.loads(done.stdout.splitlines()[-1])}
+            print(name, json.dumps(by_worker[name]), flush=True)
+    best = max(found["bare"]["tokens_per_second"] for found in by_worker.values())
+    ratios = {name: found["through_actors"]["tokens_per_second"] / best for name, found in by_worker.items()}
+    default = "worker_process" if GeneratorConfig().worker_process else "in_process"
+    hidden = ("json", "bare", "worker_process")
     result = {
         "machine": describe(),
-        "settings": {name: value for name, value in vars(given).items() if name not in ("json", "bare")},
-        "through_actors": ours,
-        "bare": theirs,
-        "ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
+        "settings": {name: value for name, value in vars(given).items() if name not in hidden},
+        **by_worker,
+        "ratios_over_best_bare": ratios,
+        "default": default,
+        "ratio": ratios[default],
     }
     print(json.dumps(result, indent=2))
     if given.json:

@@ -228,6 +228,27 @@ def empty_batch(length: int) -> MicroBatch:
     )
 
 
+def batches_to_compile(multiple: int, *, sequences: int) -> list[MicroBatch]:
+    """Two small micro-batches without samples that differ in every size that differs between the batches of a run.
+
+    Args:
+        multiple: what the length of a sequence is a multiple of.
+        sequences: 1 where rows are packed into sequences, and more where each row is a sequence.
+    """
+    unit = round_up(16, 2 * multiple) // 2
+    batches = []
+    for number, rows in enumerate(([unit, 3 * unit], [unit, unit, 4 * unit])):
+        length = sum(rows)
+        positions = torch.cat([torch.arange(row) for row in rows])[None]
+        batch = empty_batch(length)
+        if sequences > 1:
+            batch = dataclasses.replace(batch, tokens=batch.tokens.expand(sequences + number, length).contiguous())
+        else:
+            batch = dataclasses.replace(batch, positions=positions)
+        batches.append(batch)
+    return batches
+
+
 def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last sampled token; and its targets."""
     lengths, counts = [], []

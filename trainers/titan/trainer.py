@@ -45,7 +45,7 @@ from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.errors import InvariantError, UserError
-from trainers.batching.batch import MicroBatch, Sample, by_sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample, empty_batch, pack
 from trainers.batching.packing import flops_crossover
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
@@ -127,6 +127,12 @@ class TitanTrainer:
         batch_mesh = self.parallel.get_optional_mesh("batch")
         self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
         self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
+        if settings.compile:
+            try:
+                self._compile()
+            except BaseException:
+                self._destroy_group()
+                raise
 
     def begin(
         self,
@@ -288,6 +294,23 @@ class TitanTrainer:
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
         whole = self.model.context.whole
         return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
+
+    def _compile(self) -> None:
+        """Compile the blocks for sequences of any length, before the first step.
+
+        Torch compiles for the first shape that it is given, and again for all shapes when it is given another.
+        """
+        sequences = 1 if self.settings.pack_length else 2
+        for batch in batches_to_compile(self._multiple, sequences=sequences):
+            inputs = self._placed(batch)
+            if not self.model.module.training:
+                with torch.no_grad():
+                    self._logprobs(inputs, 1.0)
+                continue
+            logprobs, entropies = self._logprobs(inputs, 1.0, with_entropy=True)
+            self.model.sum_over_replicas(True)
+            (logprobs.sum() + entropies.sum()).backward()  # type: ignore[union-attr]
+            self._optimizer.zero_grad()
 
     def _check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
