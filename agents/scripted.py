@@ -65,6 +65,8 @@ async def say_nothing(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": ""}
 
 
+_CHECKED_KEYS = frozenset({"role", "content", "tool_calls"})
+_TEXT = frozenset({str})
 _OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
 _ARGUMENTS = (str, *_OBJECT)
 _CALL_FORM = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
@@ -158,13 +160,25 @@ def _wrong_with(value: Any) -> str:
     for call in calls:
         if wrong := _wrong_with_call(call):
             return wrong
-    if len(value) == 2:  # role and content, which are text
+    if value.keys() <= _CHECKED_KEYS and all(map(_is_plain_call, calls)):
         return ""
     try:
         _to_json(value)  # an Episode is written to disk
     except (TypeError, ValueError, RecursionError) as error:
         return f"JSON cannot hold it ({error})"
     return ""
+
+
+def _is_plain_call(call: dict[str, Any]) -> bool:
+    """Whether a call of the right form holds nothing but texts, which JSON can hold; asking is faster than writing."""
+    function = call.get("function")
+    if type(function) is not dict or len(function) != 2:
+        return False
+    arguments = function["arguments"]
+    is_text = type(arguments) is str or (
+        type(arguments) is dict and {*map(type, arguments), *map(type, arguments.values())} <= _TEXT
+    )
+    return is_text and len(call) == 1 + ("id" in call) + (type(call.get("type")) is str)
 
 
 def _wrong_with_call(call: Any) -> str:

@@ -7,6 +7,7 @@ agent or the machinery becomes the outcome of the episode, and is counted by rea
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,9 +19,9 @@ from forge_env.core.errors import EnvError, ForgeError, InfraError, PolicyError,
 from forge_env.core.faults import SHRINK, FaultPolicy
 from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Outcome, Task
-from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
+from forge_env.rollout.env_calls import close_env, is_timeout
 from forge_env.rollout.env_results import (
     StepResult,
     read_on_limit,
@@ -31,7 +32,7 @@ from forge_env.rollout.env_results import (
 )
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.repeated import repeated_tokens
-from forge_env.utils.deadlines import Deadline
+from forge_env.utils.deadlines import Deadline, Place
 from forge_env.utils.threads import invoke
 
 T = TypeVar("T")
@@ -183,12 +184,13 @@ class _LimitReached(Exception):
 class _EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
+    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards", "seconds_left")
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
+        self.place = Place()
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -287,9 +289,10 @@ class _EpisodeRun:
         deadline: Deadline | None = None
         try:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
-            deadline = None if seconds is None else Deadline(seconds)
-            answer = invoke(self.agent.act, conversation, env.tools)
-            return _read_answer(self.agent, await (answer if deadline is None else deadline.run(answer)))
+            deadline = Deadline(math.inf if seconds is None else seconds, self.place)
+            with deadline:
+                answer = await invoke(self.agent.act, conversation, env.tools)
+            return _read_answer(self.agent, answer)
         except NOT_CAUGHT as error:
             task = asyncio.current_task()
             if isinstance(error, GeneratorExit) or task is None or task.cancelling():
@@ -329,8 +332,10 @@ class _EpisodeRun:
     def _apply(self, step: StepResult) -> End | None:
         """Record the result of a step; returns the end of the episode, or None."""
         self.conversations.observe(step.observation, step.next_turn)
-        self.rewards.update(step.rewards)
-        self.info |= step.info
+        if step.rewards:
+            self.rewards |= step.rewards
+        if step.info:
+            self.info |= step.info
         if step.outcome is not None:
             return step.outcome, step.ended_by if step.outcome.is_attempt else ""
         if step.truncated:
@@ -345,15 +350,24 @@ class _EpisodeRun:
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
-        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, self.place)
         try:
-            result = await call_env(part, call, deadline)
-        except EnvTimeout:
-            raise _LimitReached(limit, part) from None
+            with deadline:
+                result = await call
+        except BaseException as error:
+            if is_timeout(error, deadline):
+                raise _LimitReached(limit, part) from None
+            if (env_error := fault(part, error)) is None:
+                raise
+            raise env_error from error
         finally:
             self.seconds_left -= deadline.used
-        with guard(f"{part} returned what cannot be read"):
+        try:
             return read(result)
+        except BaseException as error:
+            if (env_error := fault(f"{part} returned what cannot be read", error)) is None:
+                raise
+            raise env_error from error
 
 
 def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:
