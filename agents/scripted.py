@@ -12,7 +12,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
 from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
 from forge_env.registry.registry import env_class, load
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import invoker
 
 if TYPE_CHECKING:
     from agents.renderer.families import Thinking
@@ -102,7 +102,7 @@ class ScriptedAgent:
         name: str = "",
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._script = script
+        self._script = invoker(script)
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
         self._renderer = _renderer(model, thinking) if model else None
         self.answer_seconds = answer_seconds
@@ -114,7 +114,7 @@ class ScriptedAgent:
             PolicyError: when the script returns no assistant message.
             BaseException: whatever the script raises.
         """
-        message = _checked(self._name, await invoke(self._script, conversation.messages))
+        message = _checked(self._name, await self._script(conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         if self._renderer is None:

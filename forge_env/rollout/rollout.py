@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from forge_env.rollout.env_results import (
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline, Place
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import invoke, invoker
 
 T = TypeVar("T")
 End = tuple[Outcome, str]
@@ -184,13 +184,18 @@ class _LimitReached(Exception):
 class _EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards", "seconds_left")
+    __slots__ = (
+        *("act", "agent", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
+        *("seconds_left", "step"),
+    )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
         self.place = Place()
+        self.act: Callable[..., Awaitable[Any]] | None = None
+        self.step: Callable[..., Awaitable[Any]]
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -202,7 +207,8 @@ class _EpisodeRun:
     async def play(self, env: Env, task: Task, seed: int) -> End:
         """Play to the end."""
         options = {"task": task, "limits": self.limits}
-        reset = await self._call_env("reset", invoke(env.reset, seed=seed, options=options), read_reset)
+        reset = await self._call_env("reset", read_reset, invoker(env.reset), seed=seed, options=options)
+        self.step = invoker(env.step)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
         turns = full_prompts = 0
@@ -258,7 +264,7 @@ class _EpisodeRun:
         Returns:
             The end of the episode; None if it continues.
         """
-        step = await self._call_env("on_limit", invoke(env.on_limit, "max_tokens", reason), read_on_limit)
+        step = await self._call_env("on_limit", read_on_limit, invoker(env.on_limit), "max_tokens", reason)
         if step is None:
             return Outcome.TRUNCATED, "max_tokens"
         self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
@@ -291,7 +297,9 @@ class _EpisodeRun:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
             deadline = Deadline(math.inf if seconds is None else seconds, self.place)
             with deadline:
-                answer = await invoke(self.agent.act, conversation, env.tools)
+                if self.act is None:
+                    self.act = invoker(self.agent.act)
+                answer = await self.act(conversation, env.tools)
             return _read_answer(self.agent, answer)
         except NOT_CAUGHT as error:
             task = asyncio.current_task()
@@ -322,7 +330,7 @@ class _EpisodeRun:
         conversation.turns.append(turn)
         conversation.observation = ()
         self.last_turn = turn
-        step = await self._call_env("step", invoke(env.step, action), read_step)
+        step = await self._call_env("step", read_step, self.step, action)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self._apply(step)
@@ -342,7 +350,9 @@ class _EpisodeRun:
             return Outcome.TRUNCATED, step.ended_by
         return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
-    async def _call_env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+    async def _call_env(
+        self, part: str, read: Callable[[Any], T], method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> T:
         """Call the environment within the limits of the step and the episode, and check its result.
 
         Args:
@@ -353,7 +363,7 @@ class _EpisodeRun:
         deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, self.place)
         try:
             with deadline:
-                result = await call
+                result = await method(*args, **kwargs)
         except BaseException as error:
             if is_timeout(error, deadline):
                 raise _LimitReached(limit, part) from None

@@ -31,6 +31,7 @@ from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
 
 _DEFAULT_LIMITS = EpisodeLimits()
+_RESERVED = {**members.ENV, **members.TOOL_ENV}
 
 
 class ToolEnv(Env):
@@ -79,10 +80,10 @@ class ToolEnv(Env):
         self.set_tools({tool.name: tool for tool in extra_tools})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        member = members.TOOL_ENV.get(name)
+        member = _RESERVED.get(name)
         if member is not None and not member.in_instance(value):
-            raise members.name_taken(self, name, member, value, ToolEnv)
-        super().__setattr__(name, value)
+            raise members.name_taken(self, name, member, value, ToolEnv if name in members.TOOL_ENV else Env)
+        super(Env, self).__setattr__(name, value)  # without Env's check, which this one contains
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.
