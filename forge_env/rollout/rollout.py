@@ -246,7 +246,8 @@ class _EpisodeRun:
             return
         for request_id in self.conversations.request_ids:
             try:
-                await Deadline(self.limits.step_seconds).run(end(request_id))
+                with Deadline(self.limits.step_seconds, self.place):
+                    await end(request_id)
             except Exception as error:
                 self.info["end_conversation_error"] = describe("agent", error)
 
