@@ -66,6 +66,7 @@ async def say_nothing(messages: list[Message]) -> Message:
 
 
 _CHECKED_KEYS = frozenset({"role", "content", "tool_calls"})
+_CALL_KEYS = frozenset({"id", "type", "function"})
 _TEXT = frozenset({str})
 _OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
 _ARGUMENTS = (str, *_OBJECT)
@@ -157,10 +158,13 @@ def _wrong_with(value: Any) -> str:
     calls = value.get("tool_calls") or ()
     if not isinstance(calls, (list, tuple)):
         return f"its tool_calls are a {type(calls).__name__} and no list"
+    is_plain = value.keys() <= _CHECKED_KEYS
     for call in calls:
-        if wrong := _wrong_with_call(call):
-            return wrong
-    if value.keys() <= _CHECKED_KEYS and all(map(_is_plain_call, calls)):
+        if not _is_plain_call(call):
+            is_plain = False
+            if wrong := _wrong_with_call(call):
+                return wrong
+    if is_plain:
         return ""
     try:
         _to_json(value)  # an Episode is written to disk
@@ -169,16 +173,17 @@ def _wrong_with(value: Any) -> str:
     return ""
 
 
-def _is_plain_call(call: dict[str, Any]) -> bool:
-    """Whether a call of the right form holds nothing but texts, which JSON can hold; asking is faster than writing."""
-    function = call.get("function")
-    if type(function) is not dict or len(function) != 2:
+def _is_plain_call(call: Any) -> bool:
+    """Whether a call has the right form and holds nothing but texts, which JSON can hold; faster than writing it."""
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict or not call.keys() <= _CALL_KEYS or len(function) != 2:
         return False
-    arguments = function["arguments"]
-    is_text = type(arguments) is str or (
-        type(arguments) is dict and {*map(type, arguments), *map(type, arguments.values())} <= _TEXT
-    )
-    return is_text and len(call) == 1 + ("id" in call) + (type(call.get("type")) is str)
+    arguments = function.get("arguments")
+    if type(arguments) is dict:
+        texts = [*arguments, *arguments.values(), function.get("name"), call.get("id", ""), call.get("type", "")]
+    else:
+        texts = [arguments, function.get("name"), call.get("id", ""), call.get("type", "")]
+    return {*map(type, texts)} == _TEXT
 
 
 def _wrong_with_call(call: Any) -> str:
