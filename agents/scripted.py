@@ -12,7 +12,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
 from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
 from forge_env.registry.registry import env_class, load
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import invoker
 
 if TYPE_CHECKING:
     from agents.renderer.families import Thinking
@@ -65,6 +65,9 @@ async def say_nothing(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": ""}
 
 
+_CHECKED_KEYS = frozenset({"role", "content", "tool_calls"})
+_CALL_KEYS = frozenset({"id", "type", "function"})
+_TEXT = frozenset({str})
 _OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
 _ARGUMENTS = (str, *_OBJECT)
 _CALL_FORM = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
@@ -100,7 +103,7 @@ class ScriptedAgent:
         name: str = "",
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._script = script
+        self._script = invoker(script)
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
         self._renderer = _renderer(model, thinking) if model else None
         self.answer_seconds = answer_seconds
@@ -112,7 +115,7 @@ class ScriptedAgent:
             PolicyError: when the script returns no assistant message.
             BaseException: whatever the script raises.
         """
-        message = _checked(self._name, await invoke(self._script, conversation.messages))
+        message = _checked(self._name, await self._script(conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         if self._renderer is None:
@@ -155,16 +158,32 @@ def _wrong_with(value: Any) -> str:
     calls = value.get("tool_calls") or ()
     if not isinstance(calls, (list, tuple)):
         return f"its tool_calls are a {type(calls).__name__} and no list"
+    is_plain = value.keys() <= _CHECKED_KEYS
     for call in calls:
-        if wrong := _wrong_with_call(call):
-            return wrong
-    if len(value) == 2:  # role and content, which are text
+        if not _is_plain_call(call):
+            is_plain = False
+            if wrong := _wrong_with_call(call):
+                return wrong
+    if is_plain:
         return ""
     try:
         _to_json(value)  # an Episode is written to disk
     except (TypeError, ValueError, RecursionError) as error:
         return f"JSON cannot hold it ({error})"
     return ""
+
+
+def _is_plain_call(call: Any) -> bool:
+    """Whether a call has the right form and holds nothing but texts, which JSON can hold; faster than writing it."""
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict or not call.keys() <= _CALL_KEYS or len(function) != 2:
+        return False
+    arguments = function.get("arguments")
+    if type(arguments) is dict:
+        texts = [*arguments, *arguments.values(), function.get("name"), call.get("id", ""), call.get("type", "")]
+    else:
+        texts = [arguments, function.get("name"), call.get("id", ""), call.get("type", "")]
+    return {*map(type, texts)} == _TEXT
 
 
 def _wrong_with_call(call: Any) -> str:

@@ -101,31 +101,33 @@ class TokenAgent:
         self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int
     ) -> tuple[Completion, list[tuple[int, ...]]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
-        turn, seed = len(conversation.turns), conversation.seed
-        thinks = self.renderer.thinks and asked.prompt is None  # a plain prompt has no template, and so no thought
+        turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
+        request_id = f"{session}/{turn}"
+        sampling = Sampling(
+            temperature=self._temperature,
+            top_p=self._top_p,
+            max_tokens=room,
+            seed=None if seed is None else _turn_seed(seed, turn, 0),
+            stop_token_ids=self.renderer.stop_token_ids,
+            stop=asked.stop,
+        )
+        budget = conversation.max_thinking_tokens
+        # A plain prompt has no template, and so no thought.
+        if not budget or not self.renderer.thinks or asked.prompt is not None:
+            completion = await self._policy.generate(prompt, sampling, request_id=request_id, session=session)
+            return completion, [completion.prompt_ids]
 
         async def ask(prompt_ids: Sequence[int], sampling: Sampling, number: int) -> Completion:
             if number and seed is not None:
                 sampling = replace(sampling, seed=_turn_seed(seed, turn, number))
-            return await self._policy.generate(
-                prompt_ids,
-                sampling,
-                request_id=f"{conversation.request_id}/{turn}" + (f"+{number}" if number else ""),
-                session=conversation.request_id,
-            )
+            id_ = f"{request_id}+{number}" if number else request_id
+            return await self._policy.generate(prompt_ids, sampling, request_id=id_, session=session)
 
         return await sample_within(
             ask,
             prompt,
-            Sampling(
-                temperature=self._temperature,
-                top_p=self._top_p,
-                max_tokens=room,
-                seed=None if seed is None else _turn_seed(seed, turn, 0),
-                stop_token_ids=self.renderer.stop_token_ids,
-                stop=asked.stop,
-            ),
-            budget=conversation.max_thinking_tokens if thinks else 0,
+            sampling,
+            budget=budget,
             close=self.renderer.close_thought,
             is_in_thought=self.renderer.is_in_thought,
         )

@@ -66,8 +66,9 @@ def from_openai(message: Mapping[str, Any]) -> Calls:
     if not listed:
         return ()
     items = listed if isinstance(listed, (list, tuple)) else [listed]
-    if any(isinstance(item, _OBJECT) and "id" in item for item in items):
-        return _with_ids([_openai_call(item, _ARGUMENTS_FORM) for item in items])
+    for item in items:
+        if isinstance(item, _OBJECT) and "id" in item:
+            return _with_ids([_openai_call(item, _ARGUMENTS_FORM) for item in items])
     return tuple([_openai_call(item, _ARGUMENTS_FORM, f"call_{i}") for i, item in enumerate(items)])
 
 

@@ -69,8 +69,9 @@ class Env:
         members.check_shared(cls, cls.shared, members.ENV, Env)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in members.ENV and not members.ENV[name].in_instance(value):
-            raise members.name_taken(self, name, members.ENV[name], value, Env)
+        member = members.ENV.get(name)
+        if member is not None and not member.in_instance(value):
+            raise members.name_taken(self, name, member, value, Env)
         super().__setattr__(name, value)
 
     @classmethod

@@ -224,7 +224,7 @@ TOOL_ENV: Mapping[str, Member] = {
         in_instance=_never,
         remedy=_OR_RENAME,
     ),
-    **dict.fromkeys(("set_tools", "_answer", "_score", "_all_scores"), _METHOD),
+    **dict.fromkeys(("set_tools", "_score", "_all_scores"), _METHOD),
     **dict.fromkeys(("_tools", "_specs", "_rewards", "_rubric"), _PART),
     "_limits": replace(_PART, in_instance=_is(EpisodeLimits)),
     "_toolbox": replace(_PART, in_instance=lambda value: hasattr(value, "answer")),

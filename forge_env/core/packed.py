@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import struct
-from array import array
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +21,8 @@ Kind = Literal["i", "d", "?"]
 """int32, float64 or bool, as `struct` names them."""
 MOST_NUMBERS = 2048
 """Numbers that are written as JSON at once: about 2 ms of floats, after which other threads may run."""
+
+_NO_VERSION = struct.pack("i", NOT_SAMPLED)
 
 
 class PackedTurn(NamedTuple):
@@ -69,10 +70,8 @@ def join_turns(turns: Sequence[tuple[PackedTurn, Sequence[tuple[int, int]]]]) ->
         is_sampled = [bytes([version != NOT_SAMPLED]) * count for version, count in spans]
         masks += [bytes(n), *(is_sampled or [b"\1" * k])]
         logprobs.append(bytes(8 * n) + (packed.logprobs or bytes(8 * k)))
-        of_turn = array("i", [NOT_SAMPLED]) * n
-        for version, count in spans or ((NOT_SAMPLED, k),):
-            of_turn += array("i", [version]) * count
-        versions.append(of_turn.tobytes())
+        versions.append(_NO_VERSION * n)
+        versions += [struct.pack("i", version) * count for version, count in spans] or [_NO_VERSION * k]
     ids = b"".join(packed.ids for packed, _ in turns)
     return PackedRow(ids, b"".join(masks), b"".join(logprobs), b"".join(versions))
 

@@ -52,7 +52,10 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        history = [m for turn in self.turns for m in (*turn.observation, turn.message)]
+        history: list[Message] = []
+        for turn in self.turns:
+            history += turn.observation
+            history.append(turn.message)
         return history + list(self.observation)
 
 

@@ -21,7 +21,9 @@ def reward_value(value: Any, source: str) -> float:
     Raises:
         EnvError: for nan, infinity, text, a complex number, None, and an absolute value above `MAX_REWARD`.
     """
-    is_array = type(value) is not float and getattr(value, "shape", None) == ()
+    if type(value) is float and abs(value) <= MAX_REWARD:  # the usual case
+        return value
+    is_array = getattr(value, "shape", None) == ()
     number = value.item() if is_array else value
     if isinstance(number, (float, Real)) and abs(number) <= MAX_REWARD:  # type: ignore[operator]
         return float(number)

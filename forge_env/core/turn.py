@@ -92,6 +92,8 @@ class Turn(_Packable):
     """Token counts reported by an external endpoint: "prompt_tokens", "completion_tokens"."""
 
     def __post_init__(self) -> None:
+        # A slot without a value would raise at every look. mypy does not see the slot of the parent.
+        self._packed = None  # type: ignore[misc]
         if self.kind == "text":
             require(
                 not (self.prompt_ids or self.token_ids or self.logprobs or self.versions), "a text turn has no tokens"

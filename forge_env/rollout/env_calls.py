@@ -29,21 +29,29 @@ async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline
         EnvError: for whatever else it raises, with file and line.
     """
     try:
-        return await deadline.run(call)
+        with deadline:
+            return await call
     except BaseException as error:
-        if deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError):
+        if is_timeout(error, deadline):
             raise EnvTimeout(f"{part} took longer than {deadline.seconds:g} s") from None
-        if (env_error := fault(part, error)) is not None:
-            raise env_error from error
-        raise
+        if (env_error := fault(part, error)) is None:
+            raise
+        raise env_error from error
+
+
+def is_timeout(error: BaseException, deadline: Deadline) -> bool:
+    """Whether a method raised because its time was used up."""
+    return deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
 
 
 async def close_env(env: Env, seconds: float) -> str:
     """Close an environment; returns what went wrong, or "". A failing close does not change the episode."""
+    if type(env).close is Env.close and "close" not in vars(env):
+        return ""  # it has nothing to close
     deadline = Deadline(seconds)
     try:
-        with guard("close"):
-            await deadline.run(invoke(env.close))
+        with guard("close"), deadline:
+            await invoke(env.close)
     except ForgeError as error:
         return f"close took longer than {seconds:g} s" if deadline.expired else error_text(error)
     return ""

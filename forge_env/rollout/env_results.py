@@ -51,18 +51,17 @@ def read_reset(result: Any) -> ResetResult:
 
 def read_step(result: Any) -> StepResult:
     observation, reward, terminated, truncated, info = result
-    parts = info.get("rewards", {})
     return StepResult(
         _messages(observation),
         reward_value(reward, "step returned the reward"),
         bool(terminated),
         bool(truncated),
-        {name: reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()},
+        _reward_parts(info["rewards"]) if "rewards" in info else {},
         tuple(info.get("tools", ())),
         Outcome(info["outcome"]) if "outcome" in info else None,
-        _ended_by(info),
+        _ended_by(info) if "ended_by" in info else "environment",
         info.get("next"),
-        recorded_info(info),
+        {} if info.keys() <= _INTERPRETED_KEYS else recorded_info(info),
     )
 
 
@@ -90,6 +89,10 @@ def _messages(observation: Any) -> tuple[Message, ...]:
         if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")
     return messages
+
+
+def _reward_parts(parts: Mapping[str, Any]) -> dict[str, float]:
+    return {name: reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()}
 
 
 def _ended_by(info: Mapping[str, Any]) -> str:

@@ -7,8 +7,9 @@ agent or the machinery becomes the outcome of the episode, and is counted by rea
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -18,9 +19,9 @@ from forge_env.core.errors import EnvError, ForgeError, InfraError, PolicyError,
 from forge_env.core.faults import SHRINK, FaultPolicy
 from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Outcome, Task
-from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, guard
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
+from forge_env.rollout.env_calls import close_env, is_timeout
 from forge_env.rollout.env_results import (
     StepResult,
     read_on_limit,
@@ -31,8 +32,8 @@ from forge_env.rollout.env_results import (
 )
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.repeated import repeated_tokens
-from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke
+from forge_env.utils.deadlines import Deadline, Place
+from forge_env.utils.threads import invoke, invoker
 
 T = TypeVar("T")
 End = tuple[Outcome, str]
@@ -183,12 +184,18 @@ class _LimitReached(Exception):
 class _EpisodeRun:
     """The state of one episode while it runs."""
 
-    __slots__ = ("agent", "conversations", "info", "last_turn", "limits", "reward", "rewards", "seconds_left")
+    __slots__ = (
+        *("act", "agent", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
+        *("seconds_left", "step"),
+    )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
         self.agent = agent
         self.conversations = conversations
         self.limits = limits
+        self.place = Place()
+        self.act: Callable[..., Awaitable[Any]] | None = None
+        self.step: Callable[..., Awaitable[Any]]
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -200,7 +207,8 @@ class _EpisodeRun:
     async def play(self, env: Env, task: Task, seed: int) -> End:
         """Play to the end."""
         options = {"task": task, "limits": self.limits}
-        reset = await self._call_env("reset", invoke(env.reset, seed=seed, options=options), read_reset)
+        reset = await self._call_env("reset", read_reset, invoker(env.reset), seed=seed, options=options)
+        self.step = invoker(env.step)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
         turns = full_prompts = 0
@@ -238,7 +246,8 @@ class _EpisodeRun:
             return
         for request_id in self.conversations.request_ids:
             try:
-                await Deadline(self.limits.step_seconds).run(end(request_id))
+                with Deadline(self.limits.step_seconds, self.place):
+                    await end(request_id)
             except Exception as error:
                 self.info["end_conversation_error"] = describe("agent", error)
 
@@ -256,7 +265,7 @@ class _EpisodeRun:
         Returns:
             The end of the episode; None if it continues.
         """
-        step = await self._call_env("on_limit", invoke(env.on_limit, "max_tokens", reason), read_on_limit)
+        step = await self._call_env("on_limit", read_on_limit, invoker(env.on_limit), "max_tokens", reason)
         if step is None:
             return Outcome.TRUNCATED, "max_tokens"
         self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
@@ -287,9 +296,12 @@ class _EpisodeRun:
         deadline: Deadline | None = None
         try:
             seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
-            deadline = None if seconds is None else Deadline(seconds)
-            answer = invoke(self.agent.act, conversation, env.tools)
-            return _read_answer(self.agent, await (answer if deadline is None else deadline.run(answer)))
+            deadline = Deadline(math.inf if seconds is None else seconds, self.place)
+            with deadline:
+                if self.act is None:
+                    self.act = invoker(self.agent.act)
+                answer = await self.act(conversation, env.tools)
+            return _read_answer(self.agent, answer)
         except NOT_CAUGHT as error:
             task = asyncio.current_task()
             if isinstance(error, GeneratorExit) or task is None or task.cancelling():
@@ -319,7 +331,7 @@ class _EpisodeRun:
         conversation.turns.append(turn)
         conversation.observation = ()
         self.last_turn = turn
-        step = await self._call_env("step", invoke(env.step, action), read_step)
+        step = await self._call_env("step", read_step, self.step, action)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self._apply(step)
@@ -329,15 +341,19 @@ class _EpisodeRun:
     def _apply(self, step: StepResult) -> End | None:
         """Record the result of a step; returns the end of the episode, or None."""
         self.conversations.observe(step.observation, step.next_turn)
-        self.rewards.update(step.rewards)
-        self.info |= step.info
+        if step.rewards:
+            self.rewards |= step.rewards
+        if step.info:
+            self.info |= step.info
         if step.outcome is not None:
             return step.outcome, step.ended_by if step.outcome.is_attempt else ""
         if step.truncated:
             return Outcome.TRUNCATED, step.ended_by
         return (Outcome.SCORED, step.ended_by) if step.terminated else None
 
-    async def _call_env(self, part: str, call: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+    async def _call_env(
+        self, part: str, read: Callable[[Any], T], method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> T:
         """Call the environment within the limits of the step and the episode, and check its result.
 
         Args:
@@ -345,15 +361,24 @@ class _EpisodeRun:
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
-        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left)
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, self.place)
         try:
-            result = await call_env(part, call, deadline)
-        except EnvTimeout:
-            raise _LimitReached(limit, part) from None
+            with deadline:
+                result = await method(*args, **kwargs)
+        except BaseException as error:
+            if is_timeout(error, deadline):
+                raise _LimitReached(limit, part) from None
+            if (env_error := fault(part, error)) is None:
+                raise
+            raise env_error from error
         finally:
             self.seconds_left -= deadline.used
-        with guard(f"{part} returned what cannot be read"):
+        try:
             return read(result)
+        except BaseException as error:
+            if (env_error := fault(f"{part} returned what cannot be read", error)) is None:
+                raise
+            raise env_error from error
 
 
 def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:

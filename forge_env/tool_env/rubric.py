@@ -72,13 +72,21 @@ async def score(
         EnvError: when a reward function raises, or returns no finite number.
         InfraError: when the machinery of one failed, for example a judge that does not answer.
     """
-    prompt = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
-    arguments = {"prompt": prompt, "response": response, "answer": response, "target": task.target, "task": task}
+    arguments = {"response": response, "answer": response, "target": task.target, "task": task}
+    owners = () if owner is None else (owner,)
     values: dict[str, float] = {}
+    total = 0.0
     for part in parts:
-        kwargs = {name: list(messages) if name == "messages" else arguments[name] for name in part.names}
+        kwargs = {name: arguments[name] if name in arguments else _made(name, task, messages) for name in part.names}
         with guard(f"reward {part.name}"):
-            value = await invoke(part.function, *(() if owner is None else (owner,)), **kwargs)
-        values[part.name] = reward_value(value, f"the reward {part.name} returned")
-    total = sum(part.weight * values[part.name] for part in parts)
+            value = await invoke(part.function, *owners, **kwargs)
+        values[part.name] = reward = reward_value(value, f"the reward {part.name} returned")
+        total += part.weight * reward
     return reward_value(total, "the weighted sum of the rewards is"), values
+
+
+def _made(name: str, task: Task, messages: Sequence[Message]) -> Any:
+    """Make an argument that few reward functions take."""
+    if name == "messages":
+        return list(messages)
+    return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")

@@ -24,13 +24,14 @@ from forge_env.core import members
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError
 from forge_env.core.tools import Tool, is_tool, make_tool
-from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolCall, ToolSpec, ToolUse
+from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.tool_env.rubric import RewardFunction, RewardPart, score
-from forge_env.tool_env.toolbox import Toolbox
+from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
 
 _DEFAULT_LIMITS = EpisodeLimits()
+_RESERVED = {**members.ENV, **members.TOOL_ENV}
 
 
 class ToolEnv(Env):
@@ -79,9 +80,10 @@ class ToolEnv(Env):
         self.set_tools({tool.name: tool for tool in extra_tools})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in members.TOOL_ENV and not members.TOOL_ENV[name].in_instance(value):
-            raise members.name_taken(self, name, members.TOOL_ENV[name], value, ToolEnv)
-        super().__setattr__(name, value)
+        member = _RESERVED.get(name)
+        if member is not None and not member.in_instance(value):
+            raise members.name_taken(self, name, member, value, ToolEnv if name in members.TOOL_ENV else Env)
+        super(Env, self).__setattr__(name, value)  # without Env's check, which this one contains
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.
@@ -121,25 +123,20 @@ class ToolEnv(Env):
         if not action.tool_calls:
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
-        answers, uses = await self._answer(action.tool_calls)
+        if self._use_tools:
+            answers, uses = await self._toolbox.answer(action.tool_calls)
+        else:
+            answers, uses = [answer_to(call, "Error: the tools are switched off.") for call in action.tool_calls], []
         self.messages.extend(answers)
         return answers, 0.0, False, False, {"tools": uses}
-
-    async def _answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
-        if self._use_tools:
-            return await self._toolbox.answer(calls)
-        text = "Error: the tools are switched off."
-        answers: list[Message] = [
-            {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name} for call in calls
-        ]
-        return answers, []
 
     async def _score(self, response: str) -> tuple[float, dict[str, float]]:
         """Score the final answer within `scoring_seconds`; the deadlines of the step and the episode are paused."""
         deadline = Deadline(self._limits.scoring_seconds)
         try:
             async with queued():
-                return await deadline.run(self._all_scores(response))
+                with deadline:
+                    return await self._all_scores(response)
         except TimeoutError:
             if not deadline.expired:
                 raise

@@ -15,7 +15,7 @@ import pydantic_core
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.core.tools import BadCall, Tool
 from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
-from forge_env.core.user_code import describe, guard
+from forge_env.core.user_code import describe, fault
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import invoke
 
@@ -52,7 +52,7 @@ class Toolbox:
         """
         if len(calls) == 1:
             text, use = await self._call(calls[0])
-            return [_message(calls[0], text)], [use]
+            return [answer_to(calls[0], text)], [use]
         answers: list[tuple[str, ToolUse]] = []
         for is_parallel, adjacent in groupby(calls, self._is_parallel):
             batch = list(adjacent)
@@ -60,7 +60,7 @@ class Toolbox:
                 answers += await self._run_concurrently(batch)
             else:
                 answers += [await self._call(call) for call in batch]
-        messages = [_message(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
+        messages = [answer_to(call, text) for call, (text, _) in zip(calls, answers, strict=True)]
         return messages, [use for _, use in answers]
 
     def _is_parallel(self, call: ToolCall) -> bool:
@@ -81,23 +81,26 @@ class Toolbox:
             text = f"Error: there is no tool {call.name!r}. Tools: {names}. {call.error}".strip()
             return text, ToolUse(name=call.name, error="unknown_tool")
         started = time.perf_counter()
-        with guard(f"tool {tool.name}"):
-            try:
-                arguments = tool.validate(call)
-            except BadCall as refusal:
-                return str(refusal), ToolUse(name=call.name, error="bad_arguments")
+        try:
+            arguments = tool.validate(call)
             semaphore = tool.semaphore()
             if semaphore is None:
-                text, error = await self._attempts(tool, arguments)
+                text, kind = await self._attempts(tool, arguments)
             else:
                 async with queued():
                     await semaphore.acquire()
                 started = time.perf_counter()
                 try:
-                    text, error = await self._attempts(tool, arguments)
+                    text, kind = await self._attempts(tool, arguments)
                 finally:
                     semaphore.release()
-        return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=error)
+        except BadCall as refusal:
+            return str(refusal), ToolUse(name=call.name, error="bad_arguments")
+        except BaseException as error:
+            if (env_error := fault(f"tool {tool.name}", error)) is None:
+                raise
+            raise env_error from error
+        return text, ToolUse(name=call.name, seconds=time.perf_counter() - started, error=kind)
 
     async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
         """Run a tool with its retries; returns the text for the model and the kind of error, if any."""
@@ -105,7 +108,8 @@ class Toolbox:
         for attempt in range(tool.options.retries + 1):
             deadline = Deadline(tool.options.timeout)
             try:
-                result = await deadline.run(invoke(tool.function, *owner, **arguments))
+                with deadline:
+                    result = await invoke(tool.function, *owner, **arguments)
                 if isinstance(result, ToolFailure):
                     return _cut(str(result), tool.options.max_output), result.kind
                 return _text(result, tool.options.max_output), ""
@@ -127,7 +131,8 @@ class Toolbox:
         return _cut(f"Error: {type(failure).__name__}: {failure}", tool.options.max_output), "raised"
 
 
-def _message(call: ToolCall, text: str) -> Message:
+def answer_to(call: ToolCall, text: str) -> Message:
+    """The message that answers a call."""
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
 
 

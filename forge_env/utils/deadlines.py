@@ -2,36 +2,70 @@
 
 The time limits of an episode apply to its own work. A call that waits for a free slot (a tool's concurrency, a rate
 limit) or for the policy does so within `queued()`, which postpones all enclosing deadlines by that time.
+
+A step of an environment has several deadlines, and hardly any expires. So a deadline has no timer of its own: the event
+loop has one timer for all, at the time of the earliest one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator
-from contextvars import ContextVar
+import time
+from collections.abc import Awaitable
+from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_NEVER = float("inf")
+
+
+class Place:
+    """The current task, and the timer of its event loop. Looking them up costs as much as the rest of a deadline."""
+
+    __slots__ = ("task", "timer")
+
+    def __init__(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None, "a deadline cancels the task that it is used in"
+        self.task = task
+        try:
+            timer: _Timer = loop._forge_env_timer
+        except AttributeError:
+            timer = loop._forge_env_timer = _Timer(loop)
+        self.timer = timer
 
 
 class Deadline:
-    """A time limit for some work, on a clock that can be paused. For one use.
+    """A time limit for some work, on a clock that can be paused. For one use, within one task.
 
-    Example: ``await Deadline(30.0).run(work())``
+    Args:
+        seconds: the limit.
+        place: of the task, for a task that uses many deadlines; looked up by default.
+
+    Example::
+
+        with Deadline(30.0):
+            await work()
+
+    Raises:
+        TimeoutError: when the time is used up; `expired` is then True, and the work was cancelled. Work that blocks the
+            event loop is cancelled at its next suspension, if there is one.
     """
 
-    __slots__ = ("_left", "_loop", "_pauses", "_since", "_timeout", "seconds")
+    __slots__ = (
+        *("_cancelling", "_due", "_left", "_outer", "_pauses", "_place", "_since", "_token"),
+        *("expired", "seconds"),
+    )
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, place: Place | None = None) -> None:
         self.seconds = self._left = seconds
+        self._place: Place = place  # type: ignore[assignment]  # one that is None is looked up on entry
+        self.expired = False
+        """Whether the time is used up; otherwise a TimeoutError came from the work itself."""
         self._since: float | None = None  # when the clock was started; None while it is paused
         self._pauses = -1  # number of present pauses; -1: no work is running
-        self._timeout: asyncio.Timeout | None = None
-
-    @property
-    def expired(self) -> bool:
-        """Whether the time is used up; otherwise a TimeoutError came from the work itself."""
-        return self._timeout is not None and self._timeout.expired()
 
     @property
     def used(self) -> float:
@@ -39,86 +73,95 @@ class Deadline:
         return self.seconds - self._left
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Await `work`. The timer is set at its first suspension: work that never suspends costs no timer.
+        """Await `work` within this deadline."""
+        with self:
+            return await work
 
-        Raises:
-            TimeoutError: when the time is used up; `expired` is then True, and the work is cancelled.
-        """
-        token = _enclosing.set((*_enclosing.get(), self))
+    def __enter__(self) -> None:
+        place = self._place
+        if place is None:
+            place = self._place = Place()
+        self._cancelling = place.task.cancelling()
+        self._outer = _innermost.get()
+        self._token: Token[Deadline | None] = _innermost.set(self)
         self._pauses = 0
-        self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()
-        try:
-            steps = work.__await__()
-            try:
-                awaited = next(steps)
-            except StopIteration as done:
-                return done.value
-            self._timeout = asyncio.Timeout(self._due())
-            async with self._timeout:
-                return await _Continuation(steps, awaited)
-        finally:
-            if self._since is not None:  # `_stop_clock`, without the cost of a call
-                self._left -= self._loop.time() - self._since
-                self._since = None
-            self._pauses = -1  # a child task that still waits in a queue must not start the clock again
-            _enclosing.reset(token)
+        timer = place.timer
+        self._since = since = timer.time()
+        self._due = due = since + self._left
+        timer.deadlines.add(self)
+        if due < timer.at:
+            timer.move(due)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        timer = self._place.timer
+        timer.deadlines.discard(self)
+        if self._since is not None:
+            self._left -= timer.time() - self._since
+            self._since = None
+        self._pauses = -1  # a child task that still waits in a queue must not start the clock again
+        _innermost.reset(self._token)
+        # As in `asyncio.Timeout`: a cancellation by somebody else goes on.
+        if self.expired and self._place.task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
     def pause(self) -> None:
         """Pause the clock until the matching `resume`; pauses may overlap."""
         if self._pauses < 0:
             return
         self._pauses += 1
-        self._stop_clock()
-        self._reschedule()
+        if self._since is not None:
+            self._left -= self._place.timer.time() - self._since
+            self._since, self._due = None, _NEVER
 
     def resume(self) -> None:
-        if self._pauses > 0:
-            self._pauses -= 1
-            self._start_clock()
-            self._reschedule()
-
-    def _start_clock(self) -> None:
+        if self._pauses <= 0:
+            return
+        self._pauses -= 1
         if not self._pauses:
-            self._since = self._loop.time()
-
-    def _stop_clock(self) -> None:
-        if self._since is not None:
-            self._left -= self._loop.time() - self._since
-            self._since = None
-
-    def _due(self) -> float | None:
-        return None if self._since is None else self._since + self._left
-
-    def _reschedule(self) -> None:
-        if self._timeout is not None and not self.expired:
-            self._timeout.reschedule(self._due())
+            timer = self._place.timer
+            self._since = timer.time()
+            self._due = self._since + self._left
+            if self._due < timer.at:
+                timer.move(self._due)
 
 
-class _Continuation:
-    """Awaits the rest of a coroutine that has already run up to its first suspension."""
+class _Timer:
+    """The timer of an event loop for all deadlines of its tasks."""
 
-    __slots__ = ("_awaited", "_steps")
+    __slots__ = ("_handle", "_loop", "at", "deadlines", "time")
 
-    def __init__(self, steps: Generator[Any, Any, Any], awaited: Any) -> None:
-        self._steps = steps
-        self._awaited = awaited
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+        # What the loops of asyncio call; a loop may have a clock of its own.
+        self.time = time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
+        self.at = _NEVER
+        """When it fires: not after the earliest deadline. The one that it was set for may have ended since."""
+        self.deadlines: set[Deadline] = set()
+        """Those of work that is running."""
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        awaited = self._awaited
-        try:
-            while True:
-                try:
-                    sent = yield awaited
-                except BaseException as error:
-                    awaited = self._steps.throw(error)
-                else:
-                    awaited = self._steps.send(sent)
-        except StopIteration as done:
-            return done.value
+    def move(self, at: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self.at, self._handle = at, self._loop.call_at(at, self._fire)
+
+    def _fire(self) -> None:
+        self.at, self._handle = _NEVER, None
+        now, earliest = self.time(), _NEVER
+        for deadline in self.deadlines:
+            if deadline.expired:
+                continue
+            if deadline._due <= now:
+                deadline.expired = True
+                deadline._place.task.cancel()
+            elif deadline._due < earliest:
+                earliest = deadline._due
+        if earliest < _NEVER:
+            self.move(earliest)
 
 
-_enclosing: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines", default=())
+_innermost: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
+"""The innermost of the deadlines that the current code runs within."""
 
 
 class queued:
@@ -129,13 +172,16 @@ class queued:
     Example: ``async with queued(): await slot.acquire()``
     """
 
-    __slots__ = ("_deadlines",)
+    __slots__ = ("_innermost",)
 
     async def __aenter__(self) -> None:
-        self._deadlines = _enclosing.get()
-        for deadline in self._deadlines:
+        deadline = self._innermost = _innermost.get()
+        while deadline is not None:
             deadline.pause()
+            deadline = deadline._outer
 
     async def __aexit__(self, *_: object) -> None:
-        for deadline in self._deadlines:
+        deadline = self._innermost
+        while deadline is not None:
             deadline.resume()
+            deadline = deadline._outer

@@ -48,6 +48,18 @@ def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Corout
         return _raise(error)
 
 
+def invoker(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return what makes the calls that `invoke` makes, for a function that is called many times.
+
+    It is the function itself, if that returns something to await; an exception of a call is then raised at once.
+    """
+    return function if _is_awaited(function) else functools.partial(_call_in_thread, function)
+
+
+def _call_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    return _in_thread(function, args, kwargs)
+
+
 async def _raise(error: BaseException) -> Any:
     raise error
 

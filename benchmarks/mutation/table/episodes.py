@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         name="sampled tokens have the version of the first span",
         function="join_turns",
-        old='array("i", [version]) * count',
-        new='array("i", [spans[0][0]]) * count',
+        old='struct.pack("i", version) * count',
+        new='struct.pack("i", spans[0][0]) * count',
         tests=EPISODE,
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -181,6 +182,64 @@ def test_every_mix_of_waits_ends_with_its_result() -> None:
             assert await nested == steps
 
     asyncio.run(all_of_them())
+
+
+def test_each_of_many_deadlines_fires_at_its_own_time() -> None:
+    """They share one timer: a later one may be the earliest, and the one that the timer was set for may have ended."""
+    limits = [0.3, 0.5, 0.1, 0.4, 0.2]
+
+    async def fired_after(limit: float) -> float:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await Deadline(limit).run(for_ever())
+        return asyncio.get_running_loop().time() - started
+
+    async def main() -> list[float]:
+        ended = Deadline(0.05).run(asyncio.sleep(0.01))
+        *fired, _ = await asyncio.gather(*map(fired_after, limits), ended)
+        return [*fired, await fired_after(0.6)]
+
+    assert simulated(World(), main()) == pytest.approx([*limits, 0.6])
+
+
+def test_the_inner_deadline_ends_its_own_work_only() -> None:
+    outer = Deadline(0.2)
+
+    async def work() -> str:
+        with pytest.raises(TimeoutError):
+            await Deadline(0.1).run(for_ever())
+        await asyncio.sleep(0.05)
+        return "went on"
+
+    assert simulated(World(), outer.run(work())) == "went on"
+    assert outer.used == pytest.approx(0.15)
+
+
+def test_a_cancellation_as_the_time_runs_out_is_no_less_one() -> None:
+    async def main() -> None:
+        deadline = Deadline(0.1)
+        task = asyncio.create_task(deadline.run(for_ever()))
+        asyncio.get_running_loop().call_later(0.1, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert deadline.expired
+
+    simulated(World(), main())
+
+
+def test_work_that_ignores_its_cancellation_gives_its_result() -> None:
+    async def work() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await for_ever()
+        await asyncio.sleep(0)
+        return "late"
+
+    async def main() -> tuple[str, bool, int]:
+        deadline, task = Deadline(0.1), asyncio.current_task()
+        assert task is not None
+        return await deadline.run(work()), deadline.expired, task.cancelling()
+
+    assert simulated(World(), main()) == ("late", True, 0)
 
 
 @settings(deadline=None)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from forge_env.utils.threads import GivenUp, invoke
+from forge_env.utils.threads import GivenUp, awaitable, invoke, invoker
 from tests.helpers.waiting import DEADLINE_S
 
 word: ContextVar[str] = ContextVar("word", default="none")
@@ -24,11 +24,25 @@ async def test_both_kinds_of_functions_are_called() -> None:
     assert await invoke(lambda a, *, b: a * b, 3, b=4) == 12
 
 
+async def test_a_function_of_many_calls_is_looked_at_once() -> None:
+    async def slow(a: int, *, b: int) -> int:
+        return a + b
+
+    @awaitable
+    def later(a: int) -> object:
+        return slow(a, b=1)
+
+    assert invoker(slow) is slow and await invoker(later)(4) == 5
+    plain = invoker(lambda a, *, b: (a * b, threading.get_ident()))
+    product, thread = await plain(3, b=4)
+    assert product == 12 and thread != threading.get_ident()
+
+
 async def test_wrong_arguments_raise_where_the_call_is_awaited() -> None:
     async def step(action: str) -> str:
         return action
 
-    call = invoke(step)  # a rollout makes the call before its guards begin
+    call = invoke(step)  # a caller makes the call before its guards begin
     with pytest.raises(TypeError, match="action"):
         await call
 
