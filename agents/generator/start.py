@@ -14,6 +14,8 @@ from agents.generator.compile_cache import stable_path
 from agents.generator.worker import end_with
 
 SHARED_GPU_FRACTION = 0.05
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of the KV cache on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,9 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,
         "enable_prefix_caching": True,
+        # The prefix cache finds whole blocks only. vLLM's 128 tokens on a CPU are more than many prompts have, and 32
+        # is the smallest block that its attention kernel runs at full speed with.
+        "block_size": None if on_gpu else CPU_BLOCK_TOKENS,
         # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
         "enable_chunked_prefill": on_gpu,
         # vLLM puts weights and cache into a memory pool that it can empty. It switches torch's expandable segments

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings
 from agents.renderer.rendering import Renderer
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
@@ -35,7 +35,7 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.runtime.launcher import Launcher
 
 TURNS, LEAST, MOST, SIBLINGS, SIGMA = 6, 32, 224, 8, 1.0
-BLOCK = {"gpu": 16, "cpu": 128}  # vLLM's, in tokens
+BLOCK = {"gpu": 16, "cpu": CPU_BLOCK_TOKENS}  # tokens; on a GPU vLLM's
 UNIT = "And what is 12 + 30 more than that? "
 
 

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK, BLOCKS = 128, 17
 CONVERSATIONS, TURNS, PROMPT, SAMPLED = 12, 3, 300, 40
 SETTINGS = EngineSettings(
-    max_model_len=512, max_requests=16, engine_args={"num_gpu_blocks_override": BLOCKS}, admission=True
+    max_model_len=512,
+    max_requests=16,
+    engine_args={"block_size": BLOCK, "num_gpu_blocks_override": BLOCKS},
+    admission=True,
 )
 
 

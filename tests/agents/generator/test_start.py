@@ -13,6 +13,12 @@ def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_plan_counts() -> None:
     assert engine_arguments(EngineSettings(), on_gpu=False)["max_num_batched_tokens"] is None
 
 
+def test_a_block_of_the_cache_on_a_cpu_is_shorter_than_most_prompts() -> None:
+    """The prefix cache finds whole blocks: vLLM's own 128 tokens are more than a short prompt has."""
+    assert engine_arguments(EngineSettings(), on_gpu=False)["block_size"] == 32
+    assert engine_arguments(EngineSettings(), on_gpu=True)["block_size"] is None, "what the attention kernel asks for"
+
+
 def test_a_cache_of_given_size_asks_for_little_free_memory() -> None:
     shared = engine_arguments(EngineSettings(kv_cache_gib=2.0), on_gpu=True)
     assert (shared["gpu_memory_utilization"], shared["kv_cache_memory_bytes"]) == (0.05, 2 * 2**30)
