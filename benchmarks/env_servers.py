@@ -90,8 +90,8 @@ class PreparedActor(PolicyActor):
 
 
 async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Play `rounds` times as many episodes as run at once; returns the figures."""
-    seconds, groups_at_once = given.model_ms / 1000, max(1, given.episodes // SIBLINGS)
+    """Play `rounds` times as many episodes as run at once, of which all but the first count; returns the figures."""
+    seconds, groups_at_once = given.model_ms / 1000, given.episodes // SIBLINGS
     async with Launcher() as launcher:
         agent: tuple[str, dict[str, Any]]
         if way == "text":
@@ -110,7 +110,7 @@ async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, 
             on_fault=SHRINK,
         )
         shorten_collections()  # as a run's controller does
-        numbers = iter(range(groups_at_once * (given.rounds + 1)))
+        numbers = iter(range(groups_at_once * (given.rounds + 1) - 1))
         groups: list[Group] = []
 
         async def player() -> None:
@@ -128,25 +128,25 @@ async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, 
                 groups.append(await call)
                 if len(groups) == groups_at_once:  # everything has run once: from here on it counts
                     begun.set()
+                if len(groups) == groups_at_once * given.rounds:  # from here on no group takes the place of one
+                    ended.set()
 
-        begun = asyncio.Event()
+        begun, ended = asyncio.Event(), asyncio.Event()
         players = [asyncio.create_task(player()) for _ in range(groups_at_once)]
         await begun.wait()
         pids = launcher.pids() | {"controller": [os.getpid()]}
-        before, started = cpu_of_all(pids), time.perf_counter()
-        counted = len(groups)
-        while len(groups) < groups_at_once * given.rounds and not all(p.done() for p in players):
-            await asyncio.sleep(0.02)
+        before, started, first = cpu_of_all(pids), time.perf_counter(), len(groups)
+        await ended.wait()
         elapsed, after, last = time.perf_counter() - started, cpu_of_all(pids), len(groups)
         await asyncio.gather(*players)
     episodes = [episode for group in groups for episode in group.episodes]
     wrong = [episode for episode in episodes if episode.reward != 1.0 or len(episode.turns) != TURNS]
     assert not wrong, wrong[0]
-    turns = (last - counted) * SIBLINGS * TURNS
+    turns = (last - first) * SIBLINGS * TURNS
     over = np.array(
         [
             (turn.policy_seconds + turn.env_seconds) / seconds
-            for group in groups[counted:last]
+            for group in groups[first:last]
             for episode in group.episodes
             for turn in episode.turns
         ]
@@ -183,10 +183,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="of the environments")
     parser.add_argument("--episodes", type=int, default=1024, help="at once, in groups of 8, over all processes")
     parser.add_argument("--model-ms", type=float, default=50.0, help="milliseconds of an answer")
-    parser.add_argument("--rounds", type=int, default=4, help="times `episodes` that are played, after a first time")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="times `episodes` that are played; the first does not count"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--model", default="", help="folder of a tokenizer, instead of a tiny model's")
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error(f"--rounds is {given.rounds}: the first round does not count, so there are two at least")
+    if given.episodes < SIBLINGS:
+        parser.error(f"--episodes is {given.episodes}: a group has {SIBLINGS}")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         if not given.model and set(given.ways) != {"text"}:
