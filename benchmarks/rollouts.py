@@ -108,7 +108,7 @@ class PreparedPolicy:
     ) -> Completion:
         if self._seconds:
             await asyncio.sleep(self._seconds)
-        token_ids = self._turns[int(session) % TASKS][int(request_id.rpartition("/")[2])]
+        token_ids = self._turns[int(session.partition("/")[0]) % TASKS][int(request_id.rpartition("/")[2])]
         return Completion(
             prompt_ids=tuple(prompt_ids),
             token_ids=token_ids,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agents.generator.admission import Admission
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
+from agents.generator.process_group import group
 from agents.generator.requests import Batch, Command, SampleRequest, check_tokens, completion_of, vllm_sampling
 from agents.generator.start import EngineSettings, import_vllm, load_engine
 from agents.generator.stats import CacheCounters, EngineStats
@@ -77,6 +78,16 @@ class EngineThread(threading.Thread):
         return self.answered, sum(request.num_computed_tokens for request in running)
 
     def run(self) -> None:
+        if self._settings.has_worker_processes:  # the group is theirs
+            self._load_and_drive()
+            return
+        group.join()
+        try:
+            self._load_and_drive()
+        finally:
+            group.leave()
+
+    def _load_and_drive(self) -> None:
         try:
             self._load()
         except BaseException as error:

@@ -172,10 +172,12 @@ class ActorPolicy:
 
     Args:
         service: the client of the replicas.
+        admission: whether their engines have `EngineSettings.admission`, and are told when a conversation ends.
     """
 
-    def __init__(self, service: ServiceClient[PolicyActor]) -> None:
+    def __init__(self, service: ServiceClient[PolicyActor], *, admission: bool = False) -> None:
         self._service = service
+        self._admission = admission
 
     answer_seconds = None
     """No limit here: the service ends every call."""
@@ -187,7 +189,9 @@ class ActorPolicy:
         return await service.route(PolicyActor.generate, tuple(prompt_ids), sampling, request_id, session)
 
     async def end_conversation(self, session: str) -> None:
-        """Free the place in the cache of a conversation that has no further turn."""
+        """Free the place in the cache of a conversation that has no further turn; without admission it has none."""
+        if not self._admission:
+            return
         with suppress(ServiceError):  # an engine that has died has no places; one that hangs is replaced
             await self._service.deadline(END_S).session(session).route(PolicyActor.end_conversation, session)
 

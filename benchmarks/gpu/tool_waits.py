@@ -17,24 +17,19 @@ import json
 import math
 import random
 import tempfile
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings
 from agents.renderer.rendering import Renderer
+from benchmarks.gpu.groups import LEAST, MOST, SIBLINGS, engine_figures, play_groups, turn_of_any_length
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
-from envs.actors.env import EnvActor
 from forge_env.core.env import Env
-from forge_env.core.faults import SHRINK
-from forge_env.core.protocols import Conversation, NextTurn
+from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
-from forge_env.runtime.launcher import Launcher
 
-TURNS, LEAST, MOST, SIBLINGS, SIGMA = 6, 32, 224, 8, 1.0
+TURNS, SIGMA = 6, 1.0
 BLOCK = {"gpu": 16, "cpu": CPU_BLOCK_TOKENS}  # tokens; on a GPU vLLM's
 UNIT = "And what is 12 + 30 more than that? "
 
@@ -54,17 +49,14 @@ class Waiter(Env):
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
         self.random = random.Random(seed)
-        return [{"role": "user", "content": options["task"].prompt[0]["content"]}], self._asked()
+        return list(options["task"].prompt), turn_of_any_length(self.random)
 
     async def step(self, action: Action) -> Any:
         self.turn += 1
         if self.turn < TURNS:  # the mean of a lognormal is exp(mu + sigma ** 2 / 2)
             await asyncio.sleep(self.random.lognormvariate(math.log(self.wait) - SIGMA**2 / 2, SIGMA))
         news = [{"role": "user", "content": self.answer}]
-        return news, 0.0, self.turn == TURNS, False, self._asked()
-
-    def _asked(self) -> dict[str, Any]:
-        return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
+        return news, 0.0, self.turn == TURNS, False, turn_of_any_length(self.random)
 
 
 def text_of(model: Path, tokens: int) -> str:
@@ -99,59 +91,31 @@ async def measure(model: Path, given: argparse.Namespace, *, admission: bool) ->
         admission=admission,
         engine_args={"num_gpu_blocks_override": blocks},
     )
-    async with Launcher():
-        policy = await PolicyActor.options(with_gpus=not given.cpu, start_seconds=600).as_service(
-            model=str(model), settings=settings
-        )
-        agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
-        envs = await EnvActor.options(num_replicas=given.envs).as_service(
-            env="benchmarks.gpu.tool_waits:Waiter",
-            options={"wait": given.wait, "answer": answer},
-            agents={"policy": agent},
-            limits=EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=context),
-            on_fault=SHRINK,
-        )
-        limit = asyncio.Semaphore(groups_at_once)
-
-        async def group(index: int) -> Any:
-            task = Task(prompt=({"role": "user", "content": f"Question {index}. {prompt}"},))
-            async with limit:
-                return await envs.route(
-                    EnvActor.run_group,
-                    task,
-                    agent="policy",
-                    count=SIBLINGS,
-                    seed=1000 * index,
-                    group_id=str(index),
-                    env_options={},
-                )
-
-        await group(-1)  # so that everything has run once
-        (before,) = await policy.fanout(PolicyActor.use)
-        started = time.perf_counter()
-        groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
-        seconds = time.perf_counter() - started
-        (after,) = await policy.fanout(PolicyActor.use)
-    episodes = [episode for group in groups for episode in group.episodes]
-    assert all(episode.outcome.is_valid for episode in episodes), episodes[0].error
-    tokens = sum(episode.num_sampled for episode in episodes)
-    did = {name: value - getattr(before, name) for name, value in asdict(after).items()}
-    steps = did["steps"]
+    played = await play_groups(
+        model,
+        settings,
+        env="benchmarks.gpu.tool_waits:Waiter",
+        options={"wait": given.wait, "answer": answer},
+        limits=EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=context),
+        task=lambda i: Task(prompt=({"role": "user", "content": f"Question {i}. {prompt}"},)),
+        groups=given.episodes // SIBLINGS,
+        at_once=groups_at_once,
+        env_processes=given.envs,
+        with_gpus=not given.cpu,
+    )
+    did = played.engine
     return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
+        "tokens": played.tokens,
+        "seconds": played.seconds,
+        "tokens_per_second": played.tokens / played.seconds,
         "cache_tokens": blocks * block,
-        "prefix_hit_rate": did["prefix_found"] / did["prefix_asked"],
-        "prompt_tokens": did["prefix_asked"],
-        "preemptions": did["preemptions"],
-        "steps": steps,
-        "seconds_per_step": did["step_seconds"] / steps,
-        "share_in_steps": did["step_seconds"] / seconds,
-        "requests_at_once": did["request_steps"] / steps,
-        "places": did["place_steps"] / steps,
-        "waiting": did["waiting_steps"] / steps,
-        "cache_usage": did["cache_steps"] / steps,
+        "prefix_hit_rate": did.prefix_found / did.prefix_asked,
+        "prompt_tokens": did.prefix_asked,
+        "preemptions": did.preemptions,
+        **engine_figures(did, played.seconds),
+        "places": did.place_steps / did.steps,
+        "waiting": did.waiting_steps / did.steps,
+        "cache_usage": did.cache_steps / did.steps,
     }
 
 

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, n
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.core.episode import Group
+from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import first_error
 from forge_env.core.faults import FaultPolicy
+from forge_env.core.packed import MOST_NUMBERS
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.registry.registry import load
@@ -73,6 +74,7 @@ class EnvActor(ForgeActor):
         self._agents: dict[str, Agent] = {}
         self._stack = AsyncExitStack()
         self._ended = 0
+        self._in_thread = asyncio.Lock()  # one thread at a time makes lines of episodes
 
     async def on_start(self) -> None:
         relax_garbage_collector()
@@ -142,12 +144,20 @@ class EnvActor(ForgeActor):
             env_options=spec.env_options,
             around=counted,
         )
-        # Here and not in the controller, whose one process would make those of all groups.
-        await invoke(_make_lines, group)
+        await self._make_lines((*group.episodes, *group.replaced))
         return group
 
+    async def _make_lines(self, episodes: Sequence[Episode]) -> None:
+        """Make the line of each episode for the record of the run; it travels with the episode.
 
-def _make_lines(group: Group) -> None:
-    """Make the line of each episode for the record of the run; it travels with the episode."""
-    for episode in (*group.episodes, *group.replaced):
-        episode.line  # noqa: B018  makes it
+        The controller, one process, would otherwise make those of all groups. Long ones are made in a thread, one at a
+        time, because other episodes would wait. Short ones are not: a busy thread takes the interpreter from the event
+        loop for 5 ms at a time, which is more than such a line takes.
+        """
+        for episode in episodes:
+            if sum(turn.num_prompt + turn.num_tokens for turn in episode.turns) <= MOST_NUMBERS:
+                episode.line  # noqa: B018  makes it
+                await asyncio.sleep(0)
+            else:
+                async with self._in_thread:
+                    await invoke(getattr, episode, "line")

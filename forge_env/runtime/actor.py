@@ -111,6 +111,7 @@ class ForgeActor(Actor):
         """End a call to a long endpoint, or all calls of a caller that is gone ("NAME/")."""
         for known, work in list(self._calls.items()):
             if known == call_id or (call_id.endswith("/") and known.startswith(call_id)):
+                del self._calls[known]  # so that its work knows by whom it was cancelled
                 work.cancel()
 
     @concurrent_endpoint
@@ -130,15 +131,18 @@ class ForgeActor(Actor):
     async def _as_call(self, call_id: str, work: Coroutine[Any, Any, Any]) -> Any:
         if not call_id:
             return await work
-        task = self._calls[call_id] = asyncio.ensure_future(work)
+        task = asyncio.current_task()  # Monarch starts one for every message
+        assert task is not None
+        self._calls[call_id] = task
         try:
-            await asyncio.wait({task})
-            if task.cancelled():
-                raise ServiceError("the call was cancelled")  # its caller is gone, or no longer waits
-            return task.result()
+            return await work
+        except asyncio.CancelledError:
+            if call_id in self._calls and task.cancelling():
+                raise  # the actor ends
+            task.uncancel()
+            raise ServiceError("the call was cancelled") from None  # its caller is gone, or no longer waits
         finally:
-            del self._calls[call_id]
-            task.cancel()
+            self._calls.pop(call_id, None)
 
     def on_ping(self) -> None:
         """Raise ReplicaBroken when the actor cannot work any more; it is then ended and replaced."""

@@ -21,7 +21,7 @@ from forge_env.viewer.index_row import COLUMNS
 from forge_env.viewer.scan import ScannedBlock, scan_file
 from forge_env.viewer.stored_runs import RunFile, StoredRun
 
-VERSION = 2
+VERSION = 3
 FIRST_BYTES = 256 << 10
 """How much of each file is read before the rest of any, so that the first page appears at once."""
 TAIL_BYTES = 4096

@@ -14,8 +14,9 @@ from forge_env.evaluation.evaluate import is_success
 from forge_env.viewer.lenient_json import encodable, parse_json
 
 COLUMNS = (
-    "offset", "length", "id", "group_id", "task", "env", "seed", "outcome", "reward", "success", "turns", "sampled",
-    "seconds", "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error", "question",
+    "offset", "length", "id", "group_id", "task", "task_kind", "env", "seed", "outcome", "reward", "success", "turns",
+    "sampled", "seconds", "started", "version_low", "version_high", "tools", "tool_errors", "fault", "error",
+    "question",
 )  # fmt: skip
 """Columns of an episode. `offset` and `length` are the bytes of its line; `success` is 0 or 1; `tools` is
 ",name,name,"; `fault` is the class of an environment or infrastructure fault, "timeout", or ""."""
@@ -80,6 +81,7 @@ def _row(data: Any, offset: int, length: int) -> Row:
         encodable(episode.get("id") or ""),
         encodable(episode.get("group_id") or episode["task"].get("id") or ""),
         encodable(episode["task"].get("id") or ""),
+        encodable(episode["task"].get("kind") or ""),
         encodable(episode.get("env") or ""),
         encodable(str(episode.get("seed", ""))),
         outcome,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.evaluation.kinds import NO_KIND
 
 MAX_ROWS = 200
 """Rows of one answer."""
@@ -41,6 +42,7 @@ _TERMS = {
     "env": "env = ?",
     "group": "group_id = ?",
     "task": "task = ?",
+    "kind": "task_kind = ?",
     "step": "step = ?",
     "version": "? BETWEEN version_low AND version_high",
     "reward_from": "reward >= ?",
@@ -210,6 +212,8 @@ def _order_sql(orders: Mapping[str, str], name: str) -> str:
 
 
 def _filter_value(name: str, text: str) -> Any:
+    if name == "kind" and text == NO_KIND:
+        return ""
     if name not in _NUMBERS:
         return text
     try:

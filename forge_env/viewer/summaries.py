@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from forge_env.evaluation.kinds import NO_KIND
 from forge_env.utils.statistics import clustered_share
 from forge_env.viewer.query import FROM_EPISODES, episode_key
 
@@ -35,7 +36,7 @@ def bad_lines(db: sqlite3.Connection) -> dict[str, Any]:
 
 
 def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
-    """The values that the filters can have: phases with their counts, outcomes, environments, tools, ranges."""
+    """The values that the filters can have: phases with their counts, outcomes, environments, kinds, tools, ranges."""
     phases = [
         {"phase": row[0], "episodes": row[1]}
         for row in db.execute(
@@ -48,10 +49,12 @@ def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
         "SELECT min(version_low), max(version_high), min(step), max(step) FROM episodes"
     ).fetchone()
     tools = {name for row in db.execute("SELECT DISTINCT tools FROM episodes LIMIT 1000") for name in row[0].split(",")}
+    kinds = db.execute("SELECT DISTINCT task_kind FROM episodes ORDER BY 1 LIMIT 200")
     return {
         "phases": phases,
         "outcomes": [row[0] for row in db.execute("SELECT DISTINCT outcome FROM episodes ORDER BY 1 LIMIT 20")],
         "envs": [row[0] for row in db.execute("SELECT DISTINCT env FROM episodes ORDER BY 1 LIMIT 200")],
+        "kinds": [kind or NO_KIND for (kind,) in kinds],
         "tools": sorted(tools - {""}),
         "versions": [version_low, version_high],
         "steps": [step_low, step_high],

@@ -275,6 +275,17 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Pat
     page.wait_for_selector(".empty")
 
 
+def test_the_kind_of_task_is_a_filter(run: Path, view: Open) -> None:
+    watched = view(run)
+    page = watched.go("#/run/episodes?kind=double", ".tr.row")
+    assert page.locator(".tr.row").count() == 4
+    assert texts(page, "select[aria-label='Kind of task'] option") == ["any", "no_kind", "add", "double"]
+    page.select_option("select[aria-label='Kind of task']", "no_kind")
+    until(page, "document.querySelectorAll('.tr.row').length === 3")
+    assert "kind=no_kind" in page.url
+    assert walk(watched) == ["evaluation/0/0", "evaluation/0/0", "train/9/0"], "the next of the list, too"
+
+
 def walk(watched: Watched) -> list[str]:
     """Press n from the first row of the list to the last; returns the ids of the episodes."""
     page = watched.page
@@ -534,6 +545,10 @@ def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Any
     assert texts(page, ".group .meta")[0].endswith("train/2")
     page = watched.go("#/run/episodes?has=tool_error", ".tr.row")
     assert page.locator(".tr.row").count() == 3
+    for kind, count in (("double", 4), ("no_kind", 3)):
+        page = watched.go(f"#/run/episodes?kind={kind}", ".tr.row")
+        assert page.locator(".tr.row").count() == count
+    page = watched.go("#/run/episodes?has=tool_error", ".tr.row")
     page.fill("#search", "what is 1 + 1")
     until(page, "document.querySelectorAll('.tr.row').length === 1")
     page.locator(".tr.row").first.click()

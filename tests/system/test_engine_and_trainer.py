@@ -313,7 +313,9 @@ async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found
         await engine.close()
 
 
-async def test_a_closed_engine_refuses(fresh: VLLMEngine) -> None:
+async def test_a_closed_engine_refuses_and_leaves_the_group_to_the_others(
+    fresh: VLLMEngine, engine: VLLMEngine
+) -> None:
     pending = asyncio.ensure_future(fresh.generate([1], Sampling(max_tokens=200), "pending"))
     await asyncio.sleep(0)  # let it reach the inbox
     await fresh.close()
@@ -321,6 +323,8 @@ async def test_a_closed_engine_refuses(fresh: VLLMEngine) -> None:
         await pending
     with pytest.raises(PolicyError):
         await fresh.generate([1], Sampling(max_tokens=1), "late")
+    assert torch.distributed.is_initialized()
+    assert len((await engine.generate([1], Sampling(max_tokens=1), "other")).token_ids) == 1
 
 
 class AsItBreaks(list[int]):
@@ -378,6 +382,7 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(mode
     await tied.update_weights(1, new)
     completions = await _sample(tied, count=4, tokens=16, temperature=1.0)
     await tied.close()
+    assert not torch.distributed.is_initialized(), "the last engine has ended what vLLM began"
     trainer = TitanTrainer(str(tmp_path / "new"), TitanSettings())
     expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
     trainer.close()

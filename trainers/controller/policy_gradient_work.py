@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,13 +78,14 @@ class PolicyGradientWork(LoopWork):
             samples, seconds = await self.make_samples(groups, old)
             await run.report.written()  # the episodes of the step before: a slow disk is waited for here
             is_present = self.old is not None and old is None
-            use = asyncio.create_task(self._engines.read(run.services.policy))
-            metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
+            async with self._engines.reading(run.services.policy) as use:
+                metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
+                used = await use
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.report.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.trained(skipped=bool(metrics["skipped"]))
         alarm = self.alarm(step, metrics, is_fresh=not any(ages))
-        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages) | await use
+        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages) | used
 
     async def publish_weights(self, step: int) -> dict[str, float]:
         return await self.run.weights.publish(step)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from agents.generator.policy import PolicyActor
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.service import Service
+from forge_env.runtime.calls.handle import ServiceHandle
 
 _MEANS = {"engine/batch": "request_steps", "engine/places": "place_steps", "engine/waiting": "waiting_steps"}
 _COUNTS = ("steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions")
@@ -20,7 +21,17 @@ class EngineUse:
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
 
-    async def read(self, engines: Service[PolicyActor]) -> dict[str, float]:
+    @asynccontextmanager
+    async def reading(self, engines: ServiceHandle[PolicyActor]) -> AsyncIterator[asyncio.Task[dict[str, float]]]:
+        """Read beside other work; yields the task, which has ended when the context is left, by an error too."""
+        task = asyncio.create_task(self.read(engines))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def read(self, engines: ServiceHandle[PolicyActor]) -> dict[str, float]:
         """The metrics since the last reading; none where an engine does not answer."""
         with suppress(ServiceError):  # its ping handles it
             return self.since(await engines.deadline(10.0).fanout(PolicyActor.use))

@@ -262,9 +262,8 @@ def _weight_sync(
 def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
     config, environment = plan.config, plan.environment.env_class
-    asked: Policy = ActorPolicy(policy)
-    if config.training.deterministic:
-        asked = LockstepPolicy(ActorPolicy(policy))
+    engines = ActorPolicy(policy, admission=plan.engine.admission)
+    asked: Policy = LockstepPolicy(engines) if config.training.deterministic else engines
     evaluation, thinking = config.evaluation, config.env.thinking
     sampling = {
         "policy": {"temperature": config.temperature},  # and no top_p, which would bias the ratio

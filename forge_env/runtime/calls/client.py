@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.errors import ServiceError
+from forge_env.runtime.calls.answers import Gone
 from forge_env.runtime.calls.endpoint_table import EndpointTable
 from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.utils.deadlines import queued
@@ -41,7 +42,7 @@ class Member:
     """One replica that is up, as this process calls it."""
 
     handle: Any
-    gone: asyncio.Future[str]
+    gone: Gone
     calls: int = 0
     """In flight, from this process."""
 
@@ -94,7 +95,7 @@ class ServiceClient(ServiceHandle[A]):
         for number in self.replicas.keys() - members.handles.keys():
             self.replicas.pop(number).gone.set_result(members.reason)
         for number in members.handles.keys() - self.replicas.keys():
-            self.replicas[number] = Member(members.handles[number], asyncio.get_running_loop().create_future())
+            self.replicas[number] = Member(members.handles[number], Gone())
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

@@ -117,21 +117,12 @@ class BoundEndpoint:
             ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
             ForgeError: what the actor raised of our own kinds, unchanged.
         """
+        if self._seconds is None:
+            return await self._try(args, kwargs)
         client = self._client
         try:
             async with asyncio.timeout(self._seconds) as deadline:
-                tries = 1
-                while True:
-                    member = await client.pick(self._session)
-                    try:
-                        return await self._call(member, args, kwargs)
-                    except ReplicaDied as error:
-                        if self._name not in client.table.idempotent:
-                            raise
-                        if tries == MOST_TRIES:
-                            raise ReplicaDied(f"{client.name}.{self._name} lost {tries} replicas: {error}") from None
-                        tries += 1
-                        client.retries += 1
+                return await self._try(args, kwargs)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -139,6 +130,21 @@ class BoundEndpoint:
                 "" if client.up else f": no replica is up, and the last one said: {client.members.reason or 'nothing'}"
             )
             raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
+
+    async def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it on one replica, and where that dies, on another one if it may be called again."""
+        client, tries = self._client, 1
+        while True:
+            member = await client.pick(self._session)
+            try:
+                return await self._call(member, args, kwargs)
+            except ReplicaDied as error:
+                if self._name not in client.table.idempotent:
+                    raise
+                if tries == MOST_TRIES:
+                    raise ReplicaDied(f"{client.name}.{self._name} lost {tries} replicas: {error}") from None
+                tries += 1
+                client.retries += 1
 
     async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile.

@@ -2,7 +2,7 @@
 
 // The parameters that say which episodes are listed, and in which order.
 const LIST_PARAMS = [
-  "phase", "outcome", "env", "group", "task", "step", "version", "reward_from", "reward_to", "fault", "error", "tool",
+  "phase", "outcome", "env", "kind", "group", "task", "step", "version", "reward_from", "reward_to", "fault", "error", "tool",
   "has", "id", "q", "order",
 ];
 

@@ -1,5 +1,6 @@
 // The answers to the page's requests from the data of an exported file; they are the same as the server's.
 
+const NO_KIND = "no_kind"; // of tasks without a kind
 const embedded = document.getElementById("data").textContent;
 export const exported = embedded ? JSON.parse(embedded) : null;
 
@@ -57,6 +58,7 @@ function matchingRows(data, params) {
 function matches(row, params, details) {
   const is = (name, value) => !params[name] || String(value) === params[name];
   if (!["phase", "outcome", "env", "step", "fault", "error"].every((name) => is(name, row[name]))) return false;
+  if (!is("kind", row.task_kind || NO_KIND)) return false;
   if (!is("group", row.group_id) || !is("task", row.task)) return false;
   if (params.tool && !row.tools.includes(params.tool)) return false;
   if (params.id && !row.id.includes(params.id)) return false;

@@ -50,7 +50,7 @@ const HAS_OPTIONS = [
   ["", "all"], ["success", "successes"], ["failure", "failures"], ["fault", "faults and time-outs"],
   ["tool_error", "tool errors"], ["tools", "with tools"], ["no_tools", "without tools"],
 ];
-const FOLDED_FILTERS = ["outcome", "tool", "env", "reward_from", "reward_to", "step", "version", "id"];
+const FOLDED_FILTERS = ["outcome", "kind", "tool", "env", "reward_from", "reward_to", "step", "version", "id"];
 const LINKED_FILTERS = ["group", "task", "fault", "error"]; // set by links of other pages only
 
 // The filters of episodes and groups. They are kept in the address.
@@ -93,9 +93,10 @@ function foldedFields(route, choices) {
   const options = (values) => [["", "any"], ...values.map((value) => [value, OUTCOMES[value] || value])];
   const choose = (label, name, values) => select(label, params[name], options(values), setFilter(route, name));
   const short = (label, name) => input(label, params[name], setFilter(route, name), { class: "short" });
-  const { outcomes, tools, envs, steps, versions } = choices;
+  const { outcomes, kinds, tools, envs, steps, versions } = choices;
   return [
     choose("Outcome", "outcome", outcomes),
+    kinds.length > 1 ? choose("Kind of task", "kind", kinds) : null,
     tools.length ? choose("Tool", "tool", tools) : null,
     envs.length > 1 ? choose("Environment", "env", envs) : null,
     short("Reward from", "reward_from"),

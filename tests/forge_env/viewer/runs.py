@@ -25,6 +25,7 @@ def make_episode(
     info: dict[str, Any] | None = None,
     outcome: Outcome | None = None,
     success: bool | None = None,
+    kind: str = "",
 ) -> Episode:
     """An episode of two turns with tokens: a call of a tool, and the answer."""
     code = f"print({question!r})"
@@ -61,7 +62,7 @@ def make_episode(
         reward=reward or 0.0,
     )
     return Episode(
-        task=Task(prompt=({"role": "user", "content": question},), target="4"),
+        task=Task(prompt=({"role": "user", "content": question},), target="4", kind=kind),
         turns=(first, second),
         reward=reward,
         outcome=outcome or (Outcome.SCORED if reward is not None else Outcome.INFRA_FAULT),
@@ -129,6 +130,7 @@ def training_run(run: Path, groups: int = 3) -> Path:
             answer=str(2 * group),
             reward=float(i < group),
             version=group,
+            kind="double" if group % 2 else "add",
             output="ZeroDivisionError: division by zero" if i == 3 else str(2 * group),
         )
         for group in range(groups)

@@ -165,8 +165,11 @@ def test_pages_filters_and_orders(tmp_path: Path) -> None:
     assert ids(phase="train", version="3") == [f"train/2/{i}" for i in range(4)]
     assert len(ids(phase="train", tool="python")) == 13 and ids(tool="pyth") == []
     assert ids(id="2/1") == ["train/2/1"]
+    assert ids(kind="double") == [f"train/1/{i}" for i in range(4)]
+    assert ids(kind="no_kind", phase="train") == ["train/9/0"] and ids(kind="doub") == []
     assert ids(phase="train", group="train/1", has="success") == ["train/1/0"]
     with index.reading() as db:
+        assert summaries.filter_choices(db)["kinds"] == ["no_kind", "add", "double"]
         groups = query.list_groups(db, query.condition_of({"phase": "train"}), "spread", 0, 50)
     assert [row["group_id"] for row in groups["rows"]] == ["train/2", "train/1", "train/0", "train/9"]
     assert [row["reward"] for row in groups["rows"][0]["episodes"]] == [1, 1, 0, 0]

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from agents.generator.stats import EngineStats
 from trainers.run.engine_use import EngineUse
+
+pytest.importorskip("monarch")
+
+from agents.generator.policy import PolicyActor
+from forge_env.runtime.calls.client import ServiceClient
+from forge_env.runtime.calls.endpoints import endpoint_table
 
 
 def stats(steps: int, **counts: float) -> EngineStats:
@@ -38,3 +48,26 @@ def test_an_engine_that_was_replaced_counts_from_its_start() -> None:
     use = EngineUse()
     use.since([stats(100, request_steps=300), stats(100, request_steps=300)])
     assert use.since([stats(110, request_steps=310), stats(20, request_steps=80)])["engine/batch"] == 3.0
+
+
+async def test_a_reading_ends_with_what_it_is_beside() -> None:
+    """Without engines there is nothing to read; a step that fails leaves no task behind."""
+    engines: ServiceClient[PolicyActor] = ServiceClient("generator", endpoint_table(PolicyActor))
+    async with EngineUse().reading(engines) as reading:
+        assert await reading == {}
+    with pytest.raises(ValueError, match="the step failed"):
+        async with EngineUse().reading(engines) as reading:
+            raise ValueError("the step failed")
+    assert reading.cancelled()
+    stepping = asyncio.create_task(_step_for_ever(engines, readings := []))
+    while not readings:
+        await asyncio.sleep(0)
+    stepping.cancel()
+    await asyncio.wait({stepping})
+    assert stepping.cancelled() and readings[0].done()
+
+
+async def _step_for_ever(engines: ServiceClient[PolicyActor], readings: list[asyncio.Task[dict[str, float]]]) -> None:
+    async with EngineUse().reading(engines) as reading:
+        readings.append(reading)
+        await asyncio.Event().wait()

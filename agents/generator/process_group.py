@@ -1,0 +1,47 @@
+"""vLLM's torch.distributed process group, where its engine computes in this process.
+
+vLLM begins the group with its first engine, and never ends it. Whatever asks for a group next, a trainer for example,
+would find that one. So the last engine of the process ends it. A group that was there before the first engine is left
+alone: it belongs to whoever began it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+
+class EngineGroup:
+    """Counts the engines of this process. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines = 0
+        self._is_ours = False
+
+    def join(self) -> None:
+        """An engine is about to load."""
+        with self._lock:
+            if not self._engines:
+                self._is_ours = not _is_up()
+            self._engines += 1
+
+    def leave(self) -> None:
+        """An engine that has joined has ended, or failed to load; the last one ends the group if the first began it."""
+        with self._lock:
+            self._engines -= 1
+            if not self._engines and self._is_ours and _is_up():
+                from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
+                destroy_model_parallel()
+                destroy_distributed_environment()
+
+
+def _is_up() -> bool:
+    """Whether this process has a group; torch is not imported to find out."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+group = EngineGroup()
+"""Of this process."""
