@@ -194,6 +194,22 @@ class TrainingConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which are trained in the place of all weights; docs/lora.md."""
+
+    rank: int = 0
+    """Rows of the adapters' small matrices; 0 trains all weights, without adapters."""
+    alpha: float = 32.0
+    """What an adapter computes is multiplied by alpha / rank."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
+    down_proj, with commas between them."""
+    adapter: str = ""
+    """An adapter in PEFT's format to start from: a folder with adapter_config.json; its rank, alpha and targets must be
+    those set here. The KL penalty is then against it."""
+
+
+@dataclass(kw_only=True)
 class AlgorithmConfig:
     """What the sections of all policy-gradient algorithms have in common; an algorithm sets its own defaults."""
 
