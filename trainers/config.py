@@ -223,7 +223,8 @@ class AlgorithmConfig:
     credit: Literal["episode", "turn"] = "episode"
     """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
     beta: float = 0.0
-    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs."""
+    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs; with
+    lora.rank it is against the model that the adapters started from."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the penalty is a term of the loss, or is taken off the episode's reward before the advantages."""
     kl: Literal["auto", "k1", "k2", "k3"] = "auto"
@@ -424,6 +425,7 @@ class RunConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)

@@ -116,16 +116,16 @@ def check_trainer(lora: Lora | None, optimizer_state: str, *, cpu_offload: bool)
     Raises:
         UserError: when they do not.
     """
-    trained = "" if lora is None else f"and lora.rank is {lora.rank}, by which adapters are trained"
+    trained = "" if lora is None else f"and --lora.rank is {lora.rank}, by which adapters are trained"
     if trained and optimizer_state == "8bit":
         raise UserError(
-            f"training.optimizer_state is 8bit {trained}, whose small moments are not kept in 8 bits: set it to "
-            "float32, or lora.rank to 0"
+            f"--training.optimizer_state is 8bit {trained}, whose small moments are not kept in 8 bits: set it to "
+            "float32, or --lora.rank to 0"
         )
     if trained and cpu_offload:
         raise UserError(
-            f"training.cpu_offload is true {trained}, and the frozen weights stay on the GPU: leave it out, or set "
-            "lora.rank to 0"
+            f"--training.cpu_offload is true {trained}, and the frozen weights stay on the GPU: leave it out, or set "
+            "--lora.rank to 0"
         )
 
 

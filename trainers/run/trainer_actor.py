@@ -166,6 +166,16 @@ class TrainerActor(ForgeActor):
         return await self._run(self._trainer.logprobs, samples, temperature)
 
     @concurrent_endpoint
+    async def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
+        """Logprobs under the model that the adapters started from, see `TitanTrainer.reference_logprobs`."""
+        return await self._run(self._trainer.reference_logprobs, samples, temperature)
+
+    @concurrent_endpoint
+    async def keep_reference(self, folder: str, is_written: bool) -> None:
+        """Make adapters those of `reference_logprobs`, see `TitanTrainer.keep_reference`."""
+        await self._run(self._trainer.keep_reference, folder, is_written=is_written)
+
+    @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
         """Put the present weights into the store, `take` and `commit` in one; returns seconds."""
         started = time.perf_counter()
@@ -215,6 +225,11 @@ class TrainerActor(ForgeActor):
     async def export_hf(self, folder: str) -> None:
         """Write the model as a Hugging Face folder."""
         await self._run(self._trainer.export_hf, folder)
+
+    @concurrent_endpoint
+    async def export_adapter(self, folder: str, base: str) -> None:
+        """Write the adapters as a PEFT folder."""
+        await self._run(self._trainer.export_adapter, folder, base=base)
 
     @concurrent_endpoint
     async def write_weights(self, path: str) -> None:
