@@ -189,7 +189,31 @@ def test_initial_values_depend_on_the_seed_alone(folders: dict[str, Path], make:
     assert all(value.abs().max() <= value.shape[1] ** -0.5 for value in of_a)
 
 
-CASES = {"fsdp": ("untied", {"dp_shard": 2}), "tp": ("tied", {"tp": 2})}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_checkpoint": "full"},
+        {"activation_checkpoint": "selective", "pack_length": 128},
+        {"fp32_head": True},
+    ],
+    ids=str,
+)
+def test_how_it_is_computed_does_not_matter(folders: dict[str, Path], make: Make, changes: dict[str, Any]) -> None:
+    dtype = "bfloat16" if "fp32_head" in changes else "float32"
+    usual, trainer = make(folders["qwen3"], dtype=dtype), make(folders["qwen3"], dtype=dtype, **changes)
+    expected = train(usual)
+    assert expected[-1] < expected[0]
+    assert train(trainer) == pytest.approx(expected, abs=1e-2 if dtype == "bfloat16" else 1e-5)
+    before = make(folders["qwen3"], dtype=dtype, **changes).logprobs(make_samples())
+    assert same(trainer.reference_logprobs(make_samples()), before)
+
+
+CASES = {
+    "fsdp": ("untied", {"dp_shard": 2}),
+    "tp": ("tied", {"tp": 2}),
+    "cp": ("untied", {"cp": 2}),
+    "replicas": ("tied", {"dp_replicate": 2, "dp_shard": 1}),
+}
 
 
 @pytest.fixture(scope="module")
