@@ -204,6 +204,9 @@ class LoraConfig:
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
     down_proj, with commas between them."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What the engine gets: the weights with the adapters merged in float32, or the adapters alone, which it computes
+    beside the weights that it started with."""
     adapter: str = ""
     """An adapter in PEFT's format to start from: a folder with adapter_config.json; its rank, alpha and targets must be
     those set here. The KL penalty is then against it."""

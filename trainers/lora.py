@@ -47,6 +47,9 @@ class Lora:
     adapter: str = ""
     """A PEFT folder to start from; "" starts from an adapter that changes nothing."""
 
+    publish: str = "merged"
+    """"merged" weights, or the "adapter" alone."""
+
     @property
     def scaling(self) -> float:
         return self.alpha / self.rank
@@ -76,6 +79,7 @@ def lora_of(config: LoraConfig) -> Lora | None:
         alpha=float(config.alpha),
         targets=tuple(name for name in TARGETS if name in config.targets) or TARGETS,
         adapter=str(Path(config.adapter).expanduser().resolve()) if config.adapter else "",
+        publish=config.publish,
     )
 
 

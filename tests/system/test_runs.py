@@ -214,12 +214,14 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
 
 
-def test_adapters_in_a_whole_run(start) -> None:  # type: ignore[no-untyped-def]
-    """The engine has them merged, and the trainer itself is the reference: its penalty begins at 0."""
+@pytest.mark.parametrize("publish", ["merged", pytest.param("adapter", marks=pytest.mark.slow)])
+def test_adapters_in_a_whole_run(start, publish: str) -> None:  # type: ignore[no-untyped-def]
+    """The engine has them, merged or in its slot; the trainer itself is the reference, and its penalty begins at 0."""
     run = start(
         "trainers.grpo", "--env", "math", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
         "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
         "--grpo.beta", "0.05", "--grpo.kl_in", "reward", "--grpo.kl", "k2", "--lora.rank", "4",
+        "--lora.publish", publish,
         "--training.learning_rate", "1e-2", "--training.entropy_coef", "0.01",  # so that the policy moves
     )  # fmt: skip
     console = run.end()

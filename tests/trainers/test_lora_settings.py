@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from agents.generator.lora_slot import slot_arguments
 from forge_env.core.errors import UserError
 from tests.trainers.setup.test_memory import SMALL
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.config import LoraConfig, RunConfig
 from trainers.lora import CONFIG, TARGETS, WEIGHTS, Lora, adapter_config, check_config, lora_of
+from trainers.setup.meaning import about_adapters
 from trainers.setup.memory import trainer_memory
 from trainers.setup.memory_fsdp import Moment, fsdp_moments
 from trainers.setup.options.read_config import read_config
@@ -33,6 +35,14 @@ def test_every_page_trains_adapters(page: Any) -> None:
     assert plan.problems == []
     assert plan.trainer["lora"] == Lora(rank=16, alpha=8.0, targets=("q_proj", "v_proj"))
     assert plan_of(config=page.Config).trainer["lora"] is None
+
+
+def test_an_engine_gets_merged_weights_or_adapters() -> None:
+    merged, alone = plan_of("--lora.rank=10"), plan_of("--lora.rank=10", "--lora.publish=adapter")
+    assert (merged.engine.lora_rank, alone.engine.lora_rank) == (0, 10)
+    assert slot_arguments(merged.engine.lora_rank) == {}
+    assert slot_arguments(alone.engine.lora_rank) == {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16}
+    assert "merged in float32" in about_adapters(merged) and "adapters, which alone are sent" in about_adapters(alone)
 
 
 def test_all_linear_is_every_matrix_of_a_block() -> None:
@@ -64,6 +74,11 @@ def test_a_penalty_needs_no_second_model() -> None:
             ["--lora.rank=4", "--lora.targets=all-linear,q_proj"],
             "--lora.targets names 'all-linear', which is no target: it is all-linear alone, or any of "
             "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+        ),
+        (
+            ["--lora.rank=600", "--lora.publish=adapter"],
+            "--lora.publish is adapter and --lora.rank is 600: the engine takes adapters of rank 1 to 512: set the "
+            "rank to that, or --lora.publish to merged",
         ),
         (["--lora.rank=-1"], "--lora.rank is -1; it must be from 0 to 1024"),
         (["--lora.rank=4", "--lora.alpha=0"], "--lora.alpha is 0.0; it must be above 0"),

@@ -258,8 +258,9 @@ class TrainerActor(ForgeActor):
         from forge_env.runtime.weights import TensorLayout, WeightStream
 
         model, dtype = self._trainer.model, getattr(torch, self._store_dtype)
-        layout = TensorLayout.of(model.weights.layout(dtype))
-        with model.weights.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
+        published = model.published
+        layout = TensorLayout.of(published.layout(dtype))
+        with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             return store.take(version, WeightStream(layout, model.device, tensors)) if self.rank == 0 else None
 
     async def _commit_weights(self) -> None:

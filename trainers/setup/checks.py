@@ -9,6 +9,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+from agents.generator.lora_slot import RANKS
 from agents.model_folder import find_model as find_folder
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
@@ -288,6 +289,11 @@ def check_lora(config: RunConfig) -> None:
     check_config(config.lora)
     training, procs = config.training, config.services.ref_model.procs
     check_trainer(lora_of(config.lora), training.optimizer_state, cpu_offload=training.cpu_offload)
+    if config.lora.publish == "adapter" and not 1 <= config.lora.rank <= RANKS[-1]:
+        raise UserError(
+            f"--lora.publish is adapter and --lora.rank is {config.lora.rank}: the engine takes adapters of rank 1 to "
+            f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
+        )
     if config.lora.rank and procs:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "

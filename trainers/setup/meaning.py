@@ -67,10 +67,10 @@ def about_adapters(plan: RunPlan) -> str:
         return ""
     count = f", {lora.parameters(shape):,} of {shape.parameters:,} parameters" if shape else ""
     start = f", started from {lora.adapter}" if lora.adapter else ""
-    return (
-        f"rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}{count}{start}; merged in float32 for "
-        f"the engine, and cast to its {plan.config.engine_dtype}"
-    )
+    engine = "the engine computes with the adapters, which alone are sent to it"
+    if lora.publish == "merged":
+        engine = f"merged in float32 for the engine, and cast to its {plan.config.engine_dtype}"
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}{count}{start}; {engine}"
 
 
 def about_services(plan: RunPlan) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,37 @@ def export_adapter(model: Any, folder: Path, *, base: str = "") -> None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         for _ in tensors:  # all ranks gather all of them
             pass
+
+
+class AdapterWeights:
+    """The adapters of a model in the place of its weights, for an engine that has these: see `HFWeights`.
+
+    Tensors have PEFT's names. Their alpha is their rank: B is multiplied by the scaling.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Names and shapes in the order of `stream`, as tensors on the meta device. No collective."""
+        return {
+            name: torch.empty(shape, dtype=dtype, device="meta")
+            for layer in _layers(self._model)
+            for name, shape in layer.shapes.items()
+        }
+
+    @contextmanager
+    def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """Give the tensors one by one, each whole; a collective, as that of `HFWeights` is."""
+        reshard(self._model.module)
+        scaling = self._model.adapters.lora.scaling
+        gathered = _gathered(_layers(self._model))
+        scaled = ((name, (tensor * scaling if ".lora_B." in name else tensor).to(dtype)) for name, tensor in gathered)
+        try:
+            yield scaled if is_first() else iter(())
+        finally:
+            for _ in gathered:
+                pass
 
 
 def load_adapter(model: Any, folder: Path) -> None:

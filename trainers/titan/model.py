@@ -24,7 +24,7 @@ from torchtitan.models.common import Decoder, RoPE
 from forge_env.core.errors import UserError
 from trainers.lora import Lora
 from trainers.model.families import head_sizes
-from trainers.titan.adapter_files import load_adapter
+from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context
 from trainers.titan.families import TITAN, read_config, titan_config
@@ -108,6 +108,11 @@ class TitanModel:
             if lora.adapter:
                 load_adapter(self, Path(lora.adapter))
                 self.adapters.keep_as_reference()
+
+    @property
+    def published(self) -> HFWeights | AdapterWeights:
+        """What the engine is given."""
+        return AdapterWeights(self) if self._lora is not None and self._lora.publish == "adapter" else self.weights
 
     @property
     def max_length(self) -> int:
