@@ -42,6 +42,7 @@ SET_UPS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("Qwen/Qwen3-4B", 1, 80, (SHARED,)),
     ("Qwen/Qwen3-4B", 1, 141, (SHARED,)),
     ("Qwen/Qwen3-8B", 1, 80, (SHARED, OFFLOAD)),
+    ("Qwen/Qwen3-8B", 1, 80, (SHARED, "--lora.rank=16")),
     ("Qwen/Qwen3-8B", 2, 80, (SHARED, *ranks(2))),
     ("Qwen/Qwen3-8B", 2, 80, (SHARED, OFFLOAD, *ranks(2))),
     ("Qwen/Qwen3-8B", 2, 80, (APART, OFFLOAD, "--training.staleness=1")),

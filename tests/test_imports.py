@@ -39,7 +39,7 @@ ROOMS = {
     "envs": """task_splits task_kinds jsonl_tasks processes math code_exec external gymnasium_text reasoning tool_api
         actors""",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
-    "trainers": """config batching objective checkpoints model metrics setup titan run controller
+    "trainers": """config batching objective checkpoints model lora metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals hosts objective placement options deadlines held_out titan_settings
         memory_fsdp memory weight_store sizing checks run_plan plan meaning dry_run entry""",

@@ -21,7 +21,7 @@ from trainers.config import RunConfig
 MANIFEST = "forge_env.json"
 CHECKPOINT_VERSION = 1
 MAY_CHANGE = re.compile(
-    r"output|resume|dry_run|(services|parallelism|checkpoint|metrics)\..*|evaluation\.interval"
+    r"output|resume|dry_run|lora\.publish|(services|parallelism|checkpoint|metrics)\..*|evaluation\.interval"
     r"|env\.(step|episode|scoring)_seconds|deadlines\..*"
     r"|training\.(steps|step_seconds|learning_rate|lr_schedule|weight_decay|max_grad_norm|dtype|compile)"
     r"|training\.(attention|activation_checkpoint|keep_logits_gib|reshard_after_forward)"

@@ -194,6 +194,25 @@ class TrainingConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which are trained in the place of all weights; docs/lora.md."""
+
+    rank: int = 0
+    """Rows of the adapters' small matrices; 0 trains all weights, without adapters."""
+    alpha: float = 32.0
+    """What an adapter computes is multiplied by alpha / rank."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
+    down_proj, with commas between them."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What the engine gets: the weights with the adapters merged in float32, or the adapters alone, which it computes
+    beside the weights that it started with."""
+    adapter: str = ""
+    """An adapter in PEFT's format to start from: a folder with adapter_config.json; its rank, alpha and targets must be
+    those set here. The KL penalty is then against it."""
+
+
+@dataclass(kw_only=True)
 class AlgorithmConfig:
     """What the sections of all policy-gradient algorithms have in common; an algorithm sets its own defaults."""
 
@@ -207,7 +226,8 @@ class AlgorithmConfig:
     credit: Literal["episode", "turn"] = "episode"
     """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
     beta: float = 0.0
-    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs."""
+    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs; with
+    lora.rank it is against the model that the adapters started from."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the penalty is a term of the loss, or is taken off the episode's reward before the advantages."""
     kl: Literal["auto", "k1", "k2", "k3"] = "auto"
@@ -408,6 +428,7 @@ class RunConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)

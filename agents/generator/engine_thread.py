@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from agents.generator import lora_slot
 from agents.generator.admission import Admission
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
@@ -66,6 +67,7 @@ class EngineThread(threading.Thread):
         self.is_commanded = False
         """Whether a command runs rather than steps."""
         self.is_asleep = False
+        self._is_loaded = False  # whether weights, or an adapter, have come since the start
         self._model = model
         self._settings = settings
         self._answers = answers
@@ -210,7 +212,9 @@ class EngineThread(threading.Thread):
             if request.sampling.stop:
                 self._load_tokenizer()
             check_tokens(request.prompt_ids, self._vocabulary)
-            self.engine.add_request(request.request_id, prompt, params)
+            # Until an adapter is published, the model is the frozen one.
+            adapter = lora_slot.request() if self._settings.lora_rank and self._is_loaded else None
+            self.engine.add_request(request.request_id, prompt, params, lora_request=adapter)
         except Exception as error:
             self._answers.resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
@@ -250,8 +254,9 @@ class EngineThread(threading.Thread):
         # Before: vLLM raises when the memory is gone already, if another process on the GPU has grown meanwhile. A step
         # of an engine that is not marked as asleep would then read weights that are not there.
         self.is_asleep = True
-        # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store.
-        self.engine.collective_rpc("sleep", kwargs={"level": 2})
+        # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store. Of an adapter's
+        # model nobody sends the frozen ones: level 1 keeps them in the host's memory.
+        self.engine.collective_rpc("sleep", kwargs={"level": 1 if self._settings.lora_rank else 2})
 
     def swap_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load weights by their Hugging Face names, and wake; returns the seconds of waking, 0 if it was awake."""
@@ -302,3 +307,4 @@ class EngineThread(threading.Thread):
         if recompute or not self.engine.has_unfinished_requests():
             self.engine.reset_prefix_cache(reset_running_requests=recompute)
         self.version = version
+        self._is_loaded = True

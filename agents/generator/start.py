@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.generator.compile_cache import stable_path
+from agents.generator.lora_slot import slot_arguments
 from agents.generator.worker import end_with
 
 SHARED_GPU_FRACTION = 0.05
@@ -39,6 +40,8 @@ class EngineSettings:
     """Whether the engine can be put to sleep, which gives its GPU memory back; see `VLLMEngine.sleep`."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
+    lora_rank: int = 0
+    """Of the adapter that is published in the place of weights, see `agents.generator.lora_slot`; 0 is none."""
     admission: bool = False
     """Whether turns wait until they fit in the cache beside the conversations in progress; see `Admission`."""
     cache_on_update: str = "keep"
@@ -115,6 +118,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
     elif settings.gpu_memory_gib and on_gpu:
         fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / gpu_bytes)
     return {
+        **slot_arguments(settings.lora_rank),
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agents.generator.lora_slot import is_adapter, load_adapter
 from forge_env.runtime.process.lifetime import die_with
 
 if TYPE_CHECKING:
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 
 def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
-    """Put weights into the model of a worker.
+    """Put weights, or an adapter, into the model of a worker.
 
     Args:
         worker: vLLM's worker.
-        weights: full tensors by their Hugging Face names, on any device; in any dtype, and without a cast, or memory
-            for one, in the model's.
+        weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device; in any dtype, and
+            without a cast, or memory for one, in the model's.
     """
     import torch
 
+    if is_adapter(weights):
+        load_adapter(worker, weights)
+        return
     config = worker.vllm_config.model_config
     if torch.version.cuda and worker.device.type == "cuda" and config.quantization is None:
         # The parameters have the layout of the checkpoint: copy_ writes in place, and casts.

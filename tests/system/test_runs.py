@@ -214,6 +214,31 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
 
 
+@pytest.mark.parametrize("publish", ["merged", pytest.param("adapter", marks=pytest.mark.slow)])
+def test_adapters_in_a_whole_run(start, publish: str) -> None:  # type: ignore[no-untyped-def]
+    """The engine has them, merged or in its slot; the trainer itself is the reference, and its penalty begins at 0."""
+    run = start(
+        "trainers.grpo", "--env", "math", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
+        "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
+        "--grpo.beta", "0.05", "--grpo.kl_in", "reward", "--grpo.kl", "k2", "--lora.rank", "4",
+        "--lora.publish", publish,
+        "--training.learning_rate", "1e-2", "--training.entropy_coef", "0.01",  # so that the policy moves
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    assert "the reference model is the trainer's own, with the adapter that it had after the warm-up" in console
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
+    assert all(step["mean_abs_logprob_difference"] <= 1e-5 for step in steps)
+    _check_export(run.output / "model")
+    for adapter in ("adapter", "reference_adapter"):
+        config = json.loads((run.output / adapter / "adapter_config.json").read_text())
+        assert config["r"] == 4 and Path(config["base_model_name_or_path"]).name == "initial_model"
+        assert (run.output / adapter / "adapter_model.safetensors").stat().st_size < 200_000
+
+
 def _check_sleep(output: Path) -> None:
     """The engine sleeps before each span of work of the trainer and of the reference model, and wakes by a pull."""
     trace = json.loads((output / "trace.json").read_text().strip().removesuffix(",") + "]")

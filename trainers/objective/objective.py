@@ -32,8 +32,8 @@ class Objective:
     """Of the rewards of one group's valid members, in order."""
     group_size: int
     kl_reference: Literal["", "generator", "model"] = ""
-    """Whose logprobs the reference logprobs are: the reference model's, or, where there is none, the generator's own;
-    empty where nothing needs any."""
+    """Whose logprobs the reference logprobs are: the reference model's, which is the trainer without its adapters where
+    it has any, or, where there is none, the generator's own; empty where nothing needs any."""
     scale: Callable[[Sequence[float]], float] | None = None
     """What the advantages of a step are divided by, given the rewards of all its episodes."""
     reward: TrainingReward = field(default_factory=TrainingReward)

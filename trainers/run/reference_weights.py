@@ -10,6 +10,7 @@ from trainers.run.reference import KEPT_AS, ReferenceActor
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
 
+KEPT_ADAPTER = "reference_adapter"
 WRITING = "writing the weights of the reference model"
 
 
@@ -23,6 +24,9 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
     if kl_reference == "generator":
         say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
     if kl_reference != "model":
+        return
+    if run.config.lora.rank:
+        await _settle_adapters(run)
         return
     service, kept = run.services.reference, run.report.folder / KEPT_AS
     assert service is not None
@@ -44,3 +48,16 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
         )
     place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
     say(f"the reference model, on {place} and frozen, is {origin}")
+
+
+async def _settle_adapters(run: TrainingRun) -> None:
+    """Let the trainer keep the adapters that reinforcement learning starts from, where a warm-up has trained them."""
+    kept, adapter = run.report.folder / KEPT_ADAPTER, run.config.lora.adapter
+    origin = f"with the adapter {adapter}" if adapter else "without its adapters"
+    if run.results["warmup_steps"]:
+        if run.checkpoint is not None and not kept.exists():
+            raise UserError(f"--resume: {kept} is missing, the adapter that this run was trained against")
+        keep = run.services.trainer.call_one(TrainerActor.keep_reference, str(kept), kept.exists())
+        await within(run.plan.deadlines.weights, keep, WRITING)
+        origin = f"with the adapter that it had after the warm-up, kept as {kept}"
+    run.report.say(f"the reference model is the trainer's own, {origin}")

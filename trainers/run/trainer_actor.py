@@ -166,6 +166,16 @@ class TrainerActor(ForgeActor):
         return await self._run(self._trainer.logprobs, samples, temperature)
 
     @concurrent_endpoint
+    async def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
+        """Logprobs under the model that the adapters started from, see `TitanTrainer.reference_logprobs`."""
+        return await self._run(self._trainer.reference_logprobs, samples, temperature)
+
+    @concurrent_endpoint
+    async def keep_reference(self, folder: str, is_written: bool) -> None:
+        """Make adapters those of `reference_logprobs`, see `TitanTrainer.keep_reference`."""
+        await self._run(self._trainer.keep_reference, folder, is_written=is_written)
+
+    @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
         """Put the present weights into the store, `take` and `commit` in one; returns seconds."""
         started = time.perf_counter()
@@ -217,6 +227,11 @@ class TrainerActor(ForgeActor):
         await self._run(self._trainer.export_hf, folder)
 
     @concurrent_endpoint
+    async def export_adapter(self, folder: str, base: str) -> None:
+        """Write the adapters as a PEFT folder."""
+        await self._run(self._trainer.export_adapter, folder, base=base)
+
+    @concurrent_endpoint
     async def write_weights(self, path: str) -> None:
         """Write the weights, exact, as one file, see `TitanTrainer.write_weights`."""
         await self._run(self._trainer.write_weights, path)
@@ -243,8 +258,9 @@ class TrainerActor(ForgeActor):
         from forge_env.runtime.weights import TensorLayout, WeightStream
 
         model, dtype = self._trainer.model, getattr(torch, self._store_dtype)
-        layout = TensorLayout.of(model.weights.layout(dtype))
-        with model.weights.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
+        published = model.published
+        layout = TensorLayout.of(published.layout(dtype))
+        with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
             return store.take(version, WeightStream(layout, model.device, tensors)) if self.rank == 0 else None
 
     async def _commit_weights(self) -> None:

@@ -108,28 +108,39 @@ class TrainingRun:
 
     async def old_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The trainer's logprobs of the sampled targets under its present weights, per sample."""
-        packed = await PackedSamples.of(samples)
         await self.weights.make_room()
-        call = self.services.trainer.call_one(TrainerActor.logprobs, packed, self.config.temperature)
-        with self.report.timeline.span("trainer", "old logprobs", samples=len(samples)):
-            logprobs = await within(self.config.training.step_seconds, call, STEP)
-        await packed.free()
-        return logprobs
+        return await self._trainers_logprobs(TrainerActor.logprobs, samples, "old logprobs")
 
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The reference model's logprobs of the sampled targets, per sample."""
-        assert self.services.reference is not None
         await self.weights.make_room()
+        if self.config.lora.rank:  # the trainer is its own reference model
+            return await self._trainers_logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
+        assert self.services.reference is not None
         reference = self.services.reference.deadline(self.config.training.step_seconds)
         with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
             replicas, shape = self.config.services.ref_model.num_replicas, self.plan.model.shape
             return await ask_reference(reference, samples, self.config.temperature, replicas=replicas, shape=shape)
 
+    async def _trainers_logprobs(self, endpoint: Any, samples: Sequence[Sample], what: str) -> list[np.ndarray]:
+        """What an endpoint of the trainer gives, per sample; `what` it is, for the timeline."""
+        packed = await PackedSamples.of(samples)
+        call = self.services.trainer.call_one(endpoint, packed, self.config.temperature)
+        with self.report.timeline.span("trainer", what, samples=len(samples)):
+            logprobs: list[np.ndarray] = await within(self.config.training.step_seconds, call, STEP)
+        await packed.free()
+        return logprobs
+
     async def export(self) -> None:
-        """Write the model as a Hugging Face folder."""
+        """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too."""
         await self.weights.make_room()
         call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"))
         await within(self.plan.deadlines.weights, call, "the export")
+        if self.config.lora.rank:
+            base = self.config.model.path or str(self.results["model"])
+            folder = str(self.report.folder / "adapter")
+            call = self.services.trainer.call_one(TrainerActor.export_adapter, folder, base)
+            await within(self.plan.deadlines.weights, call, "the export of the adapter")
 
     def measure_system(self) -> None:
         """Start to measure the load of this machine."""

@@ -9,12 +9,14 @@ import importlib.util
 import os
 from pathlib import Path
 
+from agents.generator.lora_slot import RANKS
 from agents.model_folder import find_model as find_folder
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
+from trainers.lora import check_config, check_trainer, lora_of
 from trainers.metrics.sink import load_sink
 from trainers.model.shape import FoundModel, ModelShape, find_shape
 from trainers.setup.memory import gib, host_bytes
@@ -279,6 +281,23 @@ def check_optimizer(config: RunConfig) -> None:
         raise UserError(
             "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
             "by pip install 'torchao>=0.18'"
+        )
+
+
+def check_lora(config: RunConfig) -> None:
+    """Adapters are of known matrices, and the other settings work with them."""
+    check_config(config.lora)
+    training, procs = config.training, config.services.ref_model.procs
+    check_trainer(lora_of(config.lora), training.optimizer_state, cpu_offload=training.cpu_offload)
+    if config.lora.publish == "adapter" and not 1 <= config.lora.rank <= RANKS[-1]:
+        raise UserError(
+            f"--lora.publish is adapter and --lora.rank is {config.lora.rank}: the engine takes adapters of rank 1 to "
+            f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
+        )
+    if config.lora.rank and procs:
+        raise UserError(
+            f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
+            "its own reference model, without them: set the former to 0"
         )
 
 

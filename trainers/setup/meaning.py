@@ -6,6 +6,7 @@ from typing import Any
 
 from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
+from trainers.lora import lora_of
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.parser import leaves
@@ -33,6 +34,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("", plan.store_reason)] if plan.store_reason else []),
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
+        *([("adapters", about_adapters(plan))] if plan.config.lora.rank > 0 else []),
         ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(config)),
     ]
@@ -56,6 +58,19 @@ def about_approximations(plan: RunPlan) -> str:
         f"{', '.join(settings)}: the engine's logprobs differ from the trainer's by more than rounding; each step says "
         "by how much (mean_abs_logprob_difference)"
     )
+
+
+def about_adapters(plan: RunPlan) -> str:
+    """What is trained in the place of all weights, and how it reaches the engine; "" where all weights are trained."""
+    lora, shape = lora_of(plan.config.lora), plan.model.shape
+    if lora is None:
+        return ""
+    count = f", {lora.parameters(shape):,} of {shape.parameters:,} parameters" if shape else ""
+    start = f", started from {lora.adapter}" if lora.adapter else ""
+    engine = "the engine computes with the adapters, which alone are sent to it"
+    if lora.publish == "merged":
+        engine = f"merged in float32 for the engine, and cast to its {plan.config.engine_dtype}"
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}{count}{start}; {engine}"
 
 
 def about_services(plan: RunPlan) -> str:
@@ -113,7 +128,8 @@ def _about_precision(config: RunConfig) -> str:
     dtype = trainer_dtype(config)
     head = ", output layer in float32" if config.training.fp32_head and dtype != "float32" else ""
     engine = "bfloat16" if config.services.generator.with_gpus else "float32"
-    return f"trainer {dtype} over float32 weights{head}, engine {engine}"
+    weights = "float32 adapters and frozen weights in its dtype" if config.lora.rank > 0 else "float32 weights"
+    return f"trainer {dtype} over {weights}{head}, engine {engine}"
 
 
 def _about_model(model: FoundModel) -> str:
@@ -179,6 +195,8 @@ def _about_reference(plan: RunPlan) -> str:
         return "not known: the loss cannot be used"
     if plan.placement.has_reference:
         return f"a frozen model of its own on {'GPU' if plan.config.services.ref_model.with_gpus else 'CPU'}"
+    if plan.objective is not None and plan.objective.kl_reference == "model":
+        return "the trainer without its adapters, or with those that it started from: there is no second model"
     if plan.objective is not None and plan.objective.kl_reference:
         return "the generator's own logprobs: there is no ref_model"
     return "none: nothing asks for it"

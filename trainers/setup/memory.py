@@ -7,8 +7,10 @@ what its allocator cannot use, and Python itself. An estimate that fits with a t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from trainers.lora import Lora, target_sizes
 from trainers.model.shape import ModelShape
 from trainers.setup.memory_fsdp import Moment, fsdp_moments
 
@@ -66,6 +68,19 @@ def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
     return 2 * FLOAT32 * shape.parameters + moments
 
 
+def adapter_state_bytes(
+    shape: ModelShape, lora: Lora, optimizer: str, *, compute: int, in_head: int, shard: int, tensor: int
+) -> float:
+    """What one rank holds where adapters are trained: frozen weights, and of adapters what `state_bytes` has.
+
+    - frozen: P / (shard x tensor) in the dtype that the model computes in, the output layer's in its own
+    - adapters: (8 bytes + moments) / shard of each; tensor parallelism cuts only one half of an adapter, so none counts
+    """
+    head = shape.vocab_size * shape.hidden_size
+    frozen = compute * (shape.parameters - head) + in_head * head
+    return frozen / (shard * tensor) + (2 * FLOAT32 + MOMENTS[optimizer]) * lora.parameters(shape) / shard
+
+
 def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> float:
     """What the host holds of offloaded weights, gradients and moments, over all ranks that share them.
 
@@ -103,6 +118,7 @@ def trainer_memory(
     reshard: str = "default",
     fp32_head: bool = False,
     replicas: int = 1,
+    lora: Lora | None = None,
 ) -> Memory:
     """One rank of the trainer.
 
@@ -117,6 +133,8 @@ def trainer_memory(
       on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
     - published: between two steps the weights are published one tensor at a time, in the engine's dtype: the largest
       one whole, and where it is cut its pieces once more. Nothing where one process publishes its own float32.
+    - adapters: with `lora` state is `adapter_state_bytes`, only they have gradients, each keeps rank more numbers of a
+      token, and a weight is published by way of a float32 copy and its sum with the adapter.
     - versions: of the full weights in the engine's dtype, kept for the engines where these have them from this GPU.
 
     Args:
@@ -136,18 +154,22 @@ def trainer_memory(
         reshard: as `training.reshard_after_forward`.
         fp32_head: as `training.fp32_head`.
         replicas: groups of ranks that each hold all weights.
+        lora: the adapters, where only these are trained.
     """
     ranks = shard * tensor
     in_head = FLOAT32 if fp32_head else compute
     found = [Moment(has_logits=True), Moment(is_in_block=True)]
     if ranks * replicas > 1 or compute != FLOAT32 or offloaded:
-        found = fsdp_moments(shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard, tensor=tensor)
+        adapter = lora.parameters_of_layer(shape) if lora else 0
+        found = fsdp_moments(
+            shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard, tensor=tensor, adapter=adapter
+        )
     waiting = FLOAT32 * shape.parameters / ranks if offloaded and replicas > 1 else 0
     tokens = -(-tokens // context)
     kept, at_work = (
         size / tensor
         for size in activation_bytes(
-            shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context
+            shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context, lora=lora
         )
     )
     logits = tokens * shape.vocab_size / tensor
@@ -163,19 +185,34 @@ def trainer_memory(
     ]
     worst = max(steps, key=lambda parts: sum(parts.values()))
     step = {name: size for name, size in worst.items() if size}
-    held = {} if offloaded else {"state": state_bytes(shape, optimizer) / ranks}
+    state, of_gradients = state_bytes(shape, optimizer) / ranks, FLOAT32 * shape.parameters / ranks
+    if lora:
+        dtypes = {"compute": compute, "in_head": in_head}
+        state = adapter_state_bytes(shape, lora, optimizer, shard=shard, tensor=tensor, **dtypes)
+        of_gradients = FLOAT32 * lora.parameters(shape) / shard
+    held = {} if offloaded else {"state": state}
     if versions:
         held["versions"] = float(versions * published * shape.parameters)
     # Between two steps there are no gradients.
-    resting = sum(held.values()) - (0 if offloaded else FLOAT32 * shape.parameters / ranks)
-    if ranks == 1 and published == FLOAT32 and not offloaded:
+    resting = sum(held.values()) - (0 if offloaded else of_gradients)
+    if ranks == 1 and published == FLOAT32 and not offloaded and not lora:
         return Memory(held=held, phases=(step,), resting=resting)
-    one = float(published * shape.largest_matrix)
-    return Memory(held=held, phases=(step, {"published": 2 * one if ranks > 1 else one}), resting=resting)
+    one = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
+    if lora:  # the weight and the sum with its adapter in float32, and that cast
+        largest = max(math.prod(target_sizes(shape)[name]) for name in lora.targets)
+        one = max(one, float((2 * FLOAT32 + published) * largest))
+    return Memory(held=held, phases=(step, {"published": one}), resting=resting)
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, compute: int, checkpointing: str, compiled: bool = False, context: int = 1
+    shape: ModelShape,
+    tokens: int,
+    *,
+    compute: int,
+    checkpointing: str,
+    compiled: bool = False,
+    context: int = 1,
+    lora: Lora | None = None,
 ) -> tuple[float, float]:
     """What the backward pass finds kept of one micro-batch, over all layers; and what comes on top while it is in one.
 
@@ -197,14 +234,17 @@ def activation_bytes(
     in the MLP: those of the block's output, the product, the gate and its factor, less the product itself, 2m + h.
 
     Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
-    all is kept, and in the block that is computed again.
+    all is kept, and in the block that is computed again. An adapter keeps its rank more of each token, where its
+    block does not keep its input alone, and what it adds to the MLP is there while the block is at work: m.
     """
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     gathered = 2 * k * (context - 1)
-    everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered
-    fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered
-    kept = {"none": fused if compiled else everything, "selective": 2 * h + 2 * q + 2 * k + m, "full": h}[checkpointing]
-    at_work = 2 * m + h + (0 if checkpointing == "none" else everything)
+    low = lora.rank * len(lora.targets) if lora else 0
+    everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered + low
+    fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered + low
+    selective = 2 * h + 2 * q + 2 * k + m + low
+    kept = {"none": fused if compiled else everything, "selective": selective, "full": h}[checkpointing]
+    at_work = 2 * m + h + m * (lora is not None) + (0 if checkpointing == "none" else everything)
     return float(compute * tokens * shape.num_hidden_layers * kept), float(compute * tokens * at_work)
 
 

@@ -38,7 +38,7 @@ class Moment:
 
 
 def fsdp_moments(
-    shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str, tensor: int = 1
+    shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str, tensor: int = 1, adapter: int = 0
 ) -> list[Moment]:
     """The moments of a micro-batch, in bytes over all `tensor` ranks that each matrix is cut over.
 
@@ -49,8 +49,13 @@ def fsdp_moments(
         in_head: likewise in the output layer.
         reshard: as `training.reshard_after_forward`.
         tensor: ranks that each matrix is cut over.
+        adapter: parameters of the adapters of a block, which alone have gradients then; 0 where all weights have.
     """
     head, block, tied = shape.vocab_size * shape.hidden_size, shape.layer_parameters, shape.tie_word_embeddings
+    if adapter:
+        return _moments_of_adapters(
+            shape, shard=shard, compute=compute, of_head=in_head * head, reshard=reshard, adapter=adapter
+        )
     of_head, of_block = in_head * head, compute * block
     # A tied unit stays until the embedding has its gradients, and is summed last.
     stays = of_head if tied else 0
@@ -74,6 +79,24 @@ def fsdp_moments(
         added = 3 * of_head + REDUCED * block
         moments.append(Moment(gathered=stays, gradients=added, has_activations=False))
     return moments
+
+
+def _moments_of_adapters(
+    shape: ModelShape, *, shard: int, compute: int, of_head: int, reshard: str, adapter: int
+) -> list[Moment]:
+    """The same where all weights but adapters are frozen: gathered as ever, and without gradients."""
+    of_block = compute * (shape.layer_parameters + adapter)
+    coming = of_block if shard > 1 else 0
+    head, in_block = of_head + coming, of_block + coming + of_head * shape.tie_word_embeddings
+    if reshard == "never":
+        whole = compute * (shape.parameters + adapter * shape.num_hidden_layers)
+        head = in_block = whole + of_head - compute * shape.vocab_size * shape.hidden_size
+    gradients = max(compute * adapter + REDUCED * adapter, _summed(adapter, shard, compute))
+    buffer = of_head if shard > 1 else 0  # in which the output layer's weights came
+    return [
+        Moment(gathered=head, gradients=buffer, has_logits=True),
+        Moment(gathered=in_block, gradients=gradients, is_in_block=True),
+    ]
 
 
 def _summed(unit: int, shard: int, compute: int) -> float:

@@ -20,12 +20,14 @@ def plan_objective(config: RunConfig) -> Objective | None:
 
 
 def needs_reference(config: RunConfig, objective: Objective | None) -> bool:
-    """Whether a run starts a reference model.
+    """Whether a run starts a reference model: a trainer of adapters is its own, without them.
 
     Args:
         config: of the run.
         objective: of the run; None where it cannot be made. The answer is then what the algorithm's own loss needs.
     """
+    if config.lora.rank > 0:
+        return False
     if objective is not None:
         return objective.kl_reference == "model"
     section = config.algorithm

@@ -87,6 +87,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     store = problems.attempt(_find_store, config, placement, model.shape, card)
     problems.attempt(checks.check_parallelism, sound)
     problems.attempt(checks.check_optimizer, sound)
+    problems.attempt(checks.check_lora, sound)
     problems.attempt(checks.check_host_memory, sound, model.shape, checks.host_memory(placement))
     problems.attempt(checks.check_context, sound)
     problems.attempt(checks.check_attention, sound)

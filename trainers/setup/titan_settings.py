@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainers.config import RunConfig
+from trainers.lora import lora_of
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -28,6 +29,7 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "reshard_after_forward": training.reshard_after_forward,
         "optimizer_state": training.optimizer_state,
         "fp32_head": training.fp32_head,
+        "lora": lora_of(config.lora),
         "dp_replicate": parallelism.data_parallel_replicate_degree,
         "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,

@@ -27,12 +27,13 @@ from torch.distributed.checkpoint import CheckpointException
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.model import TitanModel  # isort: skip
-from torchtitan.components.checkpoint import MODEL, CheckpointManager
+from torchtitan.components.checkpoint import MODEL, CheckpointManager, ModelWrapper
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.disks import full_disk
 from trainers import checkpoints
+from trainers.titan.lora import is_adapter
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager files a checkpoint under its step and restores only the weights of a step 0. The step is kept in
@@ -82,6 +83,7 @@ class TrainingState:
         manifest = {"step": step, "optimizer_steps": optimizer_steps, "model": shape, "extra": json.loads(text)}
         manifest["optimizer_state"] = self.optimizer_state
         manifest["tensor_ranks"] = self.model.parallel.tp
+        manifest["lora"] = _lora(self.model)
 
         def complete() -> None:
             checkpoints.write_texts(partial, texts or {})
@@ -152,6 +154,11 @@ class TrainingState:
         manifest = checkpoints.read_manifest(folder)
         if manifest["model"] != _shape(self.model.hf_config):
             raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
+        if manifest.get("lora") != _lora(self.model):
+            raise UserError(
+                f"{folder} was saved with the adapters {manifest.get('lora')}, and they are {_lora(self.model)} now: "
+                "give the lora settings that it had."
+            )
         saved = manifest.get("optimizer_state", "float32")
         if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two round
             raise UserError(
@@ -196,9 +203,18 @@ class TrainingState:
             sd_adapter=None,
             base_folder=str(folder),
         )
+        if self.model.adapters is not None:
+            manager.states[MODEL] = _OnlyAdapters(self.model.module)
         if asynchronous:
             self._background = manager
         return manager
+
+
+class _OnlyAdapters(ModelWrapper):
+    """The trained weights of a model with adapters: the others are in the folder that it was made from."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._get_state_dict().items() if is_adapter(name)}
 
 
 class _RandomState:
@@ -220,6 +236,14 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """What two models must share for one's checkpoint to fit the other."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")}
+
+
+def _lora(model: TitanModel) -> dict[str, Any] | None:
+    """The sizes of a model's adapters, in JSON; None where it has none."""
+    if model.adapters is None:
+        return None
+    lora = model.adapters.lora
+    return {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)}
 
 
 def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], None]) -> None:

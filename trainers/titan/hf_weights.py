@@ -5,6 +5,8 @@ One parameter of the model is one tensor of Hugging Face, with two exceptions, w
 - a fused projection (wqkv) is the projections of queries, keys and values,
 - Llama's projections of queries and keys have their rows in another order.
 
+A weight with an adapter (lora.py) comes out merged: both are one matrix. `load` leaves adapters as they are.
+
 Both directions handle one parameter at a time, so a process needs memory for one parameter beside the model. On the way
 out it is a whole parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the two
 exceptions it reads the whole tensors that make the parameter.
@@ -20,16 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX as WRAPPER
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 # First of all TorchTitan imports: it settles the device for the others.
-from trainers.titan.device import device  # isort: skip
+import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.core.errors import InvariantError, UserError
+from trainers.titan.lora import adapted, is_adapter
+from trainers.titan.shards import reshard, shard_of, whole_of
 from trainers.titan.weight_files import WeightFiles
 
 HEAD = "lm_head.weight"
@@ -51,6 +52,7 @@ class HFWeights:
         self._module = module
         self._adapter = adapter
         self._tied = tied
+        self._adapted = adapted(module)
         self._fused: dict[str, Any] = {
             f"{name}.".replace(WRAPPER, ""): part
             for name, part in module.named_modules()
@@ -84,9 +86,17 @@ class HFWeights:
         is_first = dist.get_rank() == 0
         for name, parameter in self._parameters():
             if is_first:
-                yield from self._to_hf(name, _whole(parameter, dtype)).items()
+                yield from self._to_hf(name, self._whole(name, parameter, dtype)).items()
             else:
-                _whole(parameter, dtype)
+                self._whole(name, parameter, dtype)
+
+    def _whole(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """A parameter, whole, with its adapter merged in float32 and then cast; a collective where it is sharded."""
+        part = self._adapted.get(name)
+        if part is None:
+            return whole_of(parameter, dtype)
+        base, a, b = (whole_of(each, torch.float32) for each in (parameter, part.lora_a.weight, part.lora_b.weight))
+        return torch.addmm(base, b, a, alpha=part._lora_scaling).to(dtype)
 
     @torch.no_grad()
     def load(self, files: WeightFiles) -> None:
@@ -98,7 +108,7 @@ class HFWeights:
         """
         self._check(files)
         for name, parameter in self._parameters():
-            shard, place = _shard(name, parameter)
+            shard, place = shard_of(name, parameter)
             whole = _meta(parameter, parameter.dtype)
             pieces = self._to_hf(name, whole)
             if shard.numel() == 0:  # there are more ranks than rows
@@ -127,12 +137,10 @@ class HFWeights:
                 )
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters under TorchTitan's names, sharded as between two steps."""
-        for part in self._module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()  # a forward pass without a backward pass leaves some of them gathered
+        """All parameters but adapters, under TorchTitan's names, sharded as between two steps."""
+        reshard(self._module)
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
-            if not (self._tied and name == HEAD):
+            if not (self._tied and name == HEAD) and not is_adapter(name):
                 yield name.replace(WRAPPER, ""), parameter
 
     def _to_hf(self, name: str, whole: Tensor) -> dict[str, Tensor]:
@@ -145,6 +153,12 @@ class HFWeights:
         if not pieces:
             raise InvariantError(f"parameter {name} of the model has no name in Hugging Face's form")
         return pieces
+
+    def rows(self, name: str, parameter: Tensor) -> tuple[str, Tensor]:
+        """The Hugging Face name of a matrix that is one there too, and for each of its rows there the row here."""
+        numbers = torch.arange(parameter.shape[0], dtype=torch.int32)[:, None].expand(parameter.shape)
+        ((hf_name, rows),) = self._to_hf(name, numbers).items()
+        return hf_name, rows[:, 0].long()
 
     def _from_hf(self, name: str, pieces: dict[str, Tensor]) -> Tensor:
         """Convert Hugging Face's tensors to the parameter that they make."""
@@ -159,22 +173,3 @@ class HFWeights:
 
 def _meta(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(parameter.shape, dtype=dtype, device="meta")
-
-
-@torch.no_grad()
-def _whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter, whole; a collective where it is sharded."""
-    # The shard is cast before it is gathered: where the weights are float32, half the bytes travel.
-    value = parameter.detach().to(device=device(), dtype=dtype)
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _shard(name: str, parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """This rank's part of a parameter, to write to, and where it lies in the whole."""
-    if not isinstance(parameter, DTensor):
-        return parameter, (slice(None),) * parameter.ndim
-    shard = parameter.to_local()
-    shape, start = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    if shape != tuple(shard.shape):
-        raise InvariantError(f"this rank's part of parameter {name} has shape {tuple(shard.shape)}, not {shape}")
-    return shard, tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))

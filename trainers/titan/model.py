@@ -22,7 +22,9 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from forge_env.core.errors import UserError
+from trainers.lora import Lora
 from trainers.model.families import head_sizes
+from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context
 from trainers.titan.families import TITAN, read_config, titan_config
@@ -30,6 +32,7 @@ from trainers.titan.fp32_head import head_modules, round_embedding, shard_with_f
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
+from trainers.titan.lora import Adapters, adapter_modules, build_with_adapters
 from trainers.titan.weight_files import WeightFiles
 
 # TorchTitan's settings for what is computed again in the backward pass.
@@ -52,7 +55,9 @@ class TitanModel:
         cpu_offload: as `TitanSettings.cpu_offload`; on the CPU there is nothing to do.
         reshard_after_forward: as `TitanSettings.reshard_after_forward`.
         fp32_head: as `TitanSettings.fp32_head`.
-        weights: "float32", or "bfloat16" for a model that is not trained.
+        weights: "float32", or "bfloat16" for weights that are not trained.
+        lora: adapters, in float32, which alone are trained; None trains all weights.
+        seed: of the adapters' initial values.
 
     Raises:
         UserError: the folder lacks a file, is not of a family that can be trained, or cannot be cut as `parallel` says.
@@ -72,6 +77,8 @@ class TitanModel:
         reshard_after_forward: str = "default",
         fp32_head: bool = False,
         weights: str = "float32",
+        lora: Lora | None = None,
+        seed: int = 0,
     ) -> None:
         self.folder = folder
         self.hf_config = read_config(folder)
@@ -80,10 +87,12 @@ class TitanModel:
         self.context = Context.of(parallel)
         self.device = device()
         self.family = TITAN[self.hf_config["model_type"]]
-        self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=self.device.type != "cpu")
+        fuse_qkv = self.device.type != "cpu" and lora is None
+        self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
         _check_degrees(self.hf_config, parallel)
         self.is_offloaded = cpu_offload and self.device.type != "cpu"
         self._fp32_head = fp32_head and dtype != "float32"
+        self._lora = lora
         files = WeightFiles.of_folder(folder)
         self.module = self._build(dtype, weights, compile, activation_checkpoint, reshard_after_forward)
         kept = keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
@@ -92,6 +101,18 @@ class TitanModel:
         adapter = self.family.adapter(self.config, None)
         self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
         self.weights.load(files)
+        self.adapters: Adapters | None = None
+        if lora is not None:
+            self.adapters = Adapters(self.module, lora)
+            self.adapters.initialise(seed)
+            if lora.adapter:
+                load_adapter(self, Path(lora.adapter))
+                self.adapters.keep_as_reference()
+
+    @property
+    def published(self) -> HFWeights | AdapterWeights:
+        """What the engine is given."""
+        return AdapterWeights(self) if self._lora is not None and self._lora.publish == "adapter" else self.weights
 
     @property
     def max_length(self) -> int:
@@ -166,12 +187,16 @@ class TitanModel:
         if self.parallel.tp_enabled:
             self.family.shard(self.config, enable_sp=parallelism.enable_sequence_parallel)
         with torch.device("meta"):
-            module: Decoder = self.config.build()
-        _cast_weights(module, getattr(torch, weights), head_modules(module) if self._fp32_head else [])
+            module: Decoder = (
+                self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
+            )
+        exact = [*(head_modules(module) if self._fp32_head else []), *adapter_modules(module)]
+        _cast_weights(module, getattr(torch, weights), exact)
         if self.parallel.tp_enabled and self.config.enable_weight_tying:
             _keep_tied(module)
         # One process has nothing to shard, and without anything to cast or to offload plain tensors are faster.
-        is_plain = self.parallel.world_size == 1 and dtype == weights and not self.is_offloaded
+        of_trained = weights if self._lora is None else "float32"
+        is_plain = self.parallel.world_size == 1 and dtype == of_trained == weights and not self.is_offloaded
         module = self.family.parallelize(
             module,
             parallel_dims=self.parallel,

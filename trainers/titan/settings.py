@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainers.lora import Lora
 from trainers.titan.schedule import check_schedule
 
 
@@ -64,6 +65,8 @@ class TitanSettings:
     """What AdamW's moments are kept in: "float32", "bfloat16" or "8bit"; see `trainers.titan.optimizer`."""
     fp32_head: bool = False
     """Compute the output layer in float32 with float32 weights, where the rest of the model computes in bfloat16."""
+    lora: Lora | None = None
+    """Adapters to train in the place of all weights, which are then frozen in the dtype that the model computes in."""
     gpu_memory_gib: float = 0.0
     """What this process may take of its GPU's memory; 0 is all of it."""
     attention: str = ""

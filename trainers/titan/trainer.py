@@ -17,6 +17,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - checkpoint.py: checkpoints. export.py: the weights for everybody else.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
 - context.py: context parallelism, where ranks share a sequence.
+- lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
 - optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
@@ -47,14 +48,17 @@ from torchtitan.distributed import utils as titan_dist
 from forge_env.core.errors import InvariantError, UserError
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample, empty_batch, pack
 from trainers.batching.packing import flops_crossover
+from trainers.lora import check_trainer
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
+from trainers.titan.adapter_files import export_adapter, load_adapter
 from trainers.titan.backward import SplitEpisodes, StepLoss
 from trainers.titan.checkpoint import TrainingState
 from trainers.titan.context import multiple_of_lengths
 from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
+from trainers.titan.lora import Adapters
 from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.schedule import build_schedule
@@ -97,6 +101,7 @@ class TitanTrainer:
             limit_memory(settings.gpu_memory_gib)
             self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate)
             dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
+            check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
             check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
@@ -110,7 +115,9 @@ class TitanTrainer:
                 cpu_offload=settings.cpu_offload,
                 reshard_after_forward=settings.reshard_after_forward,
                 fp32_head=settings.fp32_head,
-                weights=dtype if is_frozen else "float32",
+                weights=dtype if is_frozen or settings.lora else "float32",
+                lora=settings.lora,
+                seed=settings.seed,
             )
         except BaseException:
             self._destroy_group()
@@ -255,6 +262,21 @@ class TitanTrainer:
         batches = self._micro_batches(samples)
         (values,) = self._values(samples, self._rounds(batches, self._count(batches).rounds), temperature)
         return by_sample(samples, values)
+
+    def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
+        """As `logprobs`, under the model that the adapters started from: the frozen base, or what was kept.
+
+        Raises:
+            UserError: the trainer trains all weights, so that it has no frozen base.
+        """
+        with self._adapters.reference():
+            return self.logprobs(samples, temperature)
+
+    @property
+    def _adapters(self) -> Adapters:
+        if self.model.adapters is None:
+            raise UserError("the trainer has no adapters: give it TitanSettings(lora=Lora(rank=16, alpha=32.0))")
+        return self.model.adapters
 
     @property
     def data_ranks(self) -> int:
@@ -458,6 +480,30 @@ class TitanTrainer:
         to several files, with an index.
         """
         export_hf(self.model, Path(folder))
+
+    def export_adapter(self, folder: str | os.PathLike[str], *, base: str = "") -> None:
+        """Write the adapters, in float32, as a PEFT folder, which names `base` as their model.
+
+        Every rank calls it. Like `save`, the folder appears whole or not at all.
+        """
+        _ = self._adapters
+        export_adapter(self.model, Path(folder), base=base)
+
+    def keep_reference(self, folder: str | os.PathLike[str], *, is_written: bool = False) -> None:
+        """Make the adapters in a PEFT folder those of `reference_logprobs`; the present ones are written there first,
+        unless it `is_written` already. Every rank calls it.
+
+        Raises:
+            UserError: the folder that is said to be written is missing, damaged, or of another model.
+        """
+        adapters = self._adapters
+        if not is_written:
+            export_adapter(self.model, Path(folder))
+            adapters.keep_as_reference()
+            return
+        with adapters.kept():
+            load_adapter(self.model, Path(folder))
+            adapters.keep_as_reference()
 
     def write_weights(self, path: str | os.PathLike[str]) -> None:
         """Write the weights, exact, as one file of safetensors, which appears whole or not at all.

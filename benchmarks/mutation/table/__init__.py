@@ -11,6 +11,7 @@ from benchmarks.mutation.table import (
     episodes,
     grading,
     kinds,
+    lora,
     losses,
     objective,
     sandbox,
@@ -28,5 +29,6 @@ TABLE: tuple[Mutant, ...] = (
     *kinds.MUTANTS,
     *sandbox.MUTANTS,
     *weights.MUTANTS,
+    *lora.MUTANTS,
     *admission.MUTANTS,
 )

@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         name="every rank reads the first rows",
-        function="_shard",
+        function="shard_of",
         old="slice(first, first + size)",
         new="slice(0, size)",
         tests=STREAMS,

@@ -20,9 +20,10 @@ from tests.helpers.forks import run_ranks
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
+from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.model.shape import read_shape
-from trainers.setup.memory import FLOAT32, activation_bytes, state_bytes, trainer_memory
+from trainers.setup.memory import BYTES, FLOAT32, activation_bytes, state_bytes, trainer_memory
 from trainers.titan.trainer import TitanTrainer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
@@ -50,6 +51,27 @@ def test_weights_gradients_moments_and_what_is_published(tmp_path: Path, family:
         )
         largest = max(math.prod(parameter.shape) for parameter in weights)
         assert shape.largest_matrix == largest
+    trainer.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama-3", "qwen2.5"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) -> None:
+    """What a trainer of adapters holds, and what only they have a part in."""
+    sizes = SIZES if family == "qwen3" else {name: size for name, size in SIZES.items() if name != "head_dim"}
+    folder, lora = make_folder(tmp_path / family, family, tied=False, **sizes), Lora(rank=4, alpha=8.0)
+    shape = read_shape(folder / "config.json")
+    trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, lora=lora, dtype=compute))
+    trainer.train_step(make_samples(), GRPOLoss())
+    weights = list(trainer.model.module.parameters())
+    trained = [weight for weight in weights if weight.requires_grad]
+    states = [state for optimizer in trainer._optimizer for state in optimizer.state.values()]
+    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+    assert sum(weight.numel() for weight in trained) == lora.parameters(shape)
+    held = bytes_of(*weights, *trained, *moments)  # a gradient is as large as its weight
+    size = BYTES[compute]
+    kept = trainer_memory(shape, shard=1, tensor=1, tokens=16, compute=size, checkpointing="none", lora=lora).held
+    assert kept == {"state": held}
     trainer.close()
 
 

@@ -38,6 +38,7 @@ AT_LEAST: dict[str, float] = {
     "training.mismatch_alarm": 0,
     "training.keep_logits_gib": 0,
     "training.max_tokens_per_micro_batch": 1,
+    "lora.rank": 0,
     "services.generator.procs": 1,
     "services.generator.threads": 1,
     "services.generator.num_replicas": 1,
@@ -77,6 +78,7 @@ ABOVE: dict[str, float] = {
     "evaluation.top_p": 0,
     "training.max_grad_norm": 0,
     "training.step_seconds": 0,
+    "lora.alpha": 0,
     "deadlines.stall_seconds": 0,
     "deadlines.base_seconds": 0,
     "deadlines.least_mib_per_second": 0,
@@ -97,6 +99,7 @@ AT_MOST: dict[str, float] = {
         for name in ("procs", "num_replicas", "threads")
     },
     "services.generator.kv_cache_gib": 1024,
+    "lora.rank": 1024,
     "launcher.hosts": PROCESSES,
     "launcher.gpus_per_host": PROCESSES,
     "launcher.gpu_memory_gib": 1024,

@@ -55,6 +55,7 @@ def plan_engine(
         gpu_memory_gib=config.launcher.gpu_memory_gib,
         sleep=generator.sleep == "yes" and not hindrance,
         engine_args=engine_args,
+        lora_rank=config.lora.rank if config.lora.publish == "adapter" else 0,
         admission=generator.admission,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),

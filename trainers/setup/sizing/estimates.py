@@ -7,6 +7,7 @@ from dataclasses import replace
 from agents.generator.start import EngineSettings
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig, ServiceConfig
+from trainers.lora import lora_of
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
@@ -76,6 +77,7 @@ def estimate_memory(
         reshard=config.training.reshard_after_forward,
         fp32_head=config.training.fp32_head,
         replicas=replicas,
+        lora=lora_of(config.lora),
     )
     return _with_runtime(memory, process, config.services.trainer.procs)
 

@@ -232,7 +232,7 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
     while tokens // 2 >= config.env.max_tokens:
         tokens //= 2
         yield "training.max_tokens_per_micro_batch", tokens
-    if not training.cpu_offload:
+    if not training.cpu_offload and not config.lora.rank:
         yield "training.cpu_offload", True
     if config.launcher.share_gpus != "no":
         yield "launcher.share_gpus", "no"

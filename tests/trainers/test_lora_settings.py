@@ -1,0 +1,183 @@
+"""The settings of adapters: what they come to, how many parameters are trained, and a sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.generator.lora_slot import slot_arguments
+from forge_env.core.errors import UserError
+from tests.trainers.setup.test_memory import SMALL
+from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
+from trainers.config import LoraConfig, RunConfig
+from trainers.lora import CONFIG, TARGETS, WEIGHTS, Lora, adapter_config, check_config, lora_of
+from trainers.setup.meaning import about_adapters
+from trainers.setup.memory import trainer_memory
+from trainers.setup.memory_fsdp import Moment, fsdp_moments
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
+
+PAGES = (cispo, dapo, grpo, gspo, reinforce, sapo, sft)
+
+
+def plan_of(*arguments: str, config: type[RunConfig] = grpo.Config) -> RunPlan:
+    return make_plan(read_config(config, list(arguments)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
+def test_every_page_trains_adapters(page: Any) -> None:
+    arguments = ["--lora.rank", "16", "--lora.alpha", "8", "--lora.targets", "v_proj,q_proj"]
+    plan = plan_of(*arguments, config=page.Config)
+    assert plan.problems == []
+    assert plan.trainer["lora"] == Lora(rank=16, alpha=8.0, targets=("q_proj", "v_proj"))
+    assert plan_of(config=page.Config).trainer["lora"] is None
+
+
+def test_an_engine_gets_merged_weights_or_adapters() -> None:
+    merged, alone = plan_of("--lora.rank=10"), plan_of("--lora.rank=10", "--lora.publish=adapter")
+    assert (merged.engine.lora_rank, alone.engine.lora_rank) == (0, 10)
+    assert slot_arguments(merged.engine.lora_rank) == {}
+    assert slot_arguments(alone.engine.lora_rank) == {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16}
+    assert "merged in float32" in about_adapters(merged) and "adapters, which alone are sent" in about_adapters(alone)
+
+
+def test_all_linear_is_every_matrix_of_a_block() -> None:
+    lora = lora_of(LoraConfig(rank=2))
+    assert lora is not None and lora.targets == TARGETS and lora.scaling == 16.0
+    # Of SMALL: inputs and outputs of q 8 8, k 8 4, v 8 4, o 8 8, gate and up 8 16, down 16 8.
+    assert lora.parameters_of_layer(SMALL) == 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
+    assert lora.parameters(SMALL) == 2 * lora.parameters_of_layer(SMALL)
+
+
+def test_a_penalty_needs_no_second_model() -> None:
+    plan = plan_of("--lora.rank=4", "--grpo.beta=0.1")
+    assert plan.objective is not None and plan.objective.kl_reference == "model"
+    assert not plan.placement.has_reference and plan.problems == []
+    assert plan_of("--lora.rank=4", "--grpo.beta=0.1", "--grpo.kl_in=reward").problems == []
+    without = plan_of("--grpo.beta=0.1").objective
+    assert without is not None and without.kl_reference == "generator"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--lora.rank=4", "--lora.targets=q_prj"],
+            "--lora.targets names 'q_prj', which is no target: did you mean q_proj? it is all-linear alone, or any of "
+            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+        ),
+        (
+            ["--lora.rank=4", "--lora.targets=all-linear,q_proj"],
+            "--lora.targets names 'all-linear', which is no target: it is all-linear alone, or any of "
+            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+        ),
+        (
+            ["--lora.rank=600", "--lora.publish=adapter"],
+            "--lora.publish is adapter and --lora.rank is 600: the engine takes adapters of rank 1 to 512: set the "
+            "rank to that, or --lora.publish to merged",
+        ),
+        (["--lora.rank=-1"], "--lora.rank is -1; it must be from 0 to 1024"),
+        (["--lora.rank=4", "--lora.alpha=0"], "--lora.alpha is 0.0; it must be above 0"),
+        (
+            ["--lora.rank=4", "--ref_model.procs=1"],
+            "--services.ref_model.procs is 1 and --lora.rank is 4: a trainer of adapters is its own reference model, "
+            "without them: set the former to 0",
+        ),
+        (
+            ["--lora.rank=4", "--training.cpu_offload", "--trainer.with_gpus"],
+            "--training.cpu_offload is true and --lora.rank is 4, by which adapters are trained, and the frozen "
+            "weights stay on the GPU: leave it out, or set --lora.rank to 0",
+        ),
+        (
+            ["--lora.rank=4", "--training.optimizer_state=8bit"],
+            "--training.optimizer_state is 8bit and --lora.rank is 4, by which adapters are trained, whose small "
+            "moments are not kept in 8 bits: set it to float32, or --lora.rank to 0",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    assert sentence in plan_of(*arguments).problems
+
+
+def write(folder: Path, **changes: Any) -> LoraConfig:
+    """An adapter's folder of which only the config is looked at, and the settings that start from it."""
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(adapter_config(Lora(rank=4, alpha=8.0), "base") | changes))
+    (folder / WEIGHTS).touch()
+    return LoraConfig(rank=4, alpha=8.0, adapter=str(folder))
+
+
+def test_an_adapter_to_start_from(tmp_path: Path) -> None:
+    config = write(tmp_path / "adapter")
+    check_config(config)
+    lora = lora_of(config)
+    assert lora is not None and lora.adapter == str(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"r": 8}, r"--lora.rank is 4, and the adapter in .* has r = 8: set --lora.rank to that"),
+        ({"lora_alpha": 16}, r"--lora.alpha is 8, and the adapter in .* has lora_alpha = 16"),
+        ({"use_rslora": True}, "whose use_rslora is True, and only False can be trained"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all', and only 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only 'LORA'"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        check_config(write(tmp_path / "adapter", **changes))
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    config = write(tmp_path / "adapter")
+    with pytest.raises(UserError, match="--lora.rank is 0, which trains all weights"):
+        check_config(LoraConfig(adapter=config.adapter))
+    (tmp_path / "adapter" / CONFIG).write_text("{")
+    with pytest.raises(UserError, match="is not valid JSON"):
+        check_config(config)
+    (tmp_path / "adapter" / CONFIG).unlink()
+    with pytest.raises(UserError, match="is no PEFT folder: it has no adapter_config.json"):
+        check_config(config)
+
+
+def test_memory_of_a_trainer_of_adapters() -> None:
+    """Frozen weights in bfloat16; adapters with a gradient and two moments, all in float32."""
+    lora = Lora(rank=2, alpha=4.0)
+    of_block, layer, head = lora.parameters_of_layer(SMALL), SMALL.layer_parameters, 80
+    usual: dict[str, Any] = {"tensor": 1, "tokens": 16, "compute": 2, "checkpointing": "none"}
+    for shard in (1, 2):
+        memory = trainer_memory(SMALL, shard=shard, lora=lora, published=2, **usual)
+        assert memory.held == {"state": (2 * SMALL.parameters + 16 * 2 * of_block) / shard}
+        assert memory.at_rest == (2 * SMALL.parameters + 12 * 2 * of_block) / shard
+        assert memory.phases[1] == {"published": (4 + 4 + 2) * 8 * 16}, "the largest target, merged in float32"
+    alone = trainer_memory(SMALL, shard=1, lora=lora, tensor=1, tokens=16, compute=4, checkpointing="none")
+    assert alone.held == {"state": 4 * SMALL.parameters + 16 * 2 * of_block}
+    # 132 numbers a token and layer as without adapters, and 2 of each of the 7; at work 2m + h, and m of an adapter
+    assert alone.phases[0] == {"activations": 4.0 * 16 * (2 * (132 + 7 * 2) + 40 + 16)}
+    at_head, in_block = fsdp_moments(SMALL, shard=2, compute=2, in_head=2, reshard="default", adapter=of_block)
+    gathered = 2 * (layer + of_block)
+    assert at_head == Moment(gathered=2 * head + gathered, gradients=2 * head, has_logits=True)
+    assert in_block == Moment(gathered=2 * gathered, gradients=6 * of_block, is_in_block=True)
+
+
+def test_a_plan_says_what_is_trained_and_that_8b_fits_on_one_card() -> None:
+    arguments = [
+        "--model=Qwen/Qwen3-8B", "--generator.with_gpus", "--trainer.with_gpus", "--env.max_tokens=4096",
+        "--env.max_turn_tokens=1024", "--training.packing", "--training.max_tokens_per_micro_batch=8192",
+        "--training.activation_checkpoint=full", "--launcher.share_gpus=yes", "--launcher.gpus_per_host=1",
+        "--launcher.gpu_memory_gib=80",
+    ]  # fmt: skip
+    (full,), (card,) = plan_of(*arguments).cards, plan_of(*arguments, "--lora.rank=16").cards
+    assert card.worst < 80 * 2**30 < full.worst
+    assert any("--training.cpu_offload true" in sentence for sentence in plan_of(*arguments).problems)
+    small = plan_of(*arguments, "--lora.rank=16", "--launcher.gpu_memory_gib=24").problems
+    assert any("the estimate is more" in sentence for sentence in small)
+    assert not any("cpu_offload" in sentence for sentence in small), "which adapters do not work with"

@@ -1,0 +1,148 @@
+"""Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
+
+A layer's two tensors are base_model.model.NAME.lora_A.weight (rank, inputs) and lora_B.weight (outputs, rank), with
+Hugging Face's NAME of the layer. Rows of B are in Hugging Face's order, which for Llama is not TorchTitan's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forge_env.core.errors import UserError
+from trainers.lora import CONFIG, WEIGHTS, adapter_config
+from trainers.titan.shards import reshard, whole_of
+from trainers.titan.weight_files import WeightFiles, write_file
+from trainers.titan.whole_folder import is_first, replacement
+
+PREFIX = "base_model.model."
+
+
+class _Layer(NamedTuple):
+    """An adapted layer, and what its file calls it."""
+
+    weight: str  # TorchTitan's name of its weight
+    part: Any
+    name: str  # of the file's tensors, up to ".lora_A.weight"
+    rows: Tensor  # for each row of the file's B, the row of TorchTitan's
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        a, b = self.part.lora_a.weight, self.part.lora_b.weight
+        return {f"{self.name}.lora_A.weight": tuple(a.shape), f"{self.name}.lora_B.weight": tuple(b.shape)}
+
+
+def export_adapter(model: Any, folder: Path, *, base: str = "") -> None:
+    """Write the adapters of a model, in float32, as a PEFT folder, which appears whole or not at all.
+
+    Every rank calls it.
+
+    Args:
+        model: a TitanModel with adapters.
+        folder: replaced when it exists.
+        base: what the file says that the adapter belongs to; "" is the model's folder.
+    """
+    layers = _layers(model)
+    layout = {
+        name: torch.empty(shape, dtype=torch.float32, device="meta")
+        for layer in layers
+        for name, shape in layer.shapes.items()
+    }
+    with replacement(folder) as partial:
+        reshard(model.module)
+        tensors = _gathered(layers)
+        if is_first():
+            write_file(partial / WEIGHTS, layout, tensors)
+            config = adapter_config(model.adapters.lora, base or str(model.folder))
+            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        for _ in tensors:  # all ranks gather all of them
+            pass
+
+
+class AdapterWeights:
+    """The adapters of a model in the place of its weights, for an engine that has these: see `HFWeights`.
+
+    Tensors have PEFT's names. Their alpha is their rank: B is multiplied by the scaling.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Names and shapes in the order of `stream`, as tensors on the meta device. No collective."""
+        return {
+            name: torch.empty(shape, dtype=dtype, device="meta")
+            for layer in _layers(self._model)
+            for name, shape in layer.shapes.items()
+        }
+
+    @contextmanager
+    def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """Give the tensors one by one, each whole; a collective, as that of `HFWeights` is."""
+        reshard(self._model.module)
+        scaling = self._model.adapters.lora.scaling
+        gathered = _gathered(_layers(self._model))
+        scaled = ((name, (tensor * scaling if ".lora_B." in name else tensor).to(dtype)) for name, tensor in gathered)
+        try:
+            yield scaled if is_first() else iter(())
+        finally:
+            for _ in gathered:
+                pass
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Replace the adapters of a model by those of a PEFT folder. Each rank reads the files; no collective.
+
+    Raises:
+        UserError: the file is missing or damaged, or has not the model's adapters; nothing has been changed then.
+    """
+    files, layers = WeightFiles(folder, [folder / WEIGHTS]), _layers(model)
+    expected = {name: shape for layer in layers for name, shape in layer.shapes.items()}
+    for name in sorted(expected.keys() | files.shapes.keys()):
+        if name not in files.shapes or name not in expected:
+            state = "lacks" if name not in files.shapes else "has"
+            targets = ",".join(model.adapters.lora.targets)
+            raise UserError(
+                f"the adapter in {folder} {state} {name}, which does not fit lora.targets, {targets}, of this model: "
+                "set lora.targets to the target_modules of its adapter_config.json, or choose its own model"
+            )
+        if expected[name] != files.shapes[name]:
+            raise UserError(
+                f"the adapter in {folder} is not of this model: {name} has shape {files.shapes[name]} where "
+                f"{expected[name]} is expected."
+            )
+    model.adapters.load({layer.weight: _read(files, layer) for layer in layers})
+
+
+def _read(files: WeightFiles, layer: _Layer) -> tuple[Tensor, Tensor]:
+    """A and B of a layer, as TorchTitan has them."""
+    a, b = (files.read(name).float() for name in layer.shapes)
+    return a, b[torch.argsort(layer.rows)]
+
+
+def _gathered(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the file, each whole; a collective where they are sharded."""
+    for layer in layers:
+        a, b = (whole_of(half.weight, torch.float32) for half in (layer.part.lora_a, layer.part.lora_b))
+        yield from zip(layer.shapes, (a, b[layer.rows.to(b.device)]), strict=True)
+
+
+def _layers(model: Any) -> list[_Layer]:
+    layers, orders = [], {}
+    for weight, part in model.adapters.by_weight.items():
+        kind = re.sub(r"\d+", "{}", weight, count=1)  # layers differ in their number only
+        if kind not in orders:
+            orders[kind] = model.weights.rows(weight, part.weight)
+        hf_name, rows = orders[kind]
+        number = re.search(r"\d+", weight)
+        assert number is not None, weight
+        hf_name = re.sub(r"\d+", number[0], hf_name, count=1).removesuffix(".weight")
+        layers.append(_Layer(weight, part, f"{PREFIX}{hf_name}", rows))
+    return layers
