@@ -235,11 +235,11 @@ def batches_to_compile(multiple: int, *, sequences: int) -> list[MicroBatch]:
         multiple: what the length of a sequence is a multiple of.
         sequences: 1 where rows are packed into sequences, and more where each row is a sequence.
     """
-    unit = round_up(16, 2 * multiple) // 2
+    unit = round_up(11, multiple)  # odd where it may be: code for even lengths only would be compiled again
     batches = []
-    for number, rows in enumerate(([unit, 3 * unit], [unit, unit, 4 * unit])):
+    for number, rows in enumerate(([unit, 2 * unit], [unit, unit, 3 * unit])):
         length = sum(rows)
-        positions = torch.cat([torch.arange(row) for row in rows])[None]
+        positions = torch.cat([torch.arange(row) for row in rows])[None].clone()  # a view would be compiled as one
         batch = empty_batch(length)
         if sequences > 1:
             batch = dataclasses.replace(batch, tokens=batch.tokens.expand(sequences + number, length).contiguous())

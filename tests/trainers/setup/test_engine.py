@@ -49,9 +49,8 @@ def test_a_size_that_is_given_counts() -> None:
 
 
 def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
-    asked = "--generator.worker_process"
-    assert settings(*GPU, asked).worker_process and not settings(*GPU).worker_process
-    assert not settings(asked).has_worker_processes
+    assert settings(*GPU).worker_process and not settings(*GPU, "--generator.worker_process=false").worker_process
+    assert not settings().has_worker_processes and not settings("--generator.worker_process").has_worker_processes
 
 
 def test_admission_is_off_unless_it_is_switched_on() -> None:
