@@ -102,7 +102,7 @@ class WarmupConfig:
 
     steps: int = -1
     """Optimizer steps at most; -1 is 200 for a model made on the spot, and none for a model that was given."""
-    until_success: float = 0.15
+    until_success: float = 0.25
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
     probe_every: int = 4
     """Steps between two probes."""
@@ -127,8 +127,8 @@ class TrainingConfig:
     sync_interval: int = 1
     """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
     in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
-    learning_rate: float = 3e-4
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    learning_rate: float = 5e-4
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from 0."""

@@ -419,7 +419,7 @@ def _check_page(output: Path, summary: dict[str, Any]) -> None:
         assert f"<figcaption>{chart}" in page, chart
     for name in ("success_before", "success_after"):
         assert f">{short(summary[name])}<" in page
-    assert "<code>python</code>" in page and "learning_rate: 0.0003" in page and "<script" not in page
+    assert "<code>python</code>" in page and "learning_rate: 0.0005" in page and "<script" not in page
 
 
 def _check_export(folder: Path) -> None:

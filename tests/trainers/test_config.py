@@ -41,7 +41,7 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
         value: object = config
         for part in name.split("."):
             value = getattr(value, part)
-        arguments += [f"--{name}", str(value)]
+        arguments += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
     assert parse(Config, arguments, SHORT_OPTIONS) == config
 
 

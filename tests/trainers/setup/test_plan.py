@@ -335,7 +335,7 @@ def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.Captur
     sentence = "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
     assert f"no: {sentence}" in text and text.endswith(f"error: {sentence}\n")
     words = [
-        "* training.learning_rate 1e-05 0.0003",
+        "* training.learning_rate 1e-05 0.0005",
         "training.weight_decay 0",
         "trainer 1 CPU, 2 threads FSDP 0, TP 1",
     ]
