@@ -3,7 +3,7 @@
     python -m benchmarks.demo --env code_exec --seeds 0 1 2
 
 Each seed is one `python -m trainers.grpo`, followed by the bare loop on the same machine. The results, whatever they
-are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it.
+are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it; the README's table is printed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,34 @@ def run_seed(env: str, seed: int, options: list[str], folder: Path) -> dict[str,
     return {**{name: summary[name] for name in KEPT}, "wall_seconds": wall, "bare_loop": bare}
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """The README's table."""
+
+    def with_interval(result: dict[str, Any], name: str) -> str:
+        low, high = result[f"{name}_ci95"]
+        return f"{result[name]:.2f} [{low:.2f}, {high:.2f}]"
+
+    lines = [
+        "| seed | success before | after | tool off | whole run | step | bare loop | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        step, bare = result["median_step_seconds"], result["bare_loop"]
+        before, after = (with_interval(result, f"success_{when}") for when in ("before", "after"))
+        lines.append(
+            f"| {result['seed']} | {before} | {after} | {result['success_tool_off']:.2f} "
+            f"| {result['wall_seconds']:.0f} s "
+            f"| {step:.2f} s | {bare['bare_step_seconds']:.2f} s | {bare['ratio']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def commit() -> str:
+    """Of the tree that runs; "" outside of a git repository."""
+    command = ["git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def draw(results: list[dict[str, Any]], env: str, path: Path) -> None:
     import matplotlib
 
@@ -73,14 +101,10 @@ def main() -> int:
         results = [run_seed(known.env, seed, options, Path(folder)) for seed in known.seeds]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"demo_{known.env}.json"
-    path.write_text(json.dumps({"machine": describe(), "options": options, "seeds": results}, indent=2) + "\n")
+    written = {"machine": describe(), "commit": commit(), "options": options, "seeds": results}
+    path.write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env, path.with_suffix(".png"))
-    for result in results:
-        ratio = result["bare_loop"]["ratio"]
-        print(
-            f"seed {result['seed']}: {result['success_before']:.3f} -> {result['success_after']:.3f}, "
-            f"{result['wall_seconds']:.0f} s, {result['median_step_seconds']:.2f} s a step = {ratio:.2f}x the bare loop"
-        )
+    print(table(results))
     return 0
 
 
