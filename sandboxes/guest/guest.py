@@ -246,9 +246,16 @@ class Zygote:
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         slot_network = self._network(message["slot"])
-        init = kernel.clone_into_new_pid_namespace()
-        if not init:
-            _run_init()
+        init_is_bare, held_by_init = os.pipe()
+        try:
+            init = kernel.clone_into_new_pid_namespace()
+            if not init:
+                _run_init()
+        except OSError:
+            os.close(init_is_bare)
+            raise
+        finally:
+            os.close(held_by_init)
         run = RunningSnippet(message["run"], message["slot"], init)
         self._by_pid[init] = run
         try:
@@ -259,11 +266,13 @@ class Zygote:
                 os.close(namespace)
             run.snippet = os.fork()
             if not run.snippet:
+                os.read(init_is_bare, 1)  # ends when init has closed the zygote's descriptors: none shows in its /proc
                 self._run_snippet(message, fds, slot_network.descriptor)
         except OSError:
             os.kill(init, signal.SIGKILL)
             raise
         finally:
+            os.close(init_is_bare)
             kernel.setns(self._own_pid_namespace, kernel.NEWPID)
         self._by_pid[run.snippet] = run
         self._runs[run.number] = run
